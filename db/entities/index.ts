@@ -1,0 +1,251 @@
+import { defineEntity, type InferEntity, p } from '@mikro-orm/postgresql';
+import type { PolicyContext } from '../../machines/policy.ts';
+
+/**
+ * The entities of one tenant each. The filter is the first wall between tenants (a scoped entity manager always sets
+ * it, and a query without its parameter fails); row level security in the database is the second.
+ */
+const tenantFilter = {
+  tenant: { name: 'tenant', cond: (args: Record<string, unknown>) => ({ tenantId: args.tenantId }), default: true },
+};
+const time = () => p.datetime().columnType('timestamptz(3)');
+
+export const Tenant = defineEntity({
+  name: 'Tenant',
+  tableName: 'tenant',
+  properties: {
+    tenantId: p.string().primary(),
+    name: p.text(),
+    settings: p.json<Record<string, unknown>>(),
+    createdAt: time(),
+  },
+  filters: tenantFilter,
+});
+
+export const Member = defineEntity({
+  name: 'Member',
+  tableName: 'member',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    email: p.text(),
+    name: p.text(),
+    avatarUrl: p.text().nullable(),
+    roles: p.array(),
+    createdAt: time(),
+    lastLogin: time().nullable(),
+    removedAt: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+export type MemberRow = InferEntity<typeof Member>;
+
+export const SessionEntity = defineEntity({
+  name: 'SessionEntity',
+  tableName: 'session',
+  properties: {
+    tenantId: p.string().primary(),
+    /** sha256 of the session id, in hex: the database never holds what a cookie holds. */
+    id: p.string().primary(),
+    userId: p.string(),
+    authMethod: p.text(),
+    createdAt: time(),
+    expiresAt: time(),
+  },
+  filters: tenantFilter,
+});
+
+export const ApiKey = defineEntity({
+  name: 'ApiKey',
+  tableName: 'api_key',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    label: p.text(),
+    prefix: p.text(),
+    scopes: p.array(),
+    createdBy: p.string().nullable(),
+    createdAt: time(),
+    lastUsedAt: time().nullable(),
+    expiresAt: time().nullable(),
+    revokedAt: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+export type ApiKeyRow = InferEntity<typeof ApiKey>;
+
+export const AgentKey = defineEntity({
+  name: 'AgentKey',
+  tableName: 'agent_key',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    label: p.text(),
+    agentId: p.text(),
+    agentRole: p.text(),
+    ownerId: p.string().nullable(),
+    prefix: p.text(),
+    hash: p.blob(),
+    createdBy: p.string().nullable(),
+    createdAt: time(),
+    lastUsedAt: time().nullable(),
+    expiresAt: time().nullable(),
+    revokedAt: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+export type AgentKeyRow = InferEntity<typeof AgentKey>;
+
+export const Policy = defineEntity({
+  name: 'Policy',
+  tableName: 'policy',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    /** The state of the policy machine: that of the newest revision. */
+    status: p.enum(['draft', 'pending_approval', 'deployed', 'revoked'] as const),
+    version: p.integer(),
+    liveVersion: p.integer().nullable(),
+    machineVersion: p.integer(),
+    machineContext: p.json<PolicyContext>().columnType('jsonb'),
+    /** What the newest revision mentions, for the list's filters. */
+    roles: p.array(),
+    anyRole: p.boolean(),
+    scopes: p.array(),
+    createdAt: time(),
+    updatedAt: time(),
+    rowVersion: p.integer().version(),
+  },
+  filters: tenantFilter,
+});
+export type PolicyRow = InferEntity<typeof Policy>;
+
+/** One decision of a reviewer (or of the emergency path) on a revision. */
+export interface ReviewRecord {
+  status: 'approved' | 'rejected' | 'changes_requested' | 'break_glass' | 'dismissed';
+  decided_by: string;
+  decided_at: string;
+  comment?: string;
+}
+
+export const PolicyRevision = defineEntity({
+  name: 'PolicyRevision',
+  tableName: 'policy_revision',
+  properties: {
+    tenantId: p.string().primary(),
+    policyId: p.string().primary(),
+    version: p.integer().primary(),
+    dslSource: p.text(),
+    contentHash: p.text(),
+    authorId: p.string(),
+    change: p.enum(['create', 'update', 'rollback'] as const),
+    rolledBackFrom: p.integer().nullable(),
+    note: p.text().nullable(),
+    reviews: p.json<ReviewRecord[]>().columnType('jsonb'),
+    createdAt: time(),
+  },
+  filters: tenantFilter,
+});
+export type PolicyRevisionRow = InferEntity<typeof PolicyRevision>;
+
+export const HOLD_STATUSES = ['held', 'released', 'rejected', 'consumed', 'expired', 'cancelled'] as const;
+
+/** What a hold shows beside its filterable columns. */
+export interface HoldDetails {
+  policy_id: string | null;
+  rule_ids: string[];
+  reason?: string | undefined;
+  quorum?: { group: string; count: number }[] | undefined;
+  conditions: { condition_id: string; description?: string | undefined; satisfied: boolean }[];
+  delay_seconds?: number | undefined;
+  execute_within_seconds?: number | undefined;
+  notify_targets: string[];
+  session_id?: string | undefined;
+  tool_name?: string | undefined;
+  arguments_preview?: unknown;
+  release_at?: string | undefined;
+}
+
+export const Hold = defineEntity({
+  name: 'Hold',
+  tableName: 'escrow_hold',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    status: p.enum(HOLD_STATUSES),
+    machineVersion: p.integer(),
+    machineContext: p.json<Record<string, unknown>>().columnType('jsonb'),
+    agentRole: p.text(),
+    agentId: p.text(),
+    agentOwner: p.string().nullable(),
+    actionType: p.text(),
+    actionSummary: p.text(),
+    actionHash: p.text(),
+    holdType: p.enum(['single', 'multi_party', 'conditional', 'time_delayed'] as const),
+    requiredApprovals: p.integer(),
+    currentApprovals: p.integer(),
+    details: p.json<HoldDetails>().columnType('jsonb'),
+    estimatedValue: p.double().nullable(),
+    valueCurrency: p.text().nullable(),
+    riskScore: p.double().nullable(),
+    ttlSeconds: p.integer(),
+    source: p.enum(['evaluate', 'proxy'] as const),
+    createdBy: p.text(),
+    createdAt: time(),
+    expiresAt: time(),
+    wakeAt: time().nullable(),
+    rowVersion: p.integer().version(),
+  },
+  filters: tenantFilter,
+});
+export type HoldRow = InferEntity<typeof Hold>;
+
+export const EvidencePackage = defineEntity({
+  name: 'EvidencePackage',
+  tableName: 'evidence_package',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    purpose: p.text(),
+    fromAt: time(),
+    toAt: time(),
+    firstSeq: p.bigint('number'),
+    lastSeq: p.bigint('number'),
+    recordCount: p.integer(),
+    chainIntact: p.boolean(),
+    packageHash: p.text(),
+    publicKeyFingerprint: p.text(),
+    size: p.integer(),
+    createdBy: p.string(),
+    createdAt: time(),
+    bytes: p.blob().lazy(),
+  },
+  filters: tenantFilter,
+});
+
+export const ProxyInstance = defineEntity({
+  name: 'ProxyInstance',
+  tableName: 'proxy_instance',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    keyId: p.string(),
+    info: p.json<Record<string, unknown>>().columnType('jsonb'),
+    firstSeenAt: time(),
+    lastSeenAt: time(),
+  },
+  filters: tenantFilter,
+});
+
+export const entities = [
+  Tenant,
+  Member,
+  SessionEntity,
+  ApiKey,
+  AgentKey,
+  Policy,
+  PolicyRevision,
+  Hold,
+  EvidencePackage,
+  ProxyInstance,
+];

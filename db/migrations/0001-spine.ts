@@ -1,0 +1,329 @@
+import { Migration } from '@mikro-orm/migrations';
+
+/**
+ * Every table that holds a tenant's rows has `tenant_id` first in its primary key and in each unique key, and a row
+ * level security policy that compares it with the setting `app.tenant`. Requests run as the role `svc_app`, which owns
+ * nothing and cannot bypass the policies: without the setting it sees no row. The owner of the tables (migrations, the
+ * chain writer, jobs that serve all tenants) is not subject to them; COPY FROM needs that.
+ *
+ * What no request may change has no grant: chain records are only read by `svc_app`, audit records only added.
+ */
+const TENANT_TABLES: Record<string, string> = {
+  tenant: 'select, update',
+  member: 'select, insert, update',
+  session: 'select, insert, update, delete',
+  sign_in_link: 'select, insert, update, delete',
+  api_key: 'select, insert, update',
+  agent_key: 'select, insert, update',
+  policy: 'select, insert, update',
+  policy_revision: 'select, insert, update',
+  policy_bundle: 'select, insert, delete',
+  chain_head: 'select, insert, update',
+  chain_checkpoint: 'select, insert',
+  forensic_record: 'select',
+  audit_record: 'select, insert',
+  decision_input: 'select, delete',
+  escrow_hold: 'select, insert, update',
+  evidence_package: 'select, insert',
+  proxy_instance: 'select, insert, update, delete',
+  rate_counter: 'select, insert, update, delete',
+};
+
+export class Spine extends Migration {
+  override name = '0001-spine';
+
+  override up(): void {
+    this.addSql(`
+      create table instance (
+        one boolean primary key default true check (one),
+        canary bytea not null,
+        created_at timestamptz(3) not null
+      )`);
+    this.addSql(`
+      create table signing_key (
+        kid text collate "C" primary key,
+        public_key bytea not null,
+        private_key bytea not null,
+        created_at timestamptz(3) not null,
+        retired_at timestamptz(3)
+      )`);
+    // secret hash -> whose it is. The one table that is asked before the tenant is known; only the owner reads it.
+    this.addSql(`
+      create table credential (
+        hash bytea primary key,
+        kind text not null check (kind in ('api_key', 'agent_key', 'session', 'sign_in_link')),
+        tenant_id text collate "C" not null,
+        id text collate "C" not null
+      )`);
+    this.addSql(`create index on credential (tenant_id, id)`);
+    this.addSql(`
+      create table tenant (
+        tenant_id text collate "C" primary key,
+        name text not null,
+        settings jsonb not null default '{}',
+        created_at timestamptz(3) not null
+      )`);
+    this.addSql(`
+      create table member (
+        tenant_id text collate "C" not null references tenant,
+        id text collate "C" not null,
+        email text not null,
+        name text not null,
+        avatar_url text,
+        roles text[] not null,
+        created_at timestamptz(3) not null,
+        last_login timestamptz(3),
+        removed_at timestamptz(3),
+        primary key (tenant_id, id),
+        unique (tenant_id, email)
+      )`);
+    this.addSql(`
+      create table session (
+        tenant_id text collate "C" not null,
+        id text collate "C" not null,
+        user_id text collate "C" not null,
+        auth_method text not null,
+        created_at timestamptz(3) not null,
+        expires_at timestamptz(3) not null,
+        primary key (tenant_id, id),
+        foreign key (tenant_id, user_id) references member
+      )`);
+    this.addSql(`
+      create table sign_in_link (
+        tenant_id text collate "C" not null,
+        id text collate "C" not null,
+        user_id text collate "C" not null,
+        created_at timestamptz(3) not null,
+        expires_at timestamptz(3) not null,
+        used_at timestamptz(3),
+        primary key (tenant_id, id),
+        foreign key (tenant_id, user_id) references member
+      )`);
+    this.addSql(`
+      create table api_key (
+        tenant_id text collate "C" not null references tenant,
+        id text collate "C" not null,
+        label text not null,
+        prefix text not null,
+        scopes text[] not null,
+        created_by text collate "C",
+        created_at timestamptz(3) not null,
+        last_used_at timestamptz(3),
+        expires_at timestamptz(3),
+        revoked_at timestamptz(3),
+        primary key (tenant_id, id)
+      )`);
+    this.addSql(`
+      create table agent_key (
+        tenant_id text collate "C" not null references tenant,
+        id text collate "C" not null,
+        label text not null,
+        agent_id text not null,
+        agent_role text not null,
+        owner_id text collate "C",
+        prefix text not null,
+        hash bytea not null,
+        created_by text collate "C",
+        created_at timestamptz(3) not null,
+        last_used_at timestamptz(3),
+        expires_at timestamptz(3),
+        revoked_at timestamptz(3),
+        primary key (tenant_id, id)
+      )`);
+    this.addSql(`
+      create table policy (
+        tenant_id text collate "C" not null references tenant,
+        id text collate "C" not null,
+        status text not null check (status in ('draft', 'pending_approval', 'deployed', 'revoked')),
+        version integer not null,
+        live_version integer,
+        machine_version integer not null,
+        machine_context jsonb not null,
+        roles text[] not null,
+        any_role boolean not null,
+        scopes text[] not null,
+        created_at timestamptz(3) not null,
+        updated_at timestamptz(3) not null,
+        row_version integer not null default 1,
+        primary key (tenant_id, id)
+      )`);
+    this.addSql(`
+      create table policy_revision (
+        tenant_id text collate "C" not null,
+        policy_id text collate "C" not null,
+        version integer not null,
+        dsl_source text not null,
+        content_hash text not null,
+        author_id text collate "C" not null,
+        change text not null check (change in ('create', 'update', 'rollback')),
+        rolled_back_from integer,
+        note text,
+        reviews jsonb not null default '[]',
+        created_at timestamptz(3) not null,
+        primary key (tenant_id, policy_id, version),
+        foreign key (tenant_id, policy_id) references policy
+      )`);
+    this.addSql(`
+      create table policy_bundle (
+        tenant_id text collate "C" not null references tenant,
+        scope_set text collate "C" not null,
+        seq bigint not null,
+        hash text collate "C" not null,
+        kid text collate "C" not null,
+        bytes bytea not null,
+        built_at timestamptz(3) not null,
+        not_after timestamptz(3) not null,
+        primary key (tenant_id, scope_set, seq)
+      )`);
+    this.addSql(`create index on policy_bundle (tenant_id, hash)`);
+    this.addSql(`
+      create table chain_head (
+        tenant_id text collate "C" not null references tenant,
+        chain text not null check (chain in ('forensics', 'audit')),
+        seq bigint not null,
+        hash bytea not null,
+        fence bigint not null,
+        primary key (tenant_id, chain)
+      ) with (fillfactor = 50)`);
+    this.addSql(`
+      create table chain_checkpoint (
+        tenant_id text collate "C" not null references tenant,
+        chain text not null check (chain in ('forensics', 'audit')),
+        seq bigint not null,
+        kid text collate "C" not null,
+        note text not null,
+        created_at timestamptz(3) not null,
+        primary key (tenant_id, chain, seq)
+      )`);
+    // fixed-width columns first; agent_h and session_h are 32-bit hashes of the ids, a third of the index size
+    this.addSql(`
+      create table forensic_record (
+        seq bigint not null,
+        received_at timestamptz(3) not null,
+        agent_h integer not null,
+        session_h integer not null,
+        decision smallint not null,
+        hash bytea not null,
+        tenant_id text collate "C" not null,
+        event_id text collate "C" not null,
+        line text collate "C" not null,
+        primary key (tenant_id, seq),
+        unique (tenant_id, event_id)
+      )`);
+    this.addSql(`create index forensic_record_agent on forensic_record (tenant_id, agent_h, seq)`);
+    this.addSql(`create index forensic_record_session on forensic_record (tenant_id, session_h, seq)`);
+    this.addSql(
+      `create index forensic_record_decision on forensic_record (tenant_id, decision, seq) where decision > 0`,
+    );
+    this.addSql(`
+      create table audit_record (
+        tenant_id text collate "C" not null,
+        seq bigint not null,
+        id text collate "C" not null,
+        received_at timestamptz(3) not null,
+        hash bytea not null,
+        line text collate "C" not null,
+        primary key (tenant_id, seq),
+        unique (tenant_id, id)
+      )`);
+    this.addSql(`
+      create table decision_input (
+        tenant_id text collate "C" not null,
+        event_id text collate "C" not null,
+        created_at timestamptz(3) not null,
+        input text not null,
+        primary key (tenant_id, event_id)
+      )`);
+    this.addSql(`create index on decision_input (tenant_id, created_at)`);
+    this.addSql(`
+      create table escrow_hold (
+        tenant_id text collate "C" not null references tenant,
+        id text collate "C" not null,
+        status text not null check (status in ('held', 'released', 'rejected', 'consumed', 'expired', 'cancelled')),
+        machine_version integer not null,
+        machine_context jsonb not null,
+        agent_role text not null,
+        agent_id text not null,
+        agent_owner text collate "C",
+        action_type text not null,
+        action_summary text not null,
+        action_hash text collate "C" not null,
+        hold_type text not null check (hold_type in ('single', 'multi_party', 'conditional', 'time_delayed')),
+        required_approvals integer not null,
+        current_approvals integer not null default 0,
+        details jsonb not null,
+        estimated_value double precision,
+        value_currency text,
+        risk_score double precision,
+        ttl_seconds integer not null,
+        source text not null check (source in ('evaluate', 'proxy')),
+        created_by text not null,
+        created_at timestamptz(3) not null,
+        expires_at timestamptz(3) not null,
+        wake_at timestamptz(3),
+        row_version integer not null default 1,
+        primary key (tenant_id, id)
+      )`);
+    // a repeated identical action finds the hold that is still open, also when both requests arrive at once
+    this.addSql(`create unique index escrow_hold_open on escrow_hold (tenant_id, agent_id, agent_role, action_hash)
+      where status = 'held' and source = 'evaluate'`);
+    this.addSql(`create index escrow_hold_status on escrow_hold (tenant_id, status, created_at)`);
+    this.addSql(`create index escrow_hold_wake on escrow_hold (wake_at) where wake_at is not null`);
+    this.addSql(`
+      create table evidence_package (
+        tenant_id text collate "C" not null references tenant,
+        id text collate "C" not null,
+        purpose text not null,
+        from_at timestamptz(3) not null,
+        to_at timestamptz(3) not null,
+        first_seq bigint not null,
+        last_seq bigint not null,
+        record_count integer not null,
+        chain_intact boolean not null,
+        package_hash text not null,
+        public_key_fingerprint text not null,
+        size integer not null,
+        created_by text collate "C" not null,
+        created_at timestamptz(3) not null,
+        bytes bytea not null,
+        primary key (tenant_id, id)
+      )`);
+    this.addSql(`
+      create table proxy_instance (
+        tenant_id text collate "C" not null references tenant,
+        id text not null,
+        key_id text collate "C" not null,
+        info jsonb not null,
+        first_seen_at timestamptz(3) not null,
+        last_seen_at timestamptz(3) not null,
+        primary key (tenant_id, id)
+      )`);
+    this.addSql(`
+      create table rate_counter (
+        tenant_id text collate "C" not null,
+        rule_id text not null,
+        agent_id text not null,
+        window_ends_at timestamptz(3) not null,
+        hits integer not null,
+        primary key (tenant_id, rule_id, agent_id)
+      )`);
+    for (const [table, grants] of Object.entries(TENANT_TABLES)) {
+      this.addSql(`alter table ${table} enable row level security`);
+      this.addSql(`create policy tenant_isolation on ${table} to svc_app
+        using (tenant_id = nullif(current_setting('app.tenant', true), ''))
+        with check (tenant_id = nullif(current_setting('app.tenant', true), ''))`);
+      this.addSql(`grant ${grants} on ${table} to svc_app`);
+    }
+    // looks up by secret hash change in the same transaction as the rows that they lead to
+    this.addSql(`grant insert, delete on credential to svc_app`);
+    this.addSql(`grant select (hash, tenant_id, id) on credential to svc_app`);
+    this.addSql(`alter table credential enable row level security`);
+    this.addSql(`create policy tenant_isolation on credential to svc_app
+      using (tenant_id = nullif(current_setting('app.tenant', true), ''))
+      with check (tenant_id = nullif(current_setting('app.tenant', true), ''))`);
+  }
+
+  override down(): void {
+    throw new Error('the first migration cannot be undone');
+  }
+}

@@ -1,0 +1,134 @@
+import { hash as blake3 } from 'blake3';
+
+/**
+ * The chain record, version 1. A record is one line of canonical JSON (RFC 8785): a closed object whose keys stand in
+ * sorted order here, so that JSON.stringify prints the canonical form directly. The line is stored as the bytes that
+ * were hashed and is opaque afterwards.
+ *
+ *   hash_0 = 64 zeros;  hash_n = BLAKE3( hex(hash_{n-1}) | "\n" | line_n )
+ *
+ * INVARIANT: the keys of every literal below stay sorted by code unit, and every string in it is well formed. A change
+ * of meaning is a new version beside this one; svc-verify reads every version ever written.
+ */
+export const RECORD_VERSION = 1;
+export const RECORD_ALG = 'BLAKE3';
+export const ZERO_HASH = '0'.repeat(64);
+
+export const DECISIONS = ['allow', 'allow_with_masking', 'deny', 'escrow', 'rate_limited'] as const;
+export type Decision = (typeof DECISIONS)[number];
+
+/** What a decision event says, as it came from a proxy or from evaluate; already validated, strings well formed. */
+export interface DecisionEvent {
+  event_id: string;
+  /** Milliseconds precision ISO 8601, when the decision was taken (the proxy's clock). */
+  timestamp: string;
+  proxy_id: string;
+  agent_role: string;
+  agent_id: string;
+  session_id: string;
+  tool_name: string;
+  method: string;
+  decision: Decision;
+  policy_id: string;
+  confidence?: number | undefined;
+  evaluation_us: number;
+  total_latency_ms?: number | undefined;
+  deny_reason?: string | undefined;
+  input_hash?: string | undefined;
+  policy_version?: number | undefined;
+  policy_content_hash?: string | undefined;
+  bundle_hash?: string | undefined;
+  rule_id?: string | undefined;
+  escrow_id?: string | undefined;
+  obligations?: readonly string[] | undefined;
+  outcome?: string | undefined;
+  source_ip?: string | undefined;
+  proxy_seq?: number | undefined;
+  action_hash?: string | undefined;
+}
+
+export function decisionLine(tenantId: string, seq: number, receivedAt: string, e: DecisionEvent): string {
+  return JSON.stringify({
+    action_hash: e.action_hash,
+    agent_id: e.agent_id,
+    agent_role: e.agent_role,
+    alg: RECORD_ALG,
+    bundle_hash: e.bundle_hash,
+    confidence: e.confidence,
+    decision: e.decision,
+    deny_reason: e.deny_reason,
+    escrow_id: e.escrow_id,
+    evaluation_us: e.evaluation_us,
+    event_type: `decision.${e.decision}`,
+    id: e.event_id,
+    input_hash: e.input_hash,
+    method: e.method,
+    obligations: e.obligations,
+    outcome: e.outcome,
+    policy_content_hash: e.policy_content_hash,
+    policy_id: e.policy_id,
+    policy_version: e.policy_version,
+    proxy_id: e.proxy_id,
+    proxy_seq: e.proxy_seq,
+    received_at: receivedAt,
+    rule_id: e.rule_id,
+    seq,
+    session_id: e.session_id,
+    source_ip: e.source_ip,
+    tenant_id: tenantId,
+    timestamp: e.timestamp,
+    tool_name: e.tool_name,
+    total_latency_ms: e.total_latency_ms,
+    v: RECORD_VERSION,
+  });
+}
+
+/**
+ * Record 1 of every chain. It binds the chain to its tenant, its name and the key that was current when it began, so
+ * that the chains of two tenants cannot be exchanged.
+ */
+export function genesisLine(tenantId: string, chain: ChainName, createdAt: string, keyFingerprint: string): string {
+  return JSON.stringify({
+    alg: RECORD_ALG,
+    chain,
+    event_type: 'chain.genesis',
+    id: `genesis_${chain}`,
+    public_key_fingerprint: keyFingerprint,
+    received_at: createdAt,
+    seq: 1,
+    tenant_id: tenantId,
+    v: RECORD_VERSION,
+  });
+}
+
+/** The two chains of a tenant: its decisions, and what people and the system did to its policies, keys and settings. */
+export type ChainName = 'forensics' | 'audit';
+
+let scratch = Buffer.allocUnsafe(16 * 1024);
+
+/** hash_n from hash_{n-1} (32 bytes) and the record line. One-shot hashing: blake3's streaming objects leak memory. */
+export function chainHash(previous: Uint8Array, line: string | Uint8Array): Buffer {
+  const size = typeof line === 'string' ? line.length * 3 : line.byteLength;
+  if (scratch.length < 65 + size) scratch = Buffer.allocUnsafe(2 * (65 + size));
+  for (let i = 0; i < 32; i++) {
+    const byte = previous[i]!;
+    scratch[2 * i] = HEX[byte >> 4]!;
+    scratch[2 * i + 1] = HEX[byte & 15]!;
+  }
+  scratch[64] = 10;
+  let end = 65;
+  if (typeof line === 'string') end += scratch.write(line, 65, 'utf8');
+  else {
+    scratch.set(line, 65);
+    end += line.byteLength;
+  }
+  return blake3(scratch.subarray(0, end)) as Buffer;
+}
+const HEX = Buffer.from('0123456789abcdef');
+
+/** A 32-bit FNV-1a hash of an id, what the filter indexes hold in place of the id itself. Equal ids, equal hashes. */
+export function idHash(id: string): number {
+  let h = 0x811c9dc5;
+  for (let i = 0; i < id.length; i++) h = Math.imul(h ^ id.charCodeAt(i), 0x01000193);
+  return h | 0;
+}

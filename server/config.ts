@@ -1,0 +1,124 @@
+import { readFileSync } from 'node:fs';
+import path from 'node:path';
+import { z } from 'zod';
+
+const int = (fallback: number, min: number, max: number) => z.coerce.number().int().min(min).max(max).default(fallback);
+const list = z
+  .string()
+  .default('')
+  .transform((text) =>
+    text
+      .split(',')
+      .map((item) => item.trim())
+      .filter(Boolean),
+  );
+
+/** Every setting of the program, with its default. `describe` is what `svc doctor` and the README say of it. */
+const environment = z.object({
+  PORT: int(8080, 0, 65535).describe('port of the HTTP server'),
+  HOST: z.string().default('127.0.0.1').describe('address to listen on; 0.0.0.0 for all'),
+  SVC_BASE_URL: z.url().optional().describe('public address of the server; default http://localhost:PORT'),
+  SVC_DATA_DIR: z.string().default('./.data').describe('database, generated master key, mail, checkpoint file'),
+  DATABASE_URL: z.string().optional().describe('an external PostgreSQL (15 or later) in place of the embedded one'),
+  SVC_MASTER_KEY: z
+    .string()
+    .optional()
+    .describe('32 bytes or more in base64 or hex; default: generated in the data dir'),
+  SVC_MASTER_KEY_FILE: z.string().optional().describe('file that holds the master key'),
+  SVC_POLL_SECONDS: int(15, 1, 3600).describe('how often proxies ask for a bundle'),
+  SVC_TRUST_PROXY: list.describe('addresses of reverse proxies whose X-Forwarded-For is believed'),
+  SVC_RATE_EVALUATE: int(100, 1, 1e6).describe('evaluate calls per second and agent key'),
+  SVC_RATE_INGEST: int(1000, 1, 1e6).describe('ingest requests per second and key'),
+  SVC_RATE_KEY: int(200, 1, 1e6).describe('other requests per second and key'),
+  SVC_RATE_SESSION: int(50, 1, 1e6).describe('requests per second and session'),
+  SVC_RATE_EXPORT: int(10, 1, 1e6).describe('exports per hour and person'),
+  SVC_RATE_SIGN_IN: int(30, 1, 1e6).describe('sign-in requests per minute and address'),
+  LOG_LEVEL: z.enum(['trace', 'debug', 'info', 'warn', 'error', 'silent']).default('info').describe('what is logged'),
+});
+
+export interface Config {
+  readonly port: number;
+  readonly host: string;
+  readonly baseUrl: string;
+  readonly dataDir: string;
+  readonly databaseUrl: string | undefined;
+  /** The master key as given; undefined means: read or generate it in the data directory. */
+  readonly masterKey: Buffer | undefined;
+  readonly pollSeconds: number;
+  readonly trustProxy: readonly string[];
+  readonly rates: {
+    readonly evaluate: number;
+    readonly ingest: number;
+    readonly key: number;
+    readonly session: number;
+    readonly export: number;
+    readonly signIn: number;
+  };
+  readonly logLevel: string;
+}
+
+export class ConfigError extends Error {}
+
+/** Reads the settings. Throws one ConfigError that lists every fault; a fault never shows a secret's value. */
+export function readConfig(env: Record<string, string | undefined> = process.env): Config {
+  const given = Object.fromEntries(Object.entries(env).filter(([, value]) => value !== undefined && value !== ''));
+  const parsed = environment.safeParse(given);
+  const faults = parsed.success ? [] : parsed.error.issues.map((i) => `${i.path.join('.')}: ${i.message}`);
+  let masterKey: Buffer | undefined;
+  try {
+    masterKey = masterKeyOf(given.SVC_MASTER_KEY, given.SVC_MASTER_KEY_FILE);
+  } catch (error) {
+    faults.push((error as Error).message);
+  }
+  if (!parsed.success || faults.length > 0) throw new ConfigError(`Wrong settings:\n  ${faults.join('\n  ')}`);
+  const e = parsed.data;
+  return {
+    port: e.PORT,
+    host: e.HOST,
+    baseUrl: (e.SVC_BASE_URL ?? `http://localhost:${e.PORT}`).replace(/\/+$/, ''),
+    dataDir: path.resolve(e.SVC_DATA_DIR),
+    databaseUrl: e.DATABASE_URL,
+    masterKey,
+    pollSeconds: e.SVC_POLL_SECONDS,
+    trustProxy: e.SVC_TRUST_PROXY,
+    rates: {
+      evaluate: e.SVC_RATE_EVALUATE,
+      ingest: e.SVC_RATE_INGEST,
+      key: e.SVC_RATE_KEY,
+      session: e.SVC_RATE_SESSION,
+      export: e.SVC_RATE_EXPORT,
+      signIn: e.SVC_RATE_SIGN_IN,
+    },
+    logLevel: e.LOG_LEVEL,
+  };
+}
+
+/** The settings with their defaults and meanings, for the README and `svc doctor`. */
+export function settingsHelp(): { name: string; meaning: string; fallback: string }[] {
+  return Object.entries(environment.shape).map(([name, schema]) => {
+    const fallback = schema.safeParse(undefined);
+    const value = fallback.success ? fallback.data : undefined;
+    return { name, meaning: schema.description ?? '', fallback: value === undefined ? '' : String(value) };
+  });
+}
+
+function masterKeyOf(text: string | undefined, file: string | undefined): Buffer | undefined {
+  if (text && file) throw new Error('SVC_MASTER_KEY and SVC_MASTER_KEY_FILE: give only one');
+  if (!text && !file) return undefined;
+  let raw = text;
+  if (file) {
+    try {
+      raw = readFileSync(file, 'utf8');
+    } catch {
+      throw new Error('SVC_MASTER_KEY_FILE: the file cannot be read');
+    }
+  }
+  return parseMasterKey(raw!.trim(), file ? 'SVC_MASTER_KEY_FILE' : 'SVC_MASTER_KEY');
+}
+
+/** A master key from hex or base64. Throws without showing it. */
+export function parseMasterKey(text: string, name: string): Buffer {
+  const key = /^[0-9a-fA-F]{64,}$/.test(text) ? Buffer.from(text, 'hex') : Buffer.from(text, 'base64');
+  if (key.length < 32) throw new Error(`${name}: needs at least 32 bytes in hex or base64`);
+  return key;
+}

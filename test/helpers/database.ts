@@ -1,0 +1,30 @@
+import { randomBytes } from 'node:crypto';
+import pg from 'pg';
+import { afterAll, beforeAll, inject } from 'vitest';
+import { type Database, openDatabase } from '../../db/index.ts';
+
+/** A database of the test file's own, cloned from the migrated template. Made before the first test, dropped at the end. */
+export function useDatabase(): { readonly url: string; readonly db: Database } {
+  const box = {} as { url: string; db: Database };
+  const name = `t_${randomBytes(6).toString('hex')}`;
+  beforeAll(async () => {
+    await asAdmin(`create database ${name} template template_svc strategy file_copy owner svc_owner`);
+    box.url = inject('databaseUrl').replace('NAME', name);
+    box.db = await openDatabase(box.url, { poolSize: 5 });
+  });
+  afterAll(async () => {
+    await box.db?.close();
+    await asAdmin(`drop database if exists ${name} with (force)`);
+  });
+  return box;
+}
+
+export async function asAdmin(sql: string): Promise<void> {
+  const client = new pg.Client(inject('adminUrl'));
+  await client.connect();
+  try {
+    await client.query(sql);
+  } finally {
+    await client.end();
+  }
+}
