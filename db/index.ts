@@ -3,6 +3,7 @@ import { type EntityManager, MikroORM, type Options, PostgreSqlDriver } from '@m
 import pg from 'pg';
 import { entities } from './entities/index.ts';
 import { migrations } from './migrations/index.ts';
+import { type Notice, Notices } from './notices.ts';
 
 /**
  * The database as the program sees it. Two hats on one login:
@@ -14,9 +15,9 @@ import { migrations } from './migrations/index.ts';
 export interface Database {
   /**
    * Runs `work` in one transaction that sees only the tenant's rows. It is committed, and durable, when the promise
-   * resolves; it is rolled back when `work` throws.
+   * resolves; it is rolled back when `work` throws. A notice given to `notify` reaches every process after the commit.
    */
-  transaction<T>(tenantId: string, work: (em: EntityManager) => Promise<T>): Promise<T>;
+  transaction<T>(tenantId: string, work: (em: EntityManager, notify: Notify) => Promise<T>): Promise<T>;
   /** An entity manager for reads of the tenant's rows; each query is a transaction of its own. */
   reader(tenantId: string): EntityManager;
   /** One SQL query as the tenant, past the entity layer: for hot reads. */
@@ -24,10 +25,14 @@ export interface Database {
   /** `work` on one connection within a read-only transaction of the tenant. */
   readOnly<T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>): Promise<T>;
   readonly owner: pg.Pool;
+  readonly notices: Notices;
   /** A connection of the owner's outside the pool, for the chain writer and listeners. */
   connectOwner(): Promise<pg.Client>;
   close(): Promise<void>;
 }
+
+/** Announces a change of the transaction's tenant. */
+export type Notify = (topic: Notice['topic'], id?: string) => Promise<void>;
 
 const commonOptions = {
   entities,
@@ -77,19 +82,36 @@ export async function openDatabase(url: string, options: { poolSize?: number } =
       client.release(broken);
     }
   };
+  const connectOwner = async () => {
+    const client = new pg.Client({ connectionString: url, types });
+    await client.connect();
+    return client;
+  };
+  const notices = new Notices(connectOwner);
+  await notices.start();
   return {
-    transaction: (tenantId, work) => fork(tenantId).transactional((em) => work(em as EntityManager)),
+    notices,
+    transaction: async (tenantId, work) => {
+      const sent: Notice[] = [];
+      const result = await fork(tenantId).transactional((em) =>
+        work(em as EntityManager, async (topic, id = '') => {
+          const notice = { topic, tenantId, id };
+          const { sql, params } = Notices.statement(notice);
+          await em.execute(sql, params);
+          sent.push(notice);
+        }),
+      );
+      for (const notice of sent) notices.deliver(notice);
+      return result;
+    },
     reader: fork,
     readOnly,
     query: async <R extends pg.QueryResultRow>(tenantId: string, text: string, values?: unknown[]) =>
       readOnly(tenantId, async (client) => (await client.query<R>(text, values)).rows),
     owner,
-    connectOwner: async () => {
-      const client = new pg.Client({ connectionString: url, types });
-      await client.connect();
-      return client;
-    },
+    connectOwner,
     close: async () => {
+      await notices.close();
       await Promise.all([orm.close(true), owner.end(), app.end()]);
     },
   };

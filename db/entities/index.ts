@@ -1,5 +1,6 @@
 import { defineEntity, type InferEntity, p } from '@mikro-orm/postgresql';
 import type { PolicyContext } from '../../machines/policy.ts';
+import type { BundleStatement } from '../../server/policy/types.ts';
 
 /**
  * The entities of one tenant each. The filter is the first wall between tenants (a scoped entity manager always sets
@@ -137,6 +138,8 @@ export const PolicyRevision = defineEntity({
     version: p.integer().primary(),
     dslSource: p.text(),
     contentHash: p.text(),
+    /** The compiled statements, as bundles carry them but for the version. */
+    statements: p.json<Omit<BundleStatement, 'version'>[]>().columnType('jsonb'),
     authorId: p.string(),
     change: p.enum(['create', 'update', 'rollback'] as const),
     rolledBackFrom: p.integer().nullable(),

@@ -154,6 +154,7 @@ export class Spine extends Migration {
         version integer not null,
         dsl_source text not null,
         content_hash text not null,
+        statements jsonb not null,
         author_id text collate "C" not null,
         change text not null check (change in ('create', 'update', 'rollback')),
         rolled_back_from integer,

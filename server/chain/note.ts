@@ -37,24 +37,32 @@ export function signHead(head: ChainHead, privateKey: KeyObject, publicKey: KeyO
   return `${text}\n— ${name} ${signature.toString('base64')}\n`;
 }
 
-/** The head that a note states, when one of the keys signed it; an Error that says what is wrong otherwise. */
+/**
+ * The head that a note states, when one of the keys signed it under the name of the origin's host; an Error that says
+ * what is wrong otherwise. Strict: there is one spelling of a note, so that none can be changed and still open.
+ */
 export function openHead(note: string, keys: readonly KeyObject[]): ChainHead {
   const gap = note.indexOf('\n\n');
-  if (gap < 0) throw new Error('the note has no signature block');
+  if (gap < 0 || !note.endsWith('\n')) throw new Error('the note has no signature block');
   const text = note.slice(0, gap + 1);
   const lines = text.split('\n');
   const [type, origin, seq, hash] = lines;
   if (lines.length !== 5 || type !== HEAD_TYPE) throw new Error('the note is not a chain head of a known version');
   if (!origin || !/^[1-9]\d{0,15}$/.test(seq!) || !/^[0-9a-f]{64}$/.test(hash!))
     throw new Error('the note is malformed');
-  for (const line of note.slice(gap + 2).split('\n')) {
-    const [, name, data] = /^— (\S+) (\S+)$/.exec(line) ?? [];
-    if (!name || !data) continue;
+  if (!Number.isSafeInteger(Number(seq))) throw new Error('the note is malformed');
+  const host = origin.split('/')[0];
+  let signed = false;
+  for (const line of note.slice(gap + 2, -1).split('\n')) {
+    const [, name, data = ''] = /^— (\S+) (\S+)$/.exec(line) ?? [];
     const bytes = Buffer.from(data, 'base64');
+    if (!name || bytes.toString('base64') !== data) throw new Error('a signature line of the note is malformed');
+    // A note may carry signatures by others; their keys are not known here.
     for (const key of keys) {
-      if (bytes.length !== 68 || !keyHash(name, key).equals(bytes.subarray(0, 4))) continue;
-      if (verify(null, Buffer.from(text), key, bytes.subarray(4))) return { origin, seq: Number(seq), hash: hash! };
+      if (name !== host || bytes.length !== 68 || !keyHash(name, key).equals(bytes.subarray(0, 4))) continue;
+      signed ||= verify(null, Buffer.from(text), key, bytes.subarray(4));
     }
   }
-  throw new Error('no signature of the note is by a known key');
+  if (!signed) throw new Error('no signature of the note is by a known key');
+  return { origin, seq: Number(seq), hash: hash! };
 }

@@ -21,7 +21,11 @@ export function canonicalJson(value: unknown): string {
       return value ? 'true' : 'false';
     case 'object': {
       if (value === null) return 'null';
-      if (Array.isArray(value)) return `[${value.map(canonicalJson).join(',')}]`;
+      // Array.from turns the holes of a sparse array into undefined, which is refused; map would skip them.
+      if (Array.isArray(value)) return `[${Array.from(value, canonicalJson).join(',')}]`;
+      if (Object.prototype.toString.call(value) !== '[object Object]') {
+        throw new RangeError('only plain objects and arrays have a canonical JSON form');
+      }
       const record = value as Record<string, unknown>;
       const members: string[] = [];
       for (const key of Object.keys(record).sort()) {

@@ -1,0 +1,198 @@
+import cookie from '@fastify/cookie';
+import { type FastifyTRPCPluginOptions, fastifyTRPCPlugin } from '@trpc/server/adapters/fastify';
+import Fastify, { type FastifyBaseLogger, type FastifyInstance, type FastifyRequest } from 'fastify';
+import type { Registry } from 'prom-client';
+import { Histogram } from 'prom-client';
+import type { Authenticator } from '../auth/authenticate.ts';
+import { assertSameOrigin } from '../auth/authenticate.ts';
+import type { Principal } from '../auth/scopes.ts';
+import { SESSION_COOKIE } from '../auth/sessions.ts';
+import type { Config } from '../config.ts';
+import { AppError, problemBody } from '../errors.ts';
+import { newId } from '../lib/ids.ts';
+import type { Log } from '../lib/log.ts';
+import { RateLimiter, type RateState } from '../lib/rate-limit.ts';
+import type { Begin } from './plain.ts';
+import { mountRest } from './rest.ts';
+import type { AppRouter } from './root.ts';
+import { type Context, toAppError } from './trpc.ts';
+
+/** Bodies over this many bytes are refused. Ingest has its own, larger bound for what a compressed body unpacks to. */
+export const BODY_LIMIT = 1024 * 1024;
+/** JSON nested deeper than this is refused before it is parsed. */
+export const DEPTH_LIMIT = 32;
+
+export interface HttpServer {
+  readonly app: FastifyInstance;
+  readonly begin: Begin;
+}
+
+/** The HTTP server without its routes of features: parsing, problems, limits, metrics, request ids. */
+export function createHttp(parts: {
+  config: Config;
+  log: Log;
+  authenticator: Authenticator | undefined;
+  registry: Registry;
+}): HttpServer {
+  const { config, log, authenticator } = parts;
+  const app: FastifyInstance = Fastify({
+    loggerInstance: log as FastifyBaseLogger,
+    disableRequestLogging: true,
+    bodyLimit: BODY_LIMIT,
+    trustProxy: config.trustProxy.length > 0 ? [...config.trustProxy] : false,
+    // a batch of tRPC calls names all its procedures in the path
+    routerOptions: { maxParamLength: 5000 },
+    genReqId: () => newId('req', Date.now()),
+    forceCloseConnections: 'idle',
+    requestTimeout: 60_000,
+  });
+  app.register(cookie);
+  parseJson(app);
+  const seconds = new Histogram({
+    name: 'svc_http_request_seconds',
+    help: 'Time from request to answer',
+    labelNames: ['method', 'route', 'status'],
+    buckets: [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10],
+    registers: [parts.registry],
+  });
+  app.addHook('onRequest', async (request, reply) => {
+    reply.headers({ 'x-request-id': request.id, 'x-content-type-options': 'nosniff', 'cache-control': 'no-store' });
+  });
+  app.addHook('onResponse', async (request, reply) => {
+    const route = request.routeOptions.url ?? 'none';
+    seconds.observe({ method: request.method, route, status: reply.statusCode }, reply.elapsedTime / 1000);
+    request.log.debug(
+      { method: request.method, path: pathOf(request), status: reply.statusCode, ms: Math.round(reply.elapsedTime) },
+      'answered',
+    );
+  });
+  app.setErrorHandler((error, request, reply) => {
+    const problem = toAppError(error);
+    if (problem.status >= 500) {
+      request.log.error({ err: problem.cause ?? problem, path: pathOf(request) }, 'a request failed');
+    }
+    reply.headers(problem.headers);
+    return reply
+      .code(problem.status)
+      .type('application/problem+json')
+      .send(JSON.stringify(problemBody(problem, request.id, pathOf(request))));
+  });
+  app.setNotFoundHandler(async () => {
+    throw new AppError('NOT_FOUND', 'there is no such route');
+  });
+  return { app, begin: beginner(config, authenticator) };
+}
+
+/** The procedures, as /trpc and as REST. */
+export function mountApi(server: HttpServer, router: AppRouter): void {
+  const { app, begin } = server;
+  const onError = ({ error, ctx, path }: { error: Error; ctx?: Context; path?: string }) => {
+    const problem = toAppError(error);
+    if (problem.status >= 500) {
+      app.log.error({ err: problem.cause ?? problem, path, reqId: ctx?.requestId }, 'a request failed');
+    }
+  };
+  app.register(fastifyTRPCPlugin, {
+    prefix: '/trpc',
+    trpcOptions: {
+      router,
+      maxBatchSize: 20,
+      createContext: ({ req, res }) => begin(req, res, '/trpc'),
+      onError,
+      responseMeta: ({ errors, ctx, info }) => {
+        const headers = { ...(ctx?.answer as Record<string, string> | undefined) };
+        // a batch has a status for each of its calls in the body, and 207 for itself
+        if (info?.isBatchCall || errors.length !== 1) return { headers };
+        const problem = toAppError(errors[0]);
+        return { status: problem.status, headers: { ...headers, ...problem.headers } };
+      },
+    },
+  } satisfies FastifyTRPCPluginOptions<AppRouter>);
+  mountRest(app, router, begin);
+}
+
+function pathOf(request: FastifyRequest): string {
+  return request.url.split('?', 1)[0]!;
+}
+
+/** JSON within the limits of size and depth. A body that is empty counts as none, whatever its content type says. */
+function parseJson(app: FastifyInstance): void {
+  const parse = app.getDefaultJsonParser('error', 'error');
+  app.removeAllContentTypeParsers();
+  app.addContentTypeParser('application/json', { parseAs: 'string' }, (request, body, done) => {
+    const text = body as string;
+    if (text === '') return done(null, undefined);
+    if (depthOf(text) > DEPTH_LIMIT) {
+      return done(new AppError('VALIDATION_FAILED', `the JSON is nested deeper than ${DEPTH_LIMIT}`), undefined);
+    }
+    parse(request, text, (error, value) => {
+      done(error ? new AppError('VALIDATION_FAILED', 'the body is not valid JSON', { cause: error }) : null, value);
+    });
+  });
+}
+
+/** How deep the brackets of a JSON text nest; brackets within strings do not count. Never throws. */
+export function depthOf(json: string): number {
+  let depth = 0;
+  let deepest = 0;
+  for (let i = 0; i < json.length; i++) {
+    const c = json.charCodeAt(i);
+    if (c === 34) {
+      for (i++; i < json.length && json.charCodeAt(i) !== 34; i++) if (json.charCodeAt(i) === 92) i++;
+    } else if (c === 91 || c === 123) {
+      depth++;
+      if (depth > deepest) deepest = depth;
+    } else if (c === 93 || c === 125) depth--;
+  }
+  return deepest;
+}
+
+function beginner(config: Config, authenticator: Authenticator | undefined): Begin {
+  const { rates } = config;
+  const limiters = {
+    evaluate: new RateLimiter({ name: 'evaluate', limit: rates.evaluate, seconds: 1 }),
+    ingest: new RateLimiter({ name: 'ingest', limit: rates.ingest, seconds: 1 }),
+    key: new RateLimiter({ name: 'key', limit: rates.key, seconds: 1 }),
+    session: new RateLimiter({ name: 'session', limit: rates.session, seconds: 1 }),
+    export: new RateLimiter({ name: 'export', limit: rates.export, seconds: 3600 }),
+    signIn: new RateLimiter({ name: 'sign-in', limit: rates.signIn, seconds: 60 }),
+  };
+  const limiterFor = (principal: Principal | null, path: string): [RateLimiter, string] | undefined => {
+    if (path.startsWith('/auth/') && path !== '/auth/me') return undefined;
+    if (!principal) return undefined;
+    if (path === '/v1/forensics/export') return [limiters.export, principal.id];
+    if (path === '/v1/evaluate') return [limiters.evaluate, principal.id];
+    if (principal.kind === 'session') return [limiters.session, principal.id];
+    return [path === '/v1/events/ingest' ? limiters.ingest : limiters.key, principal.id];
+  };
+  return async (request, reply, path) => {
+    if (!authenticator) {
+      throw new AppError('UNAVAILABLE', 'the server is sealed: its master key does not open its keys', {
+        headers: { 'retry-after': '60' },
+      });
+    }
+    const count = ({ allowed, headers, retryAfterSeconds }: RateState) => {
+      reply.headers(headers);
+      if (!allowed) {
+        throw new AppError('RATE_LIMITED', `try again in ${retryAfterSeconds} s`, { headers });
+      }
+    };
+    if (path.startsWith('/auth/') && path !== '/auth/me') count(await limiters.signIn.take(request.ip));
+    const authorization = request.headers.authorization;
+    const cookieValue = authorization === undefined ? request.cookies[SESSION_COOKIE] : undefined;
+    const principal = await authenticator.authenticate({ authorization, cookie: cookieValue });
+    const limiter = limiterFor(principal, path);
+    if (limiter) count(await limiter[0].take(limiter[1]));
+    if (principal?.kind === 'session') {
+      assertSameOrigin(request.method, request.headers.origin, request.headers.host);
+    }
+    return {
+      principal,
+      requestId: request.id,
+      ip: request.ip,
+      method: request.method,
+      headers: request.headers,
+      answer: {},
+    };
+  };
+}

@@ -1,0 +1,101 @@
+import type { AnyProcedure, AnyRouter } from '@trpc/server';
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
+import type { z } from 'zod';
+import { AppError } from '../errors.ts';
+import { type Context, type Meta, toAppError } from './trpc.ts';
+
+type Schema = z.core.$ZodType;
+interface Definition {
+  type: string;
+  innerType?: Schema;
+  in?: Schema;
+  element?: Schema;
+  shape?: Record<string, Schema>;
+}
+
+const definition = (schema: Schema) => schema._zod.def as unknown as Definition;
+
+function unwrapped(schema: Schema): Definition {
+  const def = definition(schema);
+  if (def.innerType) return unwrapped(def.innerType);
+  return def.type === 'pipe' && def.in ? unwrapped(def.in) : def;
+}
+
+/**
+ * How a query parameter, which is always text, becomes the type that the schema names. What is in doubt stays text, so
+ * that the schema refuses it: the schema alone decides what is valid.
+ */
+function coercion(schema: Schema): (value: unknown) => unknown {
+  const def = unwrapped(schema);
+  switch (def.type) {
+    case 'array': {
+      const element = coercion(def.element!);
+      return (value) => (Array.isArray(value) ? value : [value]).map(element);
+    }
+    case 'number':
+    case 'int':
+      return (value) => (typeof value === 'string' && /^-?\d+(\.\d+)?$/.test(value) ? Number(value) : value);
+    case 'boolean':
+      return (value) => (value === 'true' ? true : value === 'false' ? false : value);
+    default:
+      return (value) => value;
+  }
+}
+
+type Caller = (input: unknown) => Promise<unknown>;
+
+/**
+ * Makes every procedure with a REST line a Fastify route of its own over the same handler, access rule and schema as
+ * /trpc. `begin` authenticates the request and counts it against its limits.
+ */
+export function mountRest(
+  app: FastifyInstance,
+  router: AnyRouter,
+  begin: (request: FastifyRequest, reply: FastifyReply, path: string) => Promise<Context>,
+): void {
+  const createCaller = (router as unknown as { createCaller: (ctx: Context) => Record<string, unknown> }).createCaller;
+  for (const [name, procedure] of Object.entries(router._def.procedures as Record<string, AnyProcedure>)) {
+    const { meta, inputs } = procedure._def as unknown as { meta?: Meta; inputs: Schema[] };
+    const line = meta?.openapi;
+    if (!line) continue;
+    const steps = name.split('.');
+    const shape = inputs[0] ? (unwrapped(inputs[0]).shape ?? {}) : {};
+    const coerce = new Map(Object.entries(shape).map(([key, schema]) => [key, coercion(schema)]));
+    const fromQuery = line.method === 'GET' || line.method === 'DELETE';
+    app.route({
+      method: line.method,
+      url: line.path.replace(/\{(\w+)\}/g, ':$1'),
+      exposeHeadRoute: false,
+      handler: async (request, reply) => {
+        const context = await begin(request, reply, line.path);
+        const input: Record<string, unknown> = {};
+        const take = (source: unknown, convert: boolean) => {
+          for (const [key, value] of Object.entries(source as object)) {
+            // defined, not assigned: a key such as __proto__ must reach the schema and be refused there
+            const converted = convert ? (coerce.get(key)?.(value) ?? value) : value;
+            Object.defineProperty(input, key, { value: converted, enumerable: true, writable: true, configurable: true });
+          }
+        };
+        const body = request.body ?? {};
+        if (typeof body !== 'object' || Array.isArray(body)) {
+          throw new AppError('VALIDATION_FAILED', 'the body must be a JSON object');
+        }
+        take(body, false);
+        if (fromQuery) take(request.query, true);
+        take(request.params, true);
+        let caller: unknown = createCaller(context);
+        for (const step of steps) caller = (caller as Record<string, unknown>)[step];
+        let output: unknown;
+        try {
+          output = await (caller as Caller)(input);
+        } catch (error) {
+          throw toAppError(error, fromQuery ? 'query' : 'body');
+        }
+        reply.headers(context.answer);
+        const status = meta.status ?? 200;
+        if (status === 204) return reply.code(204).send();
+        return reply.code(status).type('application/json; charset=utf-8').send(JSON.stringify(output));
+      },
+    });
+  }
+}

@@ -1,0 +1,148 @@
+import { initTRPC, TRPCError } from '@trpc/server';
+import type { OpenApiMeta } from 'trpc-to-openapi';
+import { z } from 'zod';
+import { type Access, type Principal, refusal } from '../auth/scopes.ts';
+import { AppError, type ErrorCode, type Fault, problemBody } from '../errors.ts';
+
+/** What every procedure knows of its request. `principal` is null only on public routes. */
+export interface Context {
+  readonly principal: Principal | null;
+  readonly requestId: string;
+  readonly ip: string;
+  readonly method: string;
+  readonly headers: Readonly<Record<string, string | string[] | undefined>>;
+  /** Headers for the answer; filled by the procedure. */
+  readonly answer: Record<string, string | string[]>;
+}
+
+export type Meta = OpenApiMeta & {
+  access?: Access;
+  /** The status of success, 200 when absent. */
+  status?: 200 | 201 | 202 | 204;
+  /** The errors that this route answers beside the common ones. */
+  problems?: readonly ErrorCode[];
+};
+
+export const trpc = initTRPC
+  .meta<Meta>()
+  .context<Context>()
+  .create({
+    // tRPC would send stacks wherever NODE_ENV is not "production"
+    isDev: false,
+    errorFormatter: ({ shape, error, ctx }) => {
+      const problem = problemBody(toAppError(error), ctx?.requestId);
+      return { ...shape, message: problem.detail ?? problem.title, data: { ...shape.data, problem } };
+    },
+  });
+
+/** Throws why the principal may not call a route with this rule. */
+export function assertAccess(access: Access, principal: Principal | null): void {
+  const refused = refusal(access, principal);
+  if (!refused) return;
+  const headers: Record<string, string> = refused.code === 'UNAUTHENTICATED' ? { 'www-authenticate': 'Bearer' } : {};
+  throw new AppError(refused.code, refused.detail, { headers });
+}
+
+const guarded = trpc.procedure.use(({ ctx, meta, next }) => {
+  // INVARIANT: a procedure without an access rule answers nobody; `route` below is the only way to make one
+  if (!meta?.access) throw new AppError('INTERNAL', 'this route has no access rule');
+  assertAccess(meta.access, ctx.principal);
+  return next();
+});
+
+const withPrincipal = guarded.use(({ ctx, next }) => {
+  if (!ctx.principal) throw new AppError('UNAUTHENTICATED');
+  return next({ ctx: { ...ctx, principal: ctx.principal, tenantId: ctx.principal.tenantId } });
+});
+
+type Line = `${'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE'} /${string}`;
+
+interface RouteSpec {
+  summary: string;
+  description?: string;
+  tag: string;
+  status?: Meta['status'];
+  problems?: readonly ErrorCode[];
+}
+
+/**
+ * A procedure that is also a REST route: its line (`POST /v1/policies/{id}/approve`), what it is for, and who may call
+ * it. The handler receives a principal whose tenant is the only one that it can name.
+ */
+export function route(line: Line, access: Exclude<Access, { public: true }>, spec: RouteSpec) {
+  return withPrincipal.meta(metaOf(line, access, spec));
+}
+
+/** The same for a route that anyone may call. */
+export function publicRoute(line: Line, spec: RouteSpec) {
+  return guarded.meta(metaOf(line, { public: true }, spec));
+}
+
+function metaOf(line: Line, access: Access, spec: RouteSpec): Meta {
+  const [method, path] = line.split(' ') as ['GET', `/${string}`];
+  return {
+    openapi: {
+      method,
+      path,
+      tags: [spec.tag],
+      summary: spec.summary,
+      ...(spec.description && { description: spec.description }),
+      protect: !access.public,
+    },
+    access,
+    ...(spec.status && { status: spec.status }),
+    ...(spec.problems && { problems: spec.problems }),
+  };
+}
+
+/** Any error as one of the closed table. What is not meant for the caller becomes INTERNAL, with the cause kept for the log. */
+export function toAppError(error: unknown, where: 'body' | 'query' = 'body'): AppError {
+  if (error instanceof AppError) return error;
+  if (error instanceof z.core.$ZodError) return validationError(error, where);
+  if (error instanceof TRPCError) {
+    if (error.cause instanceof AppError) return error.cause;
+    // a failed output schema is the server's fault; only failed input is the caller's
+    if (error.code === 'BAD_REQUEST' && error.cause instanceof z.core.$ZodError) {
+      return validationError(error.cause, where);
+    }
+    const plain: Partial<Record<TRPCError['code'], ErrorCode>> = {
+      BAD_REQUEST: 'VALIDATION_FAILED',
+      PARSE_ERROR: 'VALIDATION_FAILED',
+      NOT_FOUND: 'NOT_FOUND',
+      METHOD_NOT_SUPPORTED: 'METHOD_NOT_ALLOWED',
+      PAYLOAD_TOO_LARGE: 'PAYLOAD_TOO_LARGE',
+      UNSUPPORTED_MEDIA_TYPE: 'UNSUPPORTED_MEDIA_TYPE',
+      TOO_MANY_REQUESTS: 'RATE_LIMITED',
+    };
+    const code = plain[error.code];
+    if (code && !error.cause) return new AppError(code, error.message || undefined);
+    return code === 'VALIDATION_FAILED' ? new AppError(code) : new AppError('INTERNAL', undefined, { cause: error });
+  }
+  const status = (error as { statusCode?: unknown } | null)?.statusCode;
+  if (status === 413) return new AppError('PAYLOAD_TOO_LARGE');
+  if (status === 415) return new AppError('UNSUPPORTED_MEDIA_TYPE');
+  if (status === 404) return new AppError('NOT_FOUND');
+  if (typeof status === 'number' && status >= 400 && status < 500) {
+    return new AppError('VALIDATION_FAILED', 'the request is not well-formed HTTP or JSON', { cause: error });
+  }
+  return new AppError('INTERNAL', undefined, { cause: error });
+}
+
+function validationError(error: z.core.$ZodError, where: 'body' | 'query'): AppError {
+  const faults: Fault[] = error.issues.slice(0, 20).map((issue) => {
+    const path = issue.code === 'unrecognized_keys' ? [...issue.path, issue.keys[0]!] : issue.path;
+    const pointer = path.map((part) => String(part).replaceAll('~', '~0').replaceAll('/', '~1')).join('/');
+    return { pointer: where === 'query' ? `?${pointer}` : pointer && `/${pointer}`, message: issue.message };
+  });
+  return new AppError('VALIDATION_FAILED', undefined, { faults });
+}
+
+/** A string that PostgreSQL and canonical JSON can both hold: well formed, without NUL, within bounds. */
+export const text = (max: number, min = 1) =>
+  z
+    .string()
+    .min(min)
+    .max(max)
+    .refine((s) => s.isWellFormed() && !s.includes('\0'), 'must be well-formed text without NUL');
+
+export const timestamp = z.iso.datetime();

@@ -1,0 +1,126 @@
+import type { EntityManager } from '@mikro-orm/postgresql';
+import { AgentKey, type AgentKeyRow, ApiKey, type ApiKeyRow } from '../../db/entities/index.ts';
+import type { Database } from '../../db/index.ts';
+import { AppError } from '../errors.ts';
+import type { Clock } from '../lib/clock.ts';
+import { newId } from '../lib/ids.ts';
+import type { Actor, WriteAudit } from './audit.ts';
+import type { Scope } from './scopes.ts';
+import { newSecret, type SecretKind, secretHash, secretPrefix } from './secret.ts';
+
+/** API keys and agent keys: made, listed, revoked. The plaintext exists only in the answer of `create…`. */
+export class Keys {
+  readonly #db: Database;
+  readonly #clock: Clock;
+  readonly #audit: WriteAudit;
+
+  constructor(db: Database, clock: Clock, audit: WriteAudit) {
+    this.#db = db;
+    this.#clock = clock;
+    this.#audit = audit;
+  }
+
+  /** Resolves with the plaintext when the key and its audit record are committed. */
+  async createApiKey(
+    tenantId: string,
+    input: { label: string; scopes: readonly Scope[]; expiresAt?: Date | undefined; owner: string | null },
+    by: { actor: Actor; requestId?: string | undefined },
+  ): Promise<{ row: ApiKeyRow; secret: string }> {
+    return this.#db.transaction(tenantId, async (em) => {
+      const { id, secret } = await this.#issue(em, tenantId, 'key');
+      const row = em.create(ApiKey, {
+        tenantId,
+        id,
+        label: input.label,
+        prefix: secretPrefix(secret),
+        scopes: [...new Set(input.scopes)],
+        createdBy: input.owner,
+        createdAt: new Date(this.#clock.now()),
+        expiresAt: input.expiresAt ?? null,
+      });
+      await em.flush();
+      await this.#audit(em, tenantId, {
+        ...by,
+        action: 'key.created',
+        target: { type: 'api_key', id },
+        detail: `scopes ${row.scopes.join(', ')}`,
+      });
+      return { row, secret };
+    });
+  }
+
+  async createAgentKey(
+    tenantId: string,
+    input: { label: string; agentId: string; agentRole: string; owner: string | null; expiresAt?: Date | undefined },
+    by: { actor: Actor; requestId?: string | undefined },
+  ): Promise<{ row: AgentKeyRow; secret: string }> {
+    return this.#db.transaction(tenantId, async (em, notify) => {
+      const { id, secret } = await this.#issue(em, tenantId, 'agent');
+      const row = em.create(AgentKey, {
+        tenantId,
+        id,
+        label: input.label,
+        agentId: input.agentId,
+        agentRole: input.agentRole,
+        ownerId: input.owner,
+        prefix: secretPrefix(secret),
+        hash: secretHash(secret),
+        createdBy: by.actor.id,
+        createdAt: new Date(this.#clock.now()),
+        expiresAt: input.expiresAt ?? null,
+      });
+      await em.flush();
+      await notify('settings');
+      await this.#audit(em, tenantId, {
+        ...by,
+        action: 'agent_key.created',
+        target: { type: 'agent_key', id },
+        detail: `agent ${input.agentId}, role ${input.agentRole}`,
+      });
+      return { row, secret };
+    });
+  }
+
+  listApiKeys(tenantId: string): Promise<ApiKeyRow[]> {
+    return this.#db.reader(tenantId).find(ApiKey, { revokedAt: null }, { orderBy: { createdAt: 'desc', id: 'desc' } });
+  }
+
+  listAgentKeys(tenantId: string): Promise<AgentKeyRow[]> {
+    return this.#db.reader(tenantId).find(AgentKey, { revokedAt: null }, { orderBy: { createdAt: 'desc', id: 'desc' } });
+  }
+
+  /** When it resolves, no process accepts the key any more. NOT_FOUND when there is no such key that still works. */
+  async revoke(
+    tenantId: string,
+    kind: 'api_key' | 'agent_key',
+    id: string,
+    by: { actor: Actor; requestId?: string | undefined },
+  ): Promise<void> {
+    await this.#db.transaction(tenantId, async (em, notify) => {
+      const live = { tenantId, id, revokedAt: null };
+      const revoked = { revokedAt: new Date(this.#clock.now()) };
+      const changed =
+        kind === 'api_key' ? await em.nativeUpdate(ApiKey, live, revoked) : await em.nativeUpdate(AgentKey, live, revoked);
+      if (changed !== 1) throw new AppError('NOT_FOUND', 'there is no such key');
+      await em.execute('delete from credential where tenant_id = ? and id = ?', [tenantId, id]);
+      await notify('credential', id);
+      await this.#audit(em, tenantId, {
+        ...by,
+        action: kind === 'api_key' ? 'key.revoked' : 'agent_key.revoked',
+        target: { type: kind, id },
+      });
+    });
+  }
+
+  async #issue(em: EntityManager, tenantId: string, kind: SecretKind): Promise<{ id: string; secret: string }> {
+    const secret = newSecret(kind);
+    const id = newId(kind === 'key' ? 'key' : 'agk', this.#clock.now());
+    await em.execute('insert into credential (hash, kind, tenant_id, id) values (?, ?, ?, ?)', [
+      secretHash(secret),
+      kind === 'key' ? 'api_key' : 'agent_key',
+      tenantId,
+      id,
+    ]);
+    return { id, secret };
+  }
+}

@@ -1,0 +1,261 @@
+import { z } from 'zod';
+import { publicRoute, route, text, trpc } from '../api/trpc.ts';
+import { AppError } from '../errors.ts';
+import { actorOf } from './audit.ts';
+import type { Keys } from './keys.ts';
+import { personOf, ROLES, SCOPES } from './scopes.ts';
+import type { Sessions } from './sessions.ts';
+
+const iso = (date: Date | null | undefined) => date?.toISOString();
+
+const ApiKeyListed = z
+  .object({
+    id: z.string(),
+    label: z.string(),
+    prefix: z.string(),
+    scopes: z.array(z.enum(SCOPES)),
+    created_by: z.string().nullable(),
+    created_at: z.iso.datetime(),
+    last_used_at: z.iso.datetime().optional(),
+    expires_at: z.iso.datetime().optional(),
+  })
+  .meta({ id: 'ApiKey' });
+
+const AgentKeyListed = z
+  .object({
+    id: z.string(),
+    label: z.string(),
+    agent_id: z.string(),
+    agent_role: z.string(),
+    owner_id: z.string().nullable(),
+    prefix: z.string(),
+    created_at: z.iso.datetime(),
+    last_used_at: z.iso.datetime().optional(),
+    expires_at: z.iso.datetime().optional(),
+  })
+  .meta({ id: 'AgentKey' });
+
+const expiry = z.iso.datetime().optional();
+const tag = 'keys';
+
+export function keysRouter(keys: Keys) {
+  return trpc.router({
+    list: route('GET /v1/keys', { keys: [], role: 'admin' }, { summary: 'List API keys, never their plaintext', tag })
+      .input(z.strictObject({}))
+      .output(z.object({ keys: z.array(ApiKeyListed) }))
+      .query(async ({ ctx }) => ({
+        keys: (await keys.listApiKeys(ctx.tenantId)).map((k) => ({
+          id: k.id,
+          label: k.label,
+          prefix: k.prefix,
+          scopes: k.scopes as (typeof SCOPES)[number][],
+          created_by: k.createdBy ?? null,
+          created_at: k.createdAt.toISOString(),
+          last_used_at: iso(k.lastUsedAt),
+          expires_at: iso(k.expiresAt),
+        })),
+      })),
+
+    create: route(
+      'POST /v1/keys',
+      { keys: [], role: 'admin' },
+      { summary: 'Create an API key; its plaintext is in this answer only', tag, status: 201 },
+    )
+      .input(
+        z.strictObject({
+          label: text(100),
+          scopes: z.array(z.enum(SCOPES)).min(1).max(SCOPES.length),
+          expires_at: expiry,
+        }),
+      )
+      .output(
+        z.object({
+          id: z.string(),
+          key: z.string(),
+          label: z.string(),
+          prefix: z.string(),
+          scopes: z.array(z.enum(SCOPES)),
+          created_at: z.iso.datetime(),
+          expires_at: z.iso.datetime().optional(),
+        }),
+      )
+      .mutation(async ({ ctx, input }) => {
+        const { row, secret } = await keys.createApiKey(
+          ctx.tenantId,
+          {
+            label: input.label,
+            scopes: input.scopes,
+            expiresAt: input.expires_at ? new Date(input.expires_at) : undefined,
+            owner: personOf(ctx.principal),
+          },
+          { actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId },
+        );
+        return {
+          id: row.id,
+          key: secret,
+          label: row.label,
+          prefix: row.prefix,
+          scopes: row.scopes as (typeof SCOPES)[number][],
+          created_at: row.createdAt.toISOString(),
+          expires_at: iso(row.expiresAt),
+        };
+      }),
+
+    revoke: route(
+      'DELETE /v1/keys/{id}',
+      { keys: [], role: 'admin' },
+      { summary: 'Revoke an API key at once', tag, status: 204, problems: ['NOT_FOUND'] },
+    )
+      .input(z.strictObject({ id: text(100) }))
+      .output(z.void())
+      .mutation(({ ctx, input }) =>
+        keys.revoke(ctx.tenantId, 'api_key', input.id, {
+          actor: actorOf(ctx.principal, ctx.ip),
+          requestId: ctx.requestId,
+        }),
+      ),
+  });
+}
+
+export function agentKeysRouter(keys: Keys) {
+  return trpc.router({
+    list: route(
+      'GET /v1/agent-keys',
+      { keys: [], role: 'admin' },
+      { summary: 'List agent keys, never their plaintext', tag },
+    )
+      .input(z.strictObject({}))
+      .output(z.object({ agent_keys: z.array(AgentKeyListed) }))
+      .query(async ({ ctx }) => ({
+        agent_keys: (await keys.listAgentKeys(ctx.tenantId)).map((k) => ({
+          id: k.id,
+          label: k.label,
+          agent_id: k.agentId,
+          agent_role: k.agentRole,
+          owner_id: k.ownerId ?? null,
+          prefix: k.prefix,
+          created_at: k.createdAt.toISOString(),
+          last_used_at: iso(k.lastUsedAt),
+          expires_at: iso(k.expiresAt),
+        })),
+      })),
+
+    create: route(
+      'POST /v1/agent-keys',
+      { keys: [], role: 'admin' },
+      { summary: 'Create an agent key; its plaintext is in this answer only', tag, status: 201 },
+    )
+      .input(
+        z.strictObject({
+          agent_id: text(200),
+          agent_role: text(200),
+          label: text(100).optional(),
+          owner_id: text(100).optional(),
+          expires_at: expiry,
+        }),
+      )
+      .output(
+        z.object({
+          id: z.string(),
+          key: z.string(),
+          label: z.string(),
+          agent_id: z.string(),
+          agent_role: z.string(),
+          owner_id: z.string().nullable(),
+          created_at: z.iso.datetime(),
+          expires_at: z.iso.datetime().optional(),
+        }),
+      )
+      .mutation(async ({ ctx, input }) => {
+        const { row, secret } = await keys.createAgentKey(
+          ctx.tenantId,
+          {
+            label: input.label ?? input.agent_id,
+            agentId: input.agent_id,
+            agentRole: input.agent_role,
+            owner: input.owner_id ?? personOf(ctx.principal),
+            expiresAt: input.expires_at ? new Date(input.expires_at) : undefined,
+          },
+          { actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId },
+        );
+        return {
+          id: row.id,
+          key: secret,
+          label: row.label,
+          agent_id: row.agentId,
+          agent_role: row.agentRole,
+          owner_id: row.ownerId ?? null,
+          created_at: row.createdAt.toISOString(),
+          expires_at: iso(row.expiresAt),
+        };
+      }),
+
+    revoke: route(
+      'DELETE /v1/agent-keys/{id}',
+      { keys: [], role: 'admin' },
+      { summary: 'Revoke an agent key at once', tag, status: 204, problems: ['NOT_FOUND'] },
+    )
+      .input(z.strictObject({ id: text(100) }))
+      .output(z.void())
+      .mutation(({ ctx, input }) =>
+        keys.revoke(ctx.tenantId, 'agent_key', input.id, {
+          actor: actorOf(ctx.principal, ctx.ip),
+          requestId: ctx.requestId,
+        }),
+      ),
+  });
+}
+
+export function authRouter(sessions: Sessions) {
+  return trpc.router({
+    me: route(
+      'GET /auth/me',
+      { keys: ['proxy', 'pipeline'], role: 'viewer' },
+      { summary: 'Who the caller is', tag: 'auth' },
+    )
+      .input(z.strictObject({}))
+      .output(
+        z.object({
+          authenticated: z.literal(true),
+          auth_method: z.enum(['api_key', 'oidc', 'magic_link']),
+          tenant_id: z.string(),
+          scopes: z.array(z.enum(SCOPES)).optional(),
+          user: z
+            .object({ id: z.string(), email: z.string(), name: z.string(), avatar_url: z.string().nullable() })
+            .optional(),
+          roles: z.array(z.enum(ROLES)).optional(),
+        }),
+      )
+      .query(({ ctx }) => {
+        const { principal } = ctx;
+        const common = { authenticated: true as const, tenant_id: ctx.tenantId };
+        if (principal.kind !== 'session') {
+          return {
+            ...common,
+            auth_method: 'api_key' as const,
+            ...(principal.kind === 'api_key' && { scopes: [...principal.scopes] }),
+          };
+        }
+        return {
+          ...common,
+          auth_method: principal.authMethod as 'oidc' | 'magic_link',
+          user: {
+            id: principal.userId,
+            email: principal.email,
+            name: principal.name,
+            avatar_url: principal.avatarUrl,
+          },
+          roles: [...principal.roles],
+        };
+      }),
+
+    logout: publicRoute('POST /auth/logout', { summary: 'End the session and clear its cookie', tag: 'auth' })
+      .input(z.strictObject({}))
+      .output(z.object({ status: z.literal('logged_out') }))
+      .mutation(async ({ ctx }) => {
+        if (ctx.principal?.kind !== 'session') throw new AppError('UNAUTHENTICATED', 'there is no session');
+        ctx.answer['set-cookie'] = await sessions.end(ctx.principal, ctx);
+        return { status: 'logged_out' as const };
+      }),
+  });
+}

@@ -1,0 +1,86 @@
+/**
+ * Who may call what: three key scopes, four escalating roles, agent keys. Pure: rules and principals in, a refusal or
+ * nothing out.
+ */
+export const SCOPES = ['proxy', 'pipeline', 'admin'] as const;
+export type Scope = (typeof SCOPES)[number];
+
+/** Each role includes those before it. */
+export const ROLES = ['viewer', 'author', 'approver', 'admin'] as const;
+export type Role = (typeof ROLES)[number];
+
+/** Who is calling, after the credential was checked. Everything in it is of one tenant. */
+export type Principal =
+  | {
+      readonly kind: 'api_key';
+      readonly tenantId: string;
+      readonly id: string;
+      readonly scopes: readonly Scope[];
+      /** The person who made the key; null for keys that an operator made. */
+      readonly ownerId: string | null;
+    }
+  | {
+      readonly kind: 'session';
+      readonly tenantId: string;
+      /** sha256 of the session id, in hex. */
+      readonly id: string;
+      readonly userId: string;
+      readonly email: string;
+      readonly name: string;
+      readonly avatarUrl: string | null;
+      readonly roles: readonly Role[];
+      readonly authMethod: string;
+    }
+  | {
+      readonly kind: 'agent_key';
+      readonly tenantId: string;
+      readonly id: string;
+      readonly agentId: string;
+      readonly agentRole: string;
+      readonly ownerId: string | null;
+    };
+
+/**
+ * The access rule of a route. A kind of credential that is not named cannot call it.
+ * `keys`: the scopes that reach it beside `admin`, which reaches every route that any key can.
+ */
+export interface Access {
+  readonly public?: true;
+  readonly keys?: readonly Exclude<Scope, 'admin'>[];
+  readonly role?: Role;
+  readonly agent?: true;
+}
+
+export type Refusal = { code: 'UNAUTHENTICATED' | 'KEY_SCOPE' | 'FORBIDDEN'; detail: string };
+
+/** Why this principal may not call a route with this rule; undefined when it may. */
+export function refusal(access: Access, principal: Principal | null): Refusal | undefined {
+  if (access.public) return undefined;
+  if (!principal) return { code: 'UNAUTHENTICATED', detail: 'no valid credential was given' };
+  switch (principal.kind) {
+    case 'api_key': {
+      if (!access.keys) return { code: 'KEY_SCOPE', detail: 'no API key reaches this route: sign in' };
+      const allowed: readonly Scope[] = [...access.keys, 'admin'];
+      if (principal.scopes.some((scope) => allowed.includes(scope))) return undefined;
+      return { code: 'KEY_SCOPE', detail: `the key needs one of the scopes ${allowed.join(', ')}` };
+    }
+    case 'agent_key':
+      return access.agent ? undefined : { code: 'KEY_SCOPE', detail: 'agent keys do not reach this route' };
+    case 'session':
+      if (access.role && hasRole(principal.roles, access.role)) return undefined;
+      return {
+        code: 'FORBIDDEN',
+        detail: access.role ? `this needs the role ${access.role}` : 'this is not for signed-in people',
+      };
+  }
+}
+
+/** Whether one of the roles is `least` or a higher one. */
+export function hasRole(roles: readonly Role[], least: Role): boolean {
+  return roles.some((role) => ROLES.indexOf(role) >= ROLES.indexOf(least));
+}
+
+/** The person behind a credential: who is meant by author, approver or requester, whichever key or session is used. */
+export function personOf(principal: Principal): string {
+  return principal.kind === 'session' ? principal.userId : (principal.ownerId ?? principal.id);
+}

@@ -1,0 +1,240 @@
+import { type Adapter, type DatabaseSession, type DatabaseUser, Lucia, TimeSpan } from 'lucia';
+import { Member, SessionEntity } from '../../db/entities/index.ts';
+import type { Database } from '../../db/index.ts';
+import type { Clock } from '../lib/clock.ts';
+import { sha256 } from '../lib/crypto.ts';
+import type { Actor, WriteAudit } from './audit.ts';
+import type { Principal, Role } from './scopes.ts';
+import { newSecret, secretHash, secretKind } from './secret.ts';
+
+declare module 'lucia' {
+  interface Register {
+    Lucia: Lucia;
+    DatabaseSessionAttributes: { authMethod: string };
+    DatabaseUserAttributes: { email: string };
+  }
+}
+
+export const SESSION_COOKIE = 'svc_session';
+/** A session ends this long after sign-in, whatever happens in it. */
+export const SESSION_SECONDS = 24 * 3600;
+/** How long a link that an operator printed signs in. */
+export const OPERATOR_LINK_SECONDS = 7 * 24 * 3600;
+
+type SessionPrincipal = Extract<Principal, { kind: 'session' }>;
+
+const hashed = (sessionId: string) => sha256(sessionId).toString('hex');
+
+/**
+ * Sign-in sessions of people. Lucia makes and checks the session ids; the rows hold only their SHA-256. Lucia's user id
+ * is `<tenant>/<user>`, since a person is a member of one tenant.
+ */
+export class Sessions {
+  readonly #db: Database;
+  readonly #clock: Clock;
+  readonly #audit: WriteAudit;
+  readonly #lucia: Lucia<Record<never, never>, Record<never, never>>;
+
+  constructor(db: Database, clock: Clock, audit: WriteAudit, options: { secureCookie: boolean }) {
+    this.#db = db;
+    this.#clock = clock;
+    this.#audit = audit;
+    this.#lucia = new Lucia(adapter(db, clock), {
+      sessionExpiresIn: new TimeSpan(SESSION_SECONDS, 's'),
+      sessionCookie: {
+        name: SESSION_COOKIE,
+        attributes: { sameSite: 'lax', secure: options.secureCookie, path: '/' },
+      },
+    });
+  }
+
+  /** The signed-in person of a cookie value, with the roles of this moment; null when the session is over. */
+  async validate(sessionId: string): Promise<SessionPrincipal | null> {
+    const { session, user } = await this.#lucia.validateSession(sessionId);
+    if (!session) return null;
+    const [tenantId, userId] = user.id.split('/') as [string, string];
+    const em = this.#db.reader(tenantId);
+    const [row, member] = await Promise.all([
+      em.findOne(SessionEntity, { tenantId, id: hashed(sessionId) }),
+      this.#db.reader(tenantId).findOne(Member, { tenantId, id: userId, removedAt: null }),
+    ]);
+    // lucia extends sessions in memory after half their life; the row has the absolute end
+    if (!row || !member || row.expiresAt.getTime() <= this.#clock.now()) return null;
+    return {
+      kind: 'session',
+      tenantId,
+      id: row.id,
+      userId,
+      email: member.email,
+      name: member.name,
+      avatarUrl: member.avatarUrl ?? null,
+      roles: member.roles as Role[],
+      authMethod: row.authMethod,
+    };
+  }
+
+  /** A link that signs one person in, once. The token is returned here and never again. */
+  async createLink(tenantId: string, userId: string, seconds: number): Promise<string> {
+    const token = newSecret('link');
+    const now = this.#clock.now();
+    const id = secretHash(token);
+    await this.#db.transaction(tenantId, async (em) => {
+      await em.execute('insert into sign_in_link values (?, ?, ?, ?, ?)', [
+        tenantId,
+        id.toString('hex'),
+        userId,
+        new Date(now),
+        new Date(now + seconds * 1000),
+      ]);
+      await em.execute('insert into credential (hash, kind, tenant_id, id) values (?, ?, ?, ?)', [
+        id,
+        'sign_in_link',
+        tenantId,
+        id.toString('hex'),
+      ]);
+    });
+    return token;
+  }
+
+  /**
+   * Uses a link up and starts a session; null when the token is unknown, expired or used. However many requests bring
+   * the same token at once, one of them gets a session.
+   */
+  async redeemLink(
+    token: string,
+    origin: { ip: string; requestId: string },
+  ): Promise<{ cookie: string; tenantId: string; expiresAt: Date } | null> {
+    if (secretKind(token) !== 'link') return null;
+    const hash = secretHash(token);
+    const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
+      `select tenant_id from credential where hash = $1 and kind = 'sign_in_link'`,
+      [hash],
+    );
+    const tenantId = rows[0]?.tenant_id;
+    if (!tenantId) return null;
+    const now = new Date(this.#clock.now());
+    const user = await this.#db.transaction(tenantId, async (em) => {
+      const used = await em.execute<{ user_id: string }[]>(
+        `update sign_in_link set used_at = ? where tenant_id = ? and id = ? and used_at is null and expires_at > ?
+         returning user_id`,
+        [now, tenantId, hash.toString('hex'), now],
+      );
+      await em.execute('delete from credential where hash = ?', [hash]);
+      const member = used[0] && (await em.findOne(Member, { tenantId, id: used[0].user_id, removedAt: null }));
+      if (member) member.lastLogin = now;
+      return member ? { id: member.id, email: member.email } : null;
+    });
+    if (!user) return null;
+    return this.#start(tenantId, user, 'magic_link', origin);
+  }
+
+  async #start(
+    tenantId: string,
+    user: { id: string; email: string },
+    authMethod: string,
+    origin: { ip: string; requestId: string },
+  ) {
+    const session = await this.#lucia.createSession(`${tenantId}/${user.id}`, { authMethod });
+    const actor: Actor = { type: 'user', id: user.id, email: user.email, ip: origin.ip };
+    await this.#db.transaction(tenantId, (em) =>
+      this.#audit(em, tenantId, {
+        actor,
+        action: 'session.started',
+        target: { type: 'user', id: user.id },
+        detail: authMethod,
+        requestId: origin.requestId,
+      }),
+    );
+    return {
+      cookie: this.#lucia.createSessionCookie(session.id).serialize(),
+      tenantId,
+      expiresAt: new Date(this.#clock.now() + SESSION_SECONDS * 1000),
+    };
+  }
+
+  /** Ends the session of the principal; the cookie is refused by every process when it resolves. */
+  async end(principal: SessionPrincipal, origin: { ip: string; requestId: string }): Promise<string> {
+    const { tenantId } = principal;
+    await this.#db.transaction(tenantId, async (em, notify) => {
+      await em.execute('delete from credential where hash = ?', [Buffer.from(principal.id, 'hex')]);
+      await em.nativeDelete(SessionEntity, { tenantId, id: principal.id });
+      await notify('credential', principal.id);
+      await this.#audit(em, tenantId, {
+        actor: { type: 'user', id: principal.userId, email: principal.email, ip: origin.ip },
+        action: 'session.ended',
+        target: { type: 'user', id: principal.userId },
+        requestId: origin.requestId,
+      });
+    });
+    return this.#lucia.createBlankSessionCookie().serialize();
+  }
+}
+
+/** Lucia's storage over this database. Ids are hashed on the way in. */
+function adapter(db: Database, clock: Clock): Adapter {
+  const find = async (sessionId: string): Promise<[DatabaseSession | null, DatabaseUser | null]> => {
+    const { rows } = await db.owner.query<{ tenant_id: string; id: string }>(
+      `select tenant_id, id from credential where hash = $1 and kind = 'session'`,
+      [sha256(sessionId)],
+    );
+    if (!rows[0]) return [null, null];
+    const { tenant_id: tenantId, id } = rows[0];
+    const row = await db.reader(tenantId).findOne(SessionEntity, { tenantId, id });
+    if (!row) return [null, null];
+    const userId = `${tenantId}/${row.userId}`;
+    return [
+      { id: sessionId, userId, expiresAt: row.expiresAt, attributes: { authMethod: row.authMethod } },
+      { id: userId, attributes: { email: '' } },
+    ];
+  };
+  const forget = (where: string, values: unknown[]) =>
+    db.owner.query(
+      `with gone as (delete from session where ${where} returning tenant_id, id)
+       delete from credential c using gone where c.tenant_id = gone.tenant_id and c.id = gone.id`,
+      values,
+    );
+  return {
+    getSessionAndUser: find,
+    getUserSessions: async (luciaUser) => {
+      const [tenantId, userId] = luciaUser.split('/') as [string, string];
+      const rows = await db.reader(tenantId).find(SessionEntity, { tenantId, userId });
+      return rows.map((row) => ({
+        id: row.id,
+        userId: luciaUser,
+        expiresAt: row.expiresAt,
+        attributes: { authMethod: row.authMethod },
+      }));
+    },
+    setSession: async (session) => {
+      const [tenantId, userId] = session.userId.split('/') as [string, string];
+      await db.transaction(tenantId, async (em) => {
+        const hash = sha256(session.id);
+        await em.execute('insert into credential (hash, kind, tenant_id, id) values (?, ?, ?, ?)', [
+          hash,
+          'session',
+          tenantId,
+          hash.toString('hex'),
+        ]);
+        em.create(SessionEntity, {
+          tenantId,
+          id: hash.toString('hex'),
+          userId,
+          authMethod: session.attributes.authMethod,
+          createdAt: new Date(clock.now()),
+          expiresAt: new Date(clock.now() + SESSION_SECONDS * 1000),
+        });
+      });
+    },
+    // the end of a session is absolute: it is never moved
+    updateSessionExpiration: async () => undefined,
+    deleteSession: async (sessionId) => {
+      await forget('id = $1', [hashed(sessionId)]);
+    },
+    deleteUserSessions: async (luciaUser) => {
+      await forget('tenant_id = $1 and user_id = $2', luciaUser.split('/'));
+    },
+    deleteExpiredSessions: async () => {
+      await forget('expires_at <= $1', [new Date(clock.now())]);
+    },
+  };
+}

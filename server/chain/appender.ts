@@ -1,0 +1,848 @@
+import { setTimeout as delay } from 'node:timers/promises';
+import pg from 'pg';
+import type { Database } from '../../db/index.ts';
+import { type ActorKind, Fenced } from '../actors/host.ts';
+import { AppError } from '../errors.ts';
+import type { Clock } from '../lib/clock.ts';
+import type { Log } from '../lib/log.ts';
+import type { Checkpoint, Checkpoints } from './checkpoint.ts';
+import { ConnectionLost, CopyRows, Pipeline, type ServerError } from './copy.ts';
+import { chainHash, DECISIONS, type DecisionEvent, decisionLine, genesisLine, idHash, ZERO_HASH } from './record.ts';
+
+export interface AppendEvent {
+  event: DecisionEvent;
+  /** What the decision was taken on, as JSON text. Kept beside the chain, so that it can be erased. */
+  input?: string | undefined;
+}
+
+/** What became of one event. */
+export type Appended =
+  /** It is in the chain. `duplicate`: it was before this call, with the same content. `hash` is in hex. */
+  | { seq: number; hash: string; duplicate: boolean }
+  /** Its id is in the chain with other content; nothing was stored. */
+  | { conflict: true }
+  /** The database cannot store it; nothing was stored. */
+  | { refused: true };
+
+export interface AppendCommand {
+  events: readonly AppendEvent[];
+}
+export interface AppendResult {
+  /** One for each event, in their order. */
+  results: Appended[];
+}
+
+/**
+ * The writer of the decision chains. One serves all tenants that this process owns, because a transaction for each
+ * tenant would cost more than the records in it.
+ */
+export interface Appender {
+  /**
+   * Appends events to the tenant's chain, each once: its `event_id` is the idempotency key. When it resolves, every
+   * event whose result has a `seq` is committed and flushed to disk (synchronous_commit), and stays at that place.
+   *
+   * Events of one call keep their order; those of calls at the same time may mix. It is not all or nothing: an event
+   * that cannot be stored hurts only itself. At most 1,000 events a call.
+   *
+   * Rejects with Fenced when another process took the tenant over, with UNAVAILABLE (Retry-After) when the mailbox is
+   * full or the database does not answer, and with NOT_FOUND for an unknown tenant. What was asked for may then be
+   * stored or not: the same call again finds out and does the rest.
+   */
+  append(tenantId: string, events: readonly AppendEvent[]): Promise<AppendResult>;
+  /** Takes the tenant's fence, so that every other writer of its chain is locked out. `append` does it when needed. */
+  open(tenantId: string): Promise<void>;
+  /** Forgets the tenant. What was accepted is still written; the next `append` takes the fence again. */
+  release(tenantId: string): void;
+  /** Events that were accepted and are not yet answered. */
+  readonly waiting: number;
+  /** Finishes what was accepted (or rejects it with UNAVAILABLE when the database does not answer) and disconnects. */
+  stop(): Promise<void>;
+}
+
+export interface AppenderOptions {
+  db: Pick<Database, 'owner' | 'connectOwner'>;
+  clock: Clock;
+  log: Log;
+  /** `sha256:<hex>` of the current public key, for the genesis record of a new chain. */
+  fingerprint: () => string;
+  /** Without it no checkpoints are signed on the way. */
+  checkpoints?: Checkpoints | undefined;
+  /** Writer connections; tenants are spread over them. */
+  shards?: number;
+  /** Event ids remembered per shard, so that a proxy's retry costs no look-up. */
+  recentIds?: number;
+  /** Events that may wait per shard. */
+  mailbox?: number;
+  hooks?: AppenderHooks | undefined;
+}
+
+/** Failpoints, for tests. */
+export interface AppenderHooks {
+  /** A transaction, its COMMIT included, was written to the connection and not yet answered. `cut` breaks the connection. */
+  sent?(cut: () => void): void;
+  /** A transaction is committed and its callers do not know yet. */
+  committed?(): void;
+}
+
+const GROUP_EVENTS = 1000;
+const GROUP_INPUT_BYTES = 4 * 1024 * 1024;
+const MAILBOX_INPUT_BYTES = 64 * 1024 * 1024;
+/** Transactions under way at once. */
+const DEPTH = 2;
+/** A second transaction is begun beside the first only for this many events; fewer gather meanwhile. */
+const SECOND_GROUP_EVENTS = 200;
+/** A transaction that takes longer is given up: its connection is cut. */
+const TRANSACTION_MS = 30_000;
+/** How long callers wait for a lost connection to come back. */
+const PATIENCE_MS = 3000;
+const ATTEMPTS = 5;
+
+export function openAppender(options: AppenderOptions): Appender {
+  const writers = Array.from({ length: options.shards ?? 1 }, () => new Writer(options));
+  const of = (tenantId: string) => writers[(idHash(tenantId) >>> 0) % writers.length]!;
+  return {
+    append: (tenantId, events) => of(tenantId).append(tenantId, events),
+    open: (tenantId) => of(tenantId).open(tenantId),
+    release: (tenantId) => of(tenantId).release(tenantId),
+    get waiting() {
+      return writers.reduce((sum, writer) => sum + writer.waiting, 0);
+    },
+    stop: async () => {
+      await Promise.all(writers.map((writer) => writer.stop()));
+    },
+  };
+}
+
+/** The appender as a kind of actor, so that a host decides which process owns a tenant. */
+export function chainActor(appender: Appender): ActorKind<string, AppendCommand, AppendResult> {
+  return {
+    open: async (tenantId) => {
+      await appender.open(tenantId);
+      return tenantId;
+    },
+    handle: (tenantId, command) => appender.append(tenantId, command.events),
+    close: (tenantId) => appender.release(tenantId),
+  };
+}
+
+/** A tenant's chain as this writer holds it: the head as it will be once everything under way is committed. */
+interface Chain {
+  readonly tenantId: string;
+  seq: number;
+  hash: Buffer;
+  fence: number;
+  /** received_at of the last record in milliseconds; time never goes back within a chain. */
+  at: number;
+  /** seq of the last checkpoint; undefined when this chain must not be signed. */
+  signed: number | undefined;
+  /** False once the ownership is lost or unsure: whoever comes next opens the chain again. */
+  live: boolean;
+}
+
+interface Batch {
+  readonly chain: Chain;
+  readonly events: readonly AppendEvent[];
+  readonly inputBytes: number;
+  readonly results: Appended[];
+  /** After a failure: which results are final. */
+  final: Uint8Array | undefined;
+  readonly resolve: (result: AppendResult) => void;
+  readonly reject: (error: Error) => void;
+}
+
+/** A record that was written or is about to be. An event has the same content if it makes the same record. */
+interface Place {
+  readonly seq: number;
+  readonly receivedAt: string;
+  readonly previous: Buffer;
+  readonly hash: Buffer;
+}
+
+/** Where a chain stood before a group. */
+interface Move {
+  readonly chain: Chain;
+  readonly seq: number;
+  readonly hash: Buffer;
+  readonly at: number;
+  readonly signed: number | undefined;
+}
+
+/** The batches of one transaction. */
+interface Group {
+  readonly batches: readonly Batch[];
+  /** Of the only batch, only this event. */
+  readonly pick: number | undefined;
+  readonly moves: Map<Chain, Move>;
+  /** Keys of the recent ids that the group added. */
+  readonly keys: string[];
+  readonly checkpoints: Checkpoint[];
+  state: 'under way' | 'committed' | 'failed';
+  error: Error | undefined;
+}
+
+class Writer {
+  readonly #options: AppenderOptions;
+  readonly #mailbox: number;
+  readonly #recent: RecentIds;
+  readonly #chains = new Map<string, Chain | Promise<Chain>>();
+  readonly #queue: Batch[] = [];
+  #queuedEvents = 0;
+  #waitingEvents = 0;
+  #waitingBytes = 0;
+  #groups: Group[] = [];
+  #pipeline: Pipeline | undefined;
+  readonly #rows: CopyRows[] = [];
+  #scheduled = false;
+  /** Something failed and is being put right; no new transaction begins. */
+  #repairing = false;
+  /** The database was away for longer than callers are asked to wait. */
+  #down = false;
+  #stopped = false;
+  #idle: (() => void) | undefined;
+  readonly #stopping = new AbortController();
+
+  constructor(options: AppenderOptions) {
+    this.#options = options;
+    this.#mailbox = options.mailbox ?? 20_000;
+    // INVARIANT: ids of records under way are never forgotten, or an id twice in one group would not be seen
+    this.#recent = new RecentIds(Math.max(options.recentIds ?? 50_000, 2 * (DEPTH + 1) * GROUP_EVENTS));
+  }
+
+  get waiting(): number {
+    return this.#waitingEvents;
+  }
+
+  async append(tenantId: string, events: readonly AppendEvent[]): Promise<AppendResult> {
+    if (events.length > GROUP_EVENTS) throw new RangeError(`more than ${GROUP_EVENTS} events in one call`);
+    if (this.#stopped) throw unavailable('the server stops');
+    if (this.#down) throw unavailable('the database does not answer');
+    let inputBytes = 0;
+    for (const { input } of events) if (input !== undefined) inputBytes += input.length;
+    if (
+      this.#waitingEvents + events.length > this.#mailbox ||
+      (inputBytes > 0 && this.#waitingBytes + inputBytes > MAILBOX_INPUT_BYTES)
+    ) {
+      throw unavailable('too many events are waiting');
+    }
+    this.#waitingEvents += events.length;
+    this.#waitingBytes += inputBytes;
+    try {
+      const known = this.#chains.get(tenantId);
+      const chain = known instanceof Promise || known === undefined ? await this.#chain(tenantId) : known;
+      return await new Promise<AppendResult>((resolve, reject) => {
+        this.#queue.push({ chain, events, inputBytes, results: [], final: undefined, resolve, reject });
+        this.#queuedEvents += events.length;
+        this.#schedule();
+      });
+    } finally {
+      this.#waitingEvents -= events.length;
+      this.#waitingBytes -= inputBytes;
+      if (this.#waitingEvents === 0) this.#idle?.();
+    }
+  }
+
+  async open(tenantId: string): Promise<void> {
+    await this.#chain(tenantId);
+  }
+
+  release(tenantId: string): void {
+    const chain = this.#chains.get(tenantId);
+    if (chain && !(chain instanceof Promise)) this.#chains.delete(tenantId);
+  }
+
+  async stop(): Promise<void> {
+    this.#stopped = true;
+    this.#stopping.abort();
+    if (this.#waitingEvents > 0) await new Promise<void>((resolve) => (this.#idle = resolve));
+    await this.#pipeline?.end();
+  }
+
+  // --- ownership
+
+  #chain(tenantId: string): Promise<Chain> | Chain {
+    const known = this.#chains.get(tenantId);
+    if (known) return known;
+    const opening = this.#open(tenantId).then(
+      (chain) => {
+        if (this.#chains.get(tenantId) === opening) this.#chains.set(tenantId, chain);
+        return chain;
+      },
+      (error) => {
+        if (this.#chains.get(tenantId) === opening) this.#chains.delete(tenantId);
+        throw error;
+      },
+    );
+    this.#chains.set(tenantId, opening);
+    return opening;
+  }
+
+  /**
+   * INVARIANT: the fence is taken first and everything else is read after it. Raising it waits for a transaction of the
+   * former owner that holds the head; one that comes later fails its compare-and-swap. So what is read stays true.
+   */
+  async #open(tenantId: string): Promise<Chain> {
+    const { owner } = this.#options.db;
+    try {
+      const { rows } = await owner.query<{ seq: number; hash: Buffer; fence: number }>(
+        `insert into chain_head as h (tenant_id, chain, seq, hash, fence) values ($1, 'forensics', 0, $2, 1)
+         on conflict (tenant_id, chain) do update set fence = h.fence + 1
+         returning seq, hash, fence`,
+        [tenantId, Buffer.from(ZERO_HASH, 'hex')],
+      );
+      const { seq, hash, fence } = rows[0]!;
+      const last = await owner.query<{ received_at: Date }>(
+        'select received_at from forensic_record where tenant_id = $1 and seq = $2',
+        [tenantId, seq],
+      );
+      const at = last.rows[0]?.received_at.getTime() ?? 0;
+      const signed = await this.#options.checkpoints?.resume(tenantId, 'forensics');
+      return { tenantId, seq, hash, fence, at, signed, live: true };
+    } catch (error) {
+      if ((error as ServerError).code === '23503') throw new AppError('NOT_FOUND', 'there is no such tenant');
+      this.#options.log.error({ err: error, tenant: tenantId }, 'a chain cannot be opened');
+      throw unavailable('the database does not answer', error);
+    }
+  }
+
+  #abandon(chain: Chain): void {
+    chain.live = false;
+    if (this.#chains.get(chain.tenantId) === chain) this.#chains.delete(chain.tenantId);
+  }
+
+  // --- the common path
+
+  /** Waits for the end of this turn of the event loop, so that the requests that came together go together. */
+  #schedule(): void {
+    if (this.#scheduled) return;
+    this.#scheduled = true;
+    setImmediate(() => {
+      this.#scheduled = false;
+      this.#pump();
+    });
+  }
+
+  #pump(): void {
+    if (this.#repairing || this.#queue.length === 0) return;
+    if (!this.#pipeline) {
+      this.#repair([]);
+      return;
+    }
+    while (this.#queue.length > 0) {
+      const free =
+        this.#groups.length === 0 || (this.#groups.length < DEPTH && this.#queuedEvents >= SECOND_GROUP_EVENTS);
+      if (!free) return;
+      const batches = this.#take();
+      if (batches.length > 0) this.#begin(batches);
+    }
+  }
+
+  #take(): Batch[] {
+    const batches: Batch[] = [];
+    let events = 0;
+    let bytes = 0;
+    let taken = 0;
+    for (const batch of this.#queue) {
+      const fits = events + batch.events.length <= GROUP_EVENTS && bytes + batch.inputBytes <= GROUP_INPUT_BYTES;
+      if (taken > 0 && !fits) break;
+      taken++;
+      events += batch.events.length;
+      bytes += batch.inputBytes;
+      if (batch.chain.live) batches.push(batch);
+      else batch.reject(new Fenced());
+    }
+    this.#queue.splice(0, taken);
+    this.#queuedEvents -= events;
+    return batches;
+  }
+
+  #begin(batches: readonly Batch[]): void {
+    const { group, done } = this.#send(batches);
+    this.#groups.push(group);
+    done.then(
+      () => {
+        group.state = 'committed';
+        this.#drain();
+      },
+      (error: Error) => {
+        group.state = 'failed';
+        group.error = error;
+        this.#drain();
+      },
+    );
+  }
+
+  /** Answers committed groups in their order. A group behind one that failed has failed too. */
+  #drain(): void {
+    while (this.#groups[0]?.state === 'committed') {
+      const group = this.#groups.shift()!;
+      this.#published(group);
+      for (const batch of group.batches) batch.resolve({ results: batch.results });
+    }
+    if (this.#groups.length > 0) {
+      if (this.#groups.every((group) => group.state !== 'under way')) {
+        const failed = this.#groups;
+        this.#groups = [];
+        this.#repair(failed);
+      }
+    }
+    this.#pump();
+  }
+
+  #published(group: Group): void {
+    this.#options.hooks?.committed?.();
+    if (group.checkpoints.length > 0) this.#options.checkpoints!.publish(group.checkpoints);
+  }
+
+  /** Makes the records of a group and writes its transaction to the connection. */
+  #send(batches: readonly Batch[], pick?: number): { group: Group; done: Promise<void> } {
+    const rows = this.#rows.pop() ?? new CopyRows(1024 * 1024);
+    rows.reset();
+    const group: Group = {
+      batches,
+      pick,
+      moves: new Map(),
+      keys: [],
+      checkpoints: [],
+      state: 'under way',
+      error: undefined,
+    };
+    const now = this.#options.clock.now();
+    let inputs: CopyRows | undefined;
+    for (const batch of batches) {
+      const { chain, events, results, final } = batch;
+      let receivedAt = '';
+      const first = pick ?? 0;
+      const end = pick === undefined ? events.length : pick + 1;
+      for (let i = first; i < end; i++) {
+        if (final?.[i]) continue;
+        const { event, input } = events[i]!;
+        const key = `${chain.tenantId} ${event.event_id}`;
+        const known = this.#recent.get(key);
+        if (known) {
+          results[i] = sameContent(chain.tenantId, event, known)
+            ? { seq: known.seq, hash: known.hash.toString('hex'), duplicate: true }
+            : { conflict: true };
+          continue;
+        }
+        if (!group.moves.has(chain)) {
+          const { seq, hash, at, signed } = chain;
+          group.moves.set(chain, { chain, seq, hash, at, signed });
+          if (now > at) chain.at = now;
+          receivedAt = new Date(chain.at).toISOString();
+          if (seq === 0) this.#genesis(rows, chain, receivedAt);
+        } else if (receivedAt === '') receivedAt = new Date(chain.at).toISOString();
+        const previous = chain.hash;
+        const seq = chain.seq + 1;
+        const line = decisionLine(chain.tenantId, seq, receivedAt, event);
+        const hash = chainHash(previous, line);
+        chain.seq = seq;
+        chain.hash = hash;
+        rows.row(9);
+        rows.int8(seq);
+        rows.timestamp(chain.at);
+        rows.int4(idHash(event.agent_id));
+        rows.int4(idHash(event.session_id));
+        rows.int2(DECISIONS.indexOf(event.decision));
+        rows.bytes(hash);
+        rows.text(chain.tenantId);
+        rows.text(event.event_id);
+        rows.text(line);
+        if (input !== undefined) {
+          inputs ??= new CopyRows();
+          inputs.row(4);
+          inputs.text(chain.tenantId);
+          inputs.text(event.event_id);
+          inputs.timestamp(chain.at);
+          inputs.text(input);
+        }
+        this.#recent.add(key, { seq, receivedAt, previous, hash });
+        group.keys.push(key);
+        results[i] = { seq, hash: hash.toString('hex'), duplicate: false };
+      }
+    }
+    if (rows.count === 0) {
+      this.#rows.push(rows);
+      // duplicates of records under way: answered in turn, after those are committed
+      return { group, done: Promise.resolve() };
+    }
+    this.#sign(group, now);
+    const copies = [rows.message()];
+    if (inputs) copies.push(inputs.message());
+    const done = this.#pipeline!.run(transaction(group, inputs !== undefined), copies, () => {
+      written = true;
+      if (answered) this.#rows.push(rows);
+    });
+    // INVARIANT: a buffer is used again only when it was written and its transaction answered
+    let written = false;
+    let answered = false;
+    const settled = () => {
+      answered = true;
+      if (written) this.#rows.push(rows);
+    };
+    done.then(settled, settled);
+    this.#options.hooks?.sent?.(() => this.#pipeline?.destroy());
+    return { group, done };
+  }
+
+  #genesis(rows: CopyRows, chain: Chain, receivedAt: string): void {
+    const line = genesisLine(chain.tenantId, 'forensics', receivedAt, this.#options.fingerprint());
+    chain.seq = 1;
+    chain.hash = chainHash(chain.hash, line);
+    rows.row(9);
+    rows.int8(1);
+    rows.timestamp(chain.at);
+    rows.int4(0);
+    rows.int4(0);
+    rows.int2(0);
+    rows.bytes(chain.hash);
+    rows.text(chain.tenantId);
+    rows.text(GENESIS_ID);
+    rows.text(line);
+  }
+
+  /** Checkpoints that fall due with this group commit with it. */
+  #sign(group: Group, now: number): void {
+    const { checkpoints } = this.#options;
+    if (!checkpoints) return;
+    for (const { chain } of group.moves.values()) {
+      if (chain.signed === undefined || chain.seq - chain.signed < checkpoints.everyRecords) continue;
+      const checkpoint = checkpoints.sign(chain.tenantId, 'forensics', { seq: chain.seq, hash: chain.hash }, now);
+      if (!checkpoint) continue;
+      chain.signed = chain.seq;
+      group.checkpoints.push(checkpoint);
+    }
+  }
+
+  // --- the rare path: one transaction at a time until everything that failed has its answer
+
+  #repair(failed: Group[]): void {
+    this.#repairing = true;
+    this.#repairAll(failed)
+      .catch((error: Error) => {
+        this.#options.log.error({ err: error }, 'the chain writer failed');
+        for (const { batches } of failed) for (const batch of batches) this.#giveUp(batch, unavailable('failed', error));
+      })
+      .finally(() => {
+        this.#repairing = false;
+        this.#pump();
+      });
+  }
+
+  async #repairAll(failed: Group[]): Promise<void> {
+    for (const group of failed.toReversed()) this.#undo(group);
+    const error = failed.find((group) => group.error)?.error;
+    for (const { batches } of failed) for (const batch of batches) batch.final ??= new Uint8Array(batch.events.length);
+    if (!this.#pipeline || error instanceof ConnectionLost) {
+      if (!(await this.#reconnect(failed.flatMap((group) => group.batches)))) return;
+    } else await this.#pipeline.run('rollback');
+    for (const [index, group] of failed.entries()) {
+      await this.#redo(group.batches, undefined, index === 0 ? error : undefined);
+      for (const batch of group.batches) {
+        if (batch.final!.every((final) => final === 1)) batch.resolve({ results: batch.results });
+      }
+    }
+  }
+
+  /** Takes a failed group's records back out of memory. */
+  #undo(group: Group): void {
+    for (const { chain, seq, hash, at, signed } of group.moves.values()) Object.assign(chain, { seq, hash, at, signed });
+    for (const key of group.keys) this.#recent.delete(key);
+  }
+
+  /**
+   * Gives every event of the batches (or only `pick`) its final result, or rejects the batch. `error` is why the last
+   * attempt failed; that attempt is undone and rolled back.
+   */
+  async #redo(batches: readonly Batch[], pick?: number, error?: Error): Promise<void> {
+    let cause = error;
+    let open = batches;
+    for (let attempt = 0; ; attempt++) {
+      if (cause) {
+        const kind = kindOf(cause);
+        this.#options.log.warn({ err: cause, kind, attempt }, 'a group of records was not committed');
+        if (attempt >= ATTEMPTS) return this.#rejectAll(open, unavailable('the database refuses', cause));
+        if (kind === 'lost') {
+          if (attempt > 0 && !(await this.#reconnect(open))) return;
+          await this.#lookUp(open, pick);
+        } else if (kind === 'duplicate') {
+          if ((await this.#lookUp(open, pick)) === 0) {
+            // no id of ours is there: a record stands at a place that the head does not know of
+            this.#options.log.error({ err: cause }, 'records stand beyond the head of a chain: it was tampered with');
+            return this.#rejectAll(open, unavailable('the chain is damaged', cause));
+          }
+        } else if (kind === 'head') await this.#compareHeads(open);
+        else if (kind === 'data') return this.#divide(open, pick);
+        else if (kind === 'other') return this.#rejectAll(open, unavailable('the database refuses', cause));
+      }
+      for (const batch of open) if (!batch.chain.live) this.#giveUp(batch, new Fenced());
+      open = open.filter((batch) => batch.chain.live && !isDone(batch, pick));
+      if (open.length === 0) return;
+      const { group, done } = this.#send(open, pick);
+      try {
+        await done;
+        this.#published(group);
+        for (const batch of open) {
+          if (pick === undefined) batch.final!.fill(1);
+          else batch.final![pick] = 1;
+        }
+        return;
+      } catch (failure) {
+        this.#undo(group);
+        cause = failure as Error;
+        if (kindOf(cause) !== 'lost') await this.#rollBack();
+      }
+    }
+  }
+
+  async #rollBack(): Promise<void> {
+    try {
+      await this.#pipeline!.run('rollback');
+    } catch (error) {
+      // the next transaction meets the lost connection itself
+      if (!(error instanceof ConnectionLost)) throw error;
+    }
+  }
+
+  /** The data of one event is at fault: finds it by batch, then by event. */
+  async #divide(batches: readonly Batch[], pick: number | undefined): Promise<void> {
+    if (pick !== undefined) {
+      const batch = batches[0]!;
+      batch.results[pick] = { refused: true };
+      batch.final![pick] = 1;
+      this.#options.log.error(
+        { tenant: batch.chain.tenantId, event_id: batch.events[pick]!.event.event_id },
+        'the database refused an event that had passed validation',
+      );
+    } else if (batches.length > 1) {
+      for (const batch of batches) await this.#redo([batch]);
+    } else {
+      const batch = batches[0]!;
+      for (let i = 0; i < batch.events.length && batch.chain.live; i++) await this.#redo([batch], i);
+    }
+  }
+
+  /** Settles the events whose ids are in the chain by now. Returns how many it found. */
+  async #lookUp(batches: readonly Batch[], pick: number | undefined): Promise<number> {
+    let found = 0;
+    const byTenant = Map.groupBy(batches, (batch) => batch.chain);
+    for (const [chain, group] of byTenant) {
+      const ids = group.flatMap(({ events, final }) =>
+        events.filter((_, i) => !final![i] && (pick === undefined || pick === i)).map(({ event }) => event.event_id),
+      );
+      const { rows } = await this.#options.db.owner.query<{ event_id: string; seq: number; hash: Buffer; line: string }>(
+        'select event_id, seq, hash, line from forensic_record where tenant_id = $1 and event_id = any($2)',
+        [chain.tenantId, ids],
+      );
+      const stored = new Map(rows.map((row) => [row.event_id, row]));
+      for (const { events, final, results } of group) {
+        for (const [i, { event }] of events.entries()) {
+          const row = stored.get(event.event_id);
+          if (!row || final![i] || (pick !== undefined && pick !== i)) continue;
+          // the attempt before may itself have stored it: then it stands where that attempt meant it to
+          const meant = results[i];
+          const ours = meant && 'seq' in meant && !meant.duplicate && meant.hash === row.hash.toString('hex');
+          results[i] = sameLine(chain.tenantId, event, row.line)
+            ? { seq: row.seq, hash: row.hash.toString('hex'), duplicate: !ours }
+            : { conflict: true };
+          final![i] = 1;
+          found++;
+        }
+      }
+    }
+    return found;
+  }
+
+  /** The compare-and-swap found another head than ours: another owner's, or one that went on without us. */
+  async #compareHeads(batches: readonly Batch[]): Promise<void> {
+    for (const chain of new Set(batches.map((batch) => batch.chain))) {
+      const { rows } = await this.#options.db.owner.query<{ seq: number; hash: Buffer; fence: number }>(
+        `select seq, hash, fence from chain_head where tenant_id = $1 and chain = 'forensics'`,
+        [chain.tenantId],
+      );
+      const head = rows[0];
+      if (head?.fence !== chain.fence) {
+        this.#options.log.warn({ tenant: chain.tenantId }, 'another process took the chain over');
+        this.#abandon(chain);
+      } else if (head.seq !== chain.seq || !head.hash.equals(chain.hash)) {
+        // nobody else may move it under our fence: not for this writer to put right
+        this.#options.log.error({ tenant: chain.tenantId, seq: head.seq }, 'the head of a chain moved under its owner');
+        this.#abandon(chain);
+      }
+    }
+  }
+
+  /**
+   * Connects again and takes the fences of the batches' chains again, in a compare-and-swap so that a chain that
+   * another process took in the meantime is left to it. False when the database stays away: the batches are rejected
+   * then, and all that waits.
+   *
+   * INVARIANT: fences first, look-ups after (see #open): the lost connection's transaction may still be running.
+   */
+  async #reconnect(batches: readonly Batch[]): Promise<boolean> {
+    const chains = [...new Set(batches.map((batch) => batch.chain))].filter((chain) => chain.live);
+    const { db, log } = this.#options;
+    const began = performance.now();
+    for (let pause = 50; ; pause = Math.min(2 * pause, 2000)) {
+      try {
+        this.#pipeline?.destroy();
+        this.#pipeline = undefined;
+        const client = await db.connectOwner();
+        client.on('error', () => undefined);
+        await client.query(SESSION, [String(TRANSACTION_MS)]);
+        for (const chain of chains) {
+          const { rows } = await client.query<{ seq: number; hash: Buffer; fence: number }>(
+            `update chain_head set fence = fence + 1 where tenant_id = $1 and chain = 'forensics' and fence = $2
+             returning seq, hash, fence`,
+            [chain.tenantId, chain.fence],
+          );
+          if (rows[0]) Object.assign(chain, rows[0]);
+          else this.#abandon(chain);
+        }
+        let pipeline: Pipeline | undefined;
+        pipeline = new Pipeline(client, {
+          timeoutMs: TRANSACTION_MS,
+          onLost: (error) => {
+            if (this.#pipeline !== pipeline) return;
+            this.#pipeline = undefined;
+            if (!this.#stopped) log.warn({ err: error.cause ?? error }, 'the chain writer lost its connection');
+          },
+        });
+        this.#pipeline = pipeline;
+        if (this.#down) log.info('the chain writer is connected again');
+        this.#down = false;
+        return true;
+      } catch (error) {
+        const waited = performance.now() - began;
+        if (waited > PATIENCE_MS || this.#stopped) {
+          if (!this.#down) log.error({ err: error }, 'the chain writer has no database; events are refused');
+          this.#down = !this.#stopped;
+          const refusal = unavailable('the database does not answer', error);
+          for (const chain of chains) this.#abandon(chain);
+          for (const batch of batches) this.#giveUp(batch, refusal);
+          for (const batch of this.#queue.splice(0)) batch.reject(refusal);
+          this.#queuedEvents = 0;
+          if (this.#stopped) return false;
+        }
+        await delay(pause, undefined, { signal: this.#stopping.signal }).catch(() => undefined);
+      }
+    }
+  }
+
+  #rejectAll(batches: readonly Batch[], error: Error): void {
+    for (const batch of batches) this.#giveUp(batch, error);
+  }
+
+  /** Rejects the batch; the events of it that are still open are not tried again. */
+  #giveUp(batch: Batch, error: Error): void {
+    batch.reject(error);
+    batch.final?.fill(1);
+  }
+}
+
+const GENESIS_ID = 'genesis_forensics';
+
+/**
+ * What an acknowledgement stands on: the server flushes a commit before it answers, whatever its configuration says.
+ * And a writer that froze within a transaction does not hold the heads for long (from PostgreSQL 17).
+ */
+const SESSION = `select set_config('synchronous_commit', 'on', false),
+  case when current_setting('server_version_num')::int >= 170000
+  then set_config('transaction_timeout', $1, false) end`;
+
+/**
+ * The transaction of a group. The heads move by compare-and-swap, all in one statement; when one of them is not where
+ * this writer left it, or its fence is not ours, the count is short and the division by zero (22012) fails everything.
+ */
+function transaction(group: Group, inputs: boolean): string {
+  const moves: string[] = [];
+  for (const { chain, seq, hash } of group.moves.values()) {
+    const tenant = pg.escapeLiteral(chain.tenantId);
+    moves.push(
+      `(${tenant}, ${seq}::bigint, ${bytea(hash)}, ${chain.fence}::bigint, ${chain.seq}::bigint, ${bytea(chain.hash)})`,
+    );
+  }
+  return `begin;
+with moved as (
+  update chain_head h set seq = x.to_seq, hash = x.to_hash
+  from (values ${moves.join(', ')}) x (tenant_id, from_seq, from_hash, fence, to_seq, to_hash)
+  where h.tenant_id = x.tenant_id and h.chain = 'forensics'
+    and h.fence = x.fence and h.seq = x.from_seq and h.hash = x.from_hash
+  returning 1)
+select 1 / (count(*) = ${moves.length})::int from moved;
+copy forensic_record (seq, received_at, agent_h, session_h, decision, hash, tenant_id, event_id, line)
+  from stdin (format binary);
+${inputs ? 'copy decision_input (tenant_id, event_id, created_at, input) from stdin (format binary);' : ''}
+${group.checkpoints.length > 0 ? insertCheckpoints(group.checkpoints) : ''}
+commit`;
+}
+
+function insertCheckpoints(checkpoints: readonly Checkpoint[]): string {
+  const rows = checkpoints.map(({ tenantId, chain, seq, kid, note, createdAt }) => {
+    const fields = [tenantId, chain, kid, note, createdAt].map((field) => pg.escapeLiteral(field));
+    return `(${fields[0]}, ${fields[1]}, ${seq}, ${fields[2]}, ${fields[3]}, ${fields[4]})`;
+  });
+  return `insert into chain_checkpoint (tenant_id, chain, seq, kid, note, created_at) values ${rows.join(', ')};`;
+}
+
+function bytea(bytes: Buffer): string {
+  return `'\\x${bytes.toString('hex')}'::bytea`;
+}
+
+function sameContent(tenantId: string, event: DecisionEvent, place: Place): boolean {
+  const line = decisionLine(tenantId, place.seq, place.receivedAt, event);
+  return chainHash(place.previous, line).equals(place.hash);
+}
+
+function sameLine(tenantId: string, event: DecisionEvent, line: string): boolean {
+  const { seq, received_at } = JSON.parse(line) as { seq: number; received_at: string };
+  return decisionLine(tenantId, seq, received_at, event) === line;
+}
+
+function isDone(batch: Batch, pick: number | undefined): boolean {
+  return pick === undefined ? batch.final!.every((final) => final === 1) : batch.final![pick] === 1;
+}
+
+/** What a failed transaction calls for. */
+function kindOf(error: Error): 'lost' | 'duplicate' | 'head' | 'data' | 'again' | 'other' {
+  if (error instanceof ConnectionLost) return 'lost';
+  const { code = '' } = error as ServerError;
+  if (code === '23505') return 'duplicate';
+  if (code === '22012') return 'head';
+  // 25P02: it came behind one that failed. 40001, 40P01: it met another writer's transaction
+  if (code === '25P02' || code === '40001' || code === '40P01') return 'again';
+  // 22, 23: a value that the table refuses; 54: one too large for it
+  if (/^(22|23|54)/.test(code)) return 'data';
+  return 'other';
+}
+
+function unavailable(detail: string, cause?: unknown): AppError {
+  return new AppError('UNAVAILABLE', detail, { headers: { 'retry-after': '1' }, cause });
+}
+
+/** The ids written last. Two generations: when the younger is full it becomes the older, and the older is forgotten. */
+class RecentIds {
+  readonly #half: number;
+  #young = new Map<string, Place>();
+  #old = new Map<string, Place>();
+
+  constructor(size: number) {
+    this.#half = Math.ceil(size / 2);
+  }
+
+  get(key: string): Place | undefined {
+    return this.#young.get(key) ?? this.#old.get(key);
+  }
+
+  add(key: string, place: Place): void {
+    if (this.#young.size >= this.#half) {
+      this.#old = this.#young;
+      this.#young = new Map();
+    }
+    this.#young.set(key, place);
+  }
+
+  delete(key: string): void {
+    this.#young.delete(key);
+    this.#old.delete(key);
+  }
+}

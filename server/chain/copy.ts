@@ -1,0 +1,225 @@
+import type { EventEmitter } from 'node:events';
+import type { Socket } from 'node:net';
+import type pg from 'pg';
+
+/**
+ * What the chain needs of PostgreSQL's wire protocol beyond what `pg` offers: rows encoded for COPY (FORMAT binary),
+ * transactions sent as one message each with several under way, and COPY OUT without an object per row.
+ * See the PostgreSQL manual, "Frontend/Backend Protocol" and "COPY, Binary Format".
+ */
+
+const HEADER = Buffer.from('PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0', 'latin1');
+/** PostgreSQL counts microseconds from 2000-01-01. */
+const EPOCH_MS = 946_684_800_000;
+const TWO_32 = 2 ** 32;
+
+/**
+ * Rows for COPY FROM STDIN (FORMAT binary), built up as the CopyData message that carries them. The fields of a row are
+ * added in the order of the columns. The buffer grows and is used again after `reset`.
+ */
+export class CopyRows {
+  #buffer: Buffer;
+  #end = 0;
+  #count = 0;
+
+  constructor(size = 64 * 1024) {
+    this.#buffer = Buffer.allocUnsafe(size);
+    this.reset();
+  }
+
+  get count(): number {
+    return this.#count;
+  }
+
+  reset(): void {
+    this.#buffer[0] = 0x64;
+    HEADER.copy(this.#buffer, 5);
+    this.#end = 5 + HEADER.length;
+    this.#count = 0;
+  }
+
+  row(fields: number): void {
+    this.#reserve(2);
+    this.#end = this.#buffer.writeInt16BE(fields, this.#end);
+    this.#count++;
+  }
+
+  int2(value: number): void {
+    this.#reserve(6);
+    this.#end = this.#buffer.writeInt32BE(2, this.#end);
+    this.#end = this.#buffer.writeInt16BE(value, this.#end);
+  }
+
+  int4(value: number): void {
+    this.#reserve(8);
+    this.#end = this.#buffer.writeInt32BE(4, this.#end);
+    this.#end = this.#buffer.writeInt32BE(value, this.#end);
+  }
+
+  /** An integer within 2^53. */
+  int8(value: number): void {
+    this.#reserve(12);
+    const high = Math.floor(value / TWO_32);
+    this.#end = this.#buffer.writeInt32BE(8, this.#end);
+    this.#end = this.#buffer.writeInt32BE(high, this.#end);
+    this.#end = this.#buffer.writeUInt32BE(value - high * TWO_32, this.#end);
+  }
+
+  /** Milliseconds since 1970. */
+  timestamp(ms: number): void {
+    this.int8((ms - EPOCH_MS) * 1000);
+  }
+
+  bytes(value: Uint8Array): void {
+    this.#reserve(4 + value.length);
+    this.#end = this.#buffer.writeInt32BE(value.length, this.#end);
+    this.#buffer.set(value, this.#end);
+    this.#end += value.length;
+  }
+
+  text(value: string): void {
+    this.#reserve(4 + 3 * value.length);
+    const length = this.#buffer.write(value, this.#end + 4, 'utf8');
+    this.#buffer.writeInt32BE(length, this.#end);
+    this.#end += 4 + length;
+  }
+
+  /** The finished CopyData message. It is a view: valid until the next `reset`. */
+  message(): Buffer {
+    this.#reserve(2);
+    this.#end = this.#buffer.writeInt16BE(-1, this.#end);
+    this.#buffer.writeInt32BE(this.#end - 1, 1);
+    return this.#buffer.subarray(0, this.#end);
+  }
+
+  #reserve(bytes: number): void {
+    if (this.#end + bytes <= this.#buffer.length) return;
+    const larger = Buffer.allocUnsafe(Math.max(2 * this.#buffer.length, this.#end + bytes));
+    this.#buffer.copy(larger, 0, 0, this.#end);
+    this.#buffer = larger;
+  }
+}
+
+const COPY_DONE = Buffer.from([0x63, 0, 0, 0, 4]);
+
+/** An error that the server answered. The fields are PostgreSQL's. */
+export interface ServerError extends Error {
+  readonly code?: string;
+  readonly severity?: string;
+  readonly detail?: string;
+  readonly constraint?: string;
+}
+
+/** The connection is gone. Whether a transaction that was under way took effect is not known. */
+export class ConnectionLost extends Error {
+  override readonly name = 'ConnectionLost';
+}
+
+interface Wire extends EventEmitter {
+  readonly stream: Socket;
+  query(text: string): void;
+}
+
+interface Answer {
+  resolve(): void;
+  reject(error: Error): void;
+  timer: NodeJS.Timeout;
+}
+
+/**
+ * A connection that takes the next transaction before it has answered the last. `pg` refuses to pipeline COPY, so this
+ * takes the connection over from its client and answers the few messages that matter here itself.
+ *
+ * Each run is one simple query of several statements with the data of its COPYs behind it, written without waiting for
+ * the server to ask. When a statement fails, the server skips the rest of the query and, by the rules of the protocol,
+ * drops the copy data that comes after.
+ */
+export class Pipeline {
+  readonly #client: pg.Client;
+  readonly #wire: Wire;
+  readonly #timeoutMs: number;
+  readonly #waiting: Answer[] = [];
+  #failed: ServerError | undefined;
+  #lost: ConnectionLost | undefined;
+
+  /** Takes a connected client; nothing else may use it afterwards. `onLost` is called once when the connection ends. */
+  constructor(client: pg.Client, options: { timeoutMs: number; onLost: (error: ConnectionLost) => void }) {
+    this.#client = client;
+    this.#wire = client.connection as unknown as Wire;
+    this.#timeoutMs = options.timeoutMs;
+    this.#wire.stream.setKeepAlive(true, 10_000);
+    let cause: Error | undefined;
+    // without a listener an error of the connection ends the process
+    client.on('error', (error) => {
+      cause ??= error;
+    });
+    client.on('end', () => {
+      this.#lost = new ConnectionLost('the connection to PostgreSQL is gone', { cause: this.#failed ?? cause });
+      for (const answer of this.#waiting.splice(0)) {
+        clearTimeout(answer.timer);
+        answer.reject(this.#lost);
+      }
+      options.onLost(this.#lost);
+    });
+    for (const name of [
+      'errorMessage',
+      'readyForQuery',
+      'rowDescription',
+      'dataRow',
+      'commandComplete',
+      'emptyQuery',
+    ]) {
+      this.#wire.removeAllListeners(name);
+    }
+    this.#wire.removeAllListeners('copyInResponse');
+    this.#wire.on('errorMessage', (error: ServerError) => {
+      this.#failed ??= error;
+    });
+    this.#wire.on('readyForQuery', () => {
+      const answer = this.#waiting.shift();
+      const failed = this.#failed;
+      this.#failed = undefined;
+      if (!answer) return;
+      clearTimeout(answer.timer);
+      if (failed) answer.reject(failed);
+      else answer.resolve();
+    });
+  }
+
+  /**
+   * Runs `sql`, whose COPY FROM STDIN statements take the messages of `copies` in their order. When it resolves every
+   * statement has succeeded: if the last was COMMIT, all of it is durable. It rejects with the server's error, or with
+   * ConnectionLost. The buffers may be used again once the answer has come and `written` is called.
+   */
+  run(sql: string, copies: readonly Buffer[] = [], written?: () => void): Promise<void> {
+    return new Promise((resolve, reject) => {
+      if (this.#lost) {
+        written?.();
+        reject(this.#lost);
+        return;
+      }
+      const timer = setTimeout(() => this.destroy(), this.#timeoutMs);
+      this.#waiting.push({ resolve, reject, timer });
+      const { stream } = this.#wire;
+      stream.cork();
+      this.#wire.query(sql);
+      for (const copy of copies) {
+        stream.write(copy);
+        stream.write(COPY_DONE);
+      }
+      // the callback of an empty write comes after all bytes before it, and with an error when the connection broke
+      if (written) stream.write('', written);
+      stream.uncork();
+    });
+  }
+
+  /** Cuts the connection; what is under way rejects with ConnectionLost. */
+  destroy(): void {
+    this.#wire.stream.destroy();
+  }
+
+  /** Closes the connection in good order. Call it when nothing is under way. */
+  async end(): Promise<void> {
+    if (!this.#lost) await this.#client.end();
+  }
+}

@@ -1,0 +1,448 @@
+import { canonicalJson } from '../lib/canonical-json.ts';
+import { type ChainName, chainHash, idHash, RECORD_ALG, ZERO_HASH } from './record.ts';
+
+/**
+ * Verification of a chain, record by record, in flat memory: of all that went by only the last hash is kept.
+ *
+ * What the hashes alone cannot show, a tail that was cut or a history that was rewritten with new hashes, the signed
+ * checkpoints show: each states which hash record n had.
+ */
+
+/** What is wrong with a chain. A code never changes meaning. */
+export type MismatchCode =
+  /** The record's hash does not follow from its text and the record before it: one of the three was altered. */
+  | 'hash_mismatch'
+  /** Records are missing before this one. */
+  | 'gap'
+  /** A second record stands at the place of the one before. */
+  | 'repeat'
+  /** The record stands after later ones. */
+  | 'order'
+  /** Record 1 is missing, or does not open this chain of this tenant. */
+  | 'genesis'
+  /** The text is not a record of a known version, or lacks what every record has. */
+  | 'malformed_record'
+  /** The text names another tenant, chain or place than where it stands. */
+  | 'tenant_mismatch'
+  | 'chain_mismatch'
+  | 'seq_mismatch'
+  /** A column beside the text differs from it. */
+  | 'column_mismatch'
+  /** A checkpoint or the head states more records than there are. */
+  | 'tail_cut'
+  /** A checkpoint states another hash: the history up to it was rewritten. */
+  | 'checkpoint_mismatch'
+  /** The stored head is not the last record. */
+  | 'head_mismatch';
+
+/** A place in a chain: the hash (64 hex digits) of record `seq`; seq 0 has 64 zeros. */
+export interface ChainPlace {
+  seq: number;
+  hash: string;
+}
+
+/** The columns that are derived from a decision record's text. Null where the text has no such member (genesis). */
+export interface DecisionColumns {
+  event_id: string;
+  received_at_ms: number;
+  agent_h: number | null;
+  session_h: number | null;
+  decision: string | null;
+}
+
+/** A record as stored. The verifier keeps no reference to it: row, hash and line may be reused by the caller. */
+export interface ChainRow<C extends object = DecisionColumns> {
+  seq: number;
+  /** 32 bytes. */
+  hash: Uint8Array;
+  /** The stored text. UTF-8 bytes are faster than a string. */
+  line: Uint8Array | string;
+  columns?: C | undefined;
+}
+
+/** The members of a record line. */
+export type RecordMembers = Readonly<Record<string, unknown>>;
+
+export interface ChainVerifierOptions<C extends object = DecisionColumns> {
+  tenantId: string;
+  chain: ChainName;
+  /** Where to start: the record before the first row. Without it the rows begin with the genesis record. */
+  start?: ChainPlace | undefined;
+  /** Signed heads (already opened with the tenant's keys) of records that the rows will reach. See also `expect`. */
+  checkpoints?: Iterable<ChainPlace> | undefined;
+  /** Names the first column that differs from the text. By default the columns are those of a decision record. */
+  compare?: ((record: RecordMembers, columns: C) => string | undefined) | undefined;
+  /** Also demand that every line is canonical JSON of a known version; three times slower. For files from elsewhere. */
+  strict?: boolean | undefined;
+}
+
+export interface ChainVerdict {
+  /** Nothing is wrong: texts, hashes, places, columns, checkpoints and head agree. */
+  verified: boolean;
+  /** No record is missing, doubled or out of place, and the checkpoints tell the same history. */
+  linear: boolean;
+  /** All rows that were fed, those after a mismatch included. */
+  records_checked: number;
+  /** The last row as stored (the start, when there was none). */
+  head: ChainPlace;
+  /** Where tampering starts: the first record found there now, when there is one and it has a readable id. */
+  first_mismatch_id?: string;
+  /** Its seq. After a cut tail, that of the first record missing. */
+  first_mismatch_seq?: number;
+  code?: MismatchCode;
+  /** The same in plain words. */
+  reason?: string;
+}
+
+/** Codes that tell of another sequence than the one that was written; rows out of place are seen by their seq. */
+const NOT_LINEAR: ReadonlySet<MismatchCode> = new Set(['tail_cut', 'checkpoint_mismatch', 'head_mismatch']);
+
+/** Feed it the rows in the order in which they are stored, then call `finish` once. Pure: it reads and writes nothing. */
+export class ChainVerifier<C extends object = DecisionColumns> {
+  readonly #options: ChainVerifierOptions<C>;
+  readonly #compare: (record: RecordMembers, columns: C) => string | undefined;
+  readonly #fast: FastLine | undefined;
+  /** Ascending; those before #next are done with. */
+  #checkpoints: { seq: number; hash: Buffer }[] = [];
+  #next = 0;
+  #seq: number;
+  #hash: Uint8Array;
+  #checked = 0;
+  #linear = true;
+  #mismatch: { code: MismatchCode; reason: string; seq: number; id: string | undefined } | undefined;
+
+  constructor(options: ChainVerifierOptions<C>) {
+    const start = options.start ?? { seq: 0, hash: ZERO_HASH };
+    this.#options = options;
+    this.#compare = options.compare ?? (compareDecision as unknown as (record: RecordMembers, columns: C) => undefined);
+    const plain = options.chain === 'forensics' && !options.compare && !options.strict;
+    if (plain) this.#fast = new FastLine(options.tenantId);
+    this.#seq = start.seq;
+    this.#hash = hashBytes(start.hash);
+    if (start.seq === 0 && start.hash !== ZERO_HASH) {
+      this.#fail('genesis', 1, undefined, 'the chain does not start from 64 zeros');
+    }
+    for (const checkpoint of options.checkpoints ?? []) this.expect(checkpoint);
+  }
+
+  /**
+   * Adds a checkpoint that a later row must agree with, so that a long chain's checkpoints need not be held at once.
+   * One that lies before the last row fed is refused with a RangeError: it could no longer be compared.
+   */
+  expect(checkpoint: ChainPlace): void {
+    if (checkpoint.seq < this.#seq) throw new RangeError(`record ${checkpoint.seq} has already gone by`);
+    const entry = { seq: checkpoint.seq, hash: hashBytes(checkpoint.hash) };
+    if (entry.seq === this.#seq) {
+      this.#checkpoint(entry.hash, undefined);
+      return;
+    }
+    if (this.#next > 1000) {
+      this.#checkpoints.splice(0, this.#next);
+      this.#next = 0;
+    }
+    let at = this.#checkpoints.length;
+    while (at > this.#next && this.#checkpoints[at - 1]!.seq > entry.seq) at--;
+    this.#checkpoints.splice(at, 0, entry);
+  }
+
+  add(row: ChainRow<C>): void {
+    this.#checked++;
+    const due = this.#seq + 1;
+    if (row.seq !== due) {
+      const [code, words] = displaced(row.seq, due);
+      this.#linear = false;
+      this.#fail(code, row.seq, row, words);
+    }
+    this.#seq = row.seq;
+    if (this.#mismatch) {
+      this.#hash = Uint8Array.from(row.hash);
+      return;
+    }
+    const line = typeof row.line === 'string' ? Buffer.from(row.line) : row.line;
+    const hash = chainHash(this.#hash, line);
+    if (!equal32(hash, row.hash)) {
+      this.#hash = Uint8Array.from(row.hash);
+      this.#fail(
+        'hash_mismatch',
+        row.seq,
+        row,
+        'its hash does not follow from its text and the record before it: it was altered',
+      );
+      return;
+    }
+    this.#hash = hash;
+    // When the quick look says no, that is only a reason to look closely.
+    if (row.seq === 1 || !this.#fast?.agrees(row.seq, line, row.columns as DecisionColumns | undefined)) {
+      const fault = this.#fault(row, line);
+      if (fault) this.#fail(fault[0], row.seq, row, fault[1]);
+    }
+    for (;;) {
+      const checkpoint = this.#checkpoints[this.#next];
+      if (checkpoint?.seq !== row.seq) break;
+      this.#next++;
+      this.#checkpoint(checkpoint.hash, row);
+    }
+  }
+
+  /** The verdict over all rows. `head` is the stored head of the chain, where the rows were to reach it. */
+  finish(expected: { head?: ChainPlace | undefined } = {}): ChainVerdict {
+    const { head } = expected;
+    const stated = Math.max(head?.seq ?? 0, this.#checkpoints.at(-1)?.seq ?? 0);
+    if (stated > this.#seq) {
+      const words = `a signed checkpoint or the head states ${stated} records, the last is ${this.#seq}`;
+      this.#fail('tail_cut', this.#seq + 1, undefined, words);
+    } else if (head && head.seq < this.#seq) {
+      const words = `the head states ${head.seq} records, the last is ${this.#seq}`;
+      this.#fail('head_mismatch', head.seq + 1, undefined, words);
+    } else if (head && !equal32(hashBytes(head.hash), this.#hash)) {
+      this.#fail('head_mismatch', this.#seq, undefined, 'the stored head has another hash than the last record');
+    }
+    const verdict: ChainVerdict = {
+      verified: this.#mismatch === undefined,
+      linear: this.#linear,
+      records_checked: this.#checked,
+      head: { seq: this.#seq, hash: Buffer.from(this.#hash).toString('hex') },
+    };
+    if (this.#mismatch) {
+      const { code, reason, seq, id } = this.#mismatch;
+      if (id !== undefined) verdict.first_mismatch_id = id;
+      verdict.first_mismatch_seq = seq;
+      verdict.code = code;
+      verdict.reason = reason;
+    }
+    return verdict;
+  }
+
+  /** Keeps the first mismatch only. */
+  #fail(code: MismatchCode, seq: number, row: ChainRow<C> | undefined, words: string): void {
+    if (NOT_LINEAR.has(code)) this.#linear = false;
+    if (this.#mismatch) return;
+    const id = row && idOf(row, code);
+    const name = id === undefined ? `record ${seq}` : `record ${seq} (${id})`;
+    this.#mismatch = { code, seq, id, reason: `${name}: ${words}` };
+  }
+
+  #checkpoint(hash: Uint8Array, row: ChainRow<C> | undefined): void {
+    if (equal32(hash, this.#hash)) return;
+    const words = 'a signed checkpoint states another hash: the history up to here was rewritten';
+    this.#fail('checkpoint_mismatch', this.#seq, row, words);
+  }
+
+  /** What is wrong with what the text says of itself, read with a JSON parser. */
+  #fault(row: ChainRow<C>, line: Uint8Array): [MismatchCode, string] | undefined {
+    const { tenantId, chain, strict } = this.#options;
+    const record = parseLine(line, strict === true);
+    if (typeof record === 'string') return ['malformed_record', record];
+    if (record.tenant_id !== tenantId) return ['tenant_mismatch', 'its text names another tenant'];
+    if (record.seq !== row.seq) return ['seq_mismatch', 'its text names another place in the chain'];
+    if (typeof record.id !== 'string') return ['malformed_record', 'its text has no id'];
+    const genesis = record.event_type === 'chain.genesis';
+    if (genesis !== (row.seq === 1)) return ['genesis', 'the first record, and no other, is a genesis record'];
+    if (genesis && record.chain !== chain) return ['chain_mismatch', `the genesis record opens no ${chain} chain`];
+    const column = row.columns && this.#compare(record, row.columns);
+    return column === undefined ? undefined : ['column_mismatch', `the column ${column} differs from the text`];
+  }
+}
+
+function displaced(seq: number, due: number): [MismatchCode, string] {
+  if (seq === due - 1) return ['repeat', 'a second record has this place'];
+  if (seq < due) return ['order', `it stands where record ${due} belongs`];
+  if (due === 1) return ['genesis', `the chain begins with record ${seq}, not with its genesis record`];
+  return ['gap', seq === due + 1 ? `record ${due} is missing` : `records ${due} to ${seq - 1} are missing`];
+}
+
+/** The line says who it is when its hash is right; otherwise the column, which was not hashed with it, is believed. */
+function idOf(row: ChainRow<object>, code: MismatchCode): string | undefined {
+  if (code === 'hash_mismatch' && row.columns && 'event_id' in row.columns) {
+    const { event_id } = row.columns;
+    if (typeof event_id === 'string') return event_id;
+  }
+  const record = parseLine(typeof row.line === 'string' ? Buffer.from(row.line) : row.line, false);
+  return typeof record === 'object' && typeof record.id === 'string' ? record.id : undefined;
+}
+
+/** The record versions ever written. */
+const VERSIONS: Readonly<Record<number, (record: RecordMembers) => boolean>> = {
+  1: (record) => record.alg === RECORD_ALG,
+};
+
+const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
+
+/** The members of a line, or in words why it is none. */
+function parseLine(line: Uint8Array, strict: boolean): RecordMembers | string {
+  let record: unknown;
+  let text: string;
+  try {
+    text = utf8.decode(line);
+    record = JSON.parse(text);
+  } catch {
+    return 'its text is not JSON';
+  }
+  if (typeof record !== 'object' || record === null || Array.isArray(record)) return 'its text is not a JSON object';
+  const members = record as RecordMembers;
+  if (VERSIONS[members.v as number]?.(members) !== true) return 'its version or hash algorithm is not known';
+  if (strict) {
+    try {
+      if (canonicalJson(members) !== text) return 'its text is not canonical JSON';
+    } catch {
+      return 'its text has no canonical form';
+    }
+  }
+  return members;
+}
+
+function compareDecision(record: RecordMembers, columns: DecisionColumns): string | undefined {
+  const hashed = (id: unknown) => (typeof id === 'string' ? idHash(id) : null);
+  if (columns.event_id !== record.id) return 'event_id';
+  if (isoTime(columns.received_at_ms) !== record.received_at) return 'received_at';
+  if (columns.agent_h !== hashed(record.agent_id)) return 'agent_h';
+  if (columns.session_h !== hashed(record.session_id)) return 'session_h';
+  if (columns.decision !== (record.decision ?? null)) return 'decision';
+  return undefined;
+}
+
+function isoTime(ms: number): string | undefined {
+  return Math.abs(ms) <= 8.64e15 ? new Date(ms).toISOString() : undefined;
+}
+
+function hashBytes(hex: string): Buffer {
+  if (!/^[0-9a-f]{64}$/.test(hex)) throw new RangeError('a chain hash has 64 hex digits');
+  return Buffer.from(hex, 'hex');
+}
+
+/** As Buffer.equals, without its call into C++, which costs three times as much as the comparison. */
+function equal32(a: Uint8Array, b: Uint8Array): boolean {
+  let different = a.length === 32 && b.length === 32 ? 0 : 1;
+  for (let i = 0; i < 32; i++) different |= a[i]! ^ b[i]!;
+  return different === 0;
+}
+
+const QUOTE = 34;
+const BACKSLASH = 92;
+
+/**
+ * Compares a version 1 decision line with its place and columns without parsing it: the members wanted are found by
+ * their keys and compared as bytes.
+ *
+ * Why a search for the bytes `"key":` is exact. Within a JSON string a quote is always preceded by a backslash, so the
+ * quote that ends the searched bytes closes a string, and the colon after it makes that string a key. Decision lines
+ * are flat and their keys are a closed set in which none ends in a quote and the name of another: so the bytes are
+ * that member, and there is only one. The line is known to be one that the appender wrote, because its hash was
+ * checked before.
+ *
+ * The places where it stood in lines before are tried first; most records of a chain have one of a few shapes.
+ */
+class FastLine {
+  readonly #tenant: Uint8Array;
+  readonly #keys = ['agent_id', 'decision', 'id', 'received_at', 'seq', 'session_id', 'tenant_id'].map((key) => ({
+    bytes: Buffer.from(`"${key}":`),
+    first: key.charCodeAt(0),
+    /** From the value found before to this key, in the last lines in which they had to be searched for. */
+    distances: new Int32Array(8),
+    oldest: 0,
+  }));
+  #day = Number.NaN;
+  #date = '';
+
+  constructor(tenantId: string) {
+    this.#tenant = Buffer.from(JSON.stringify(tenantId));
+  }
+
+  /** True only when everything agrees. False also for what it cannot read: escapes, other versions, other shapes. */
+  agrees(seq: number, line: Uint8Array, columns: DecisionColumns | undefined): boolean {
+    const { length } = line;
+    for (let i = 0; i < VERSION_END.length; i++) {
+      if (line[length - VERSION_END.length + i] !== VERSION_END[i]) return false;
+    }
+    let at = this.#value(line, 0, 0);
+    if (at < 0 || (columns && this.#hashOf(line, at) !== columns.agent_h)) return false;
+    at = this.#value(line, 1, at);
+    if (at < 0 || (columns && !isString(line, at, columns.decision))) return false;
+    at = this.#value(line, 2, at);
+    if (at < 0 || (columns && !isString(line, at, columns.event_id))) return false;
+    at = this.#value(line, 3, at);
+    if (at < 0 || (columns && !this.#isTime(line, at, columns.received_at_ms))) return false;
+    at = this.#value(line, 4, at);
+    if (at < 0 || !isNumber(line, at, seq)) return false;
+    at = this.#value(line, 5, at);
+    if (at < 0 || (columns && this.#hashOf(line, at) !== columns.session_h)) return false;
+    at = this.#value(line, 6, at);
+    return at >= 0 && startsWith(line, at, this.#tenant);
+  }
+
+  /** Where the value of key `index` begins; keys are asked for in their order. -1 when the line has no such member. */
+  #value(line: Uint8Array, index: number, from: number): number {
+    const key = this.#keys[index]!;
+    for (let i = 0; i < key.distances.length; i++) {
+      const guess = from + key.distances[i]!;
+      if (line[guess + 1] === key.first && startsWith(line, guess, key.bytes)) return guess + key.bytes.length;
+    }
+    const at = Buffer.prototype.indexOf.call(line, key.bytes, from);
+    if (at < 0) return -1;
+    key.distances[key.oldest++ & 7] = at - from;
+    return at + key.bytes.length;
+  }
+
+  /** The idHash of a string of ASCII without escapes; NaN for any other. */
+  #hashOf(line: Uint8Array, at: number): number {
+    if (line[at] !== QUOTE) return Number.NaN;
+    let h = 0x811c9dc5;
+    for (let i = at + 1; i < line.length; i++) {
+      const byte = line[i]!;
+      if (byte === QUOTE) return h | 0;
+      if (byte === BACKSLASH || byte > 126) break;
+      h = Math.imul(h ^ byte, 0x01000193);
+    }
+    return Number.NaN;
+  }
+
+  #isTime(line: Uint8Array, at: number, ms: number): boolean {
+    const day = Math.floor(ms / 86_400_000);
+    if (day !== this.#day) {
+      this.#date = isoTime(ms)?.slice(0, 11) ?? '';
+      this.#day = day;
+    }
+    if (this.#date.length !== 11 || line[at] !== QUOTE) return false;
+    for (let i = 0; i < 11; i++) if (line[at + 1 + i] !== this.#date.charCodeAt(i)) return false;
+    const hours = digits(line, at + 12, 2);
+    const minutes = digits(line, at + 15, 2);
+    const seconds = digits(line, at + 18, 2);
+    const millis = digits(line, at + 21, 3);
+    if (line[at + 14] !== 58 || line[at + 17] !== 58 || line[at + 20] !== 46 || line[at + 24] !== 90) return false;
+    if (line[at + 25] !== QUOTE || minutes > 59 || seconds > 59) return false;
+    return ((hours * 60 + minutes) * 60 + seconds) * 1000 + millis === ms - day * 86_400_000;
+  }
+}
+const VERSION_END = Buffer.from(',"v":1}');
+
+/** `count` decimal digits as a number; NaN when one of them is none. */
+function digits(line: Uint8Array, at: number, count: number): number {
+  let value = 0;
+  for (let i = at; i < at + count; i++) {
+    const digit = line[i]! - 48;
+    if (digit < 0 || digit > 9) return Number.NaN;
+    value = value * 10 + digit;
+  }
+  return value;
+}
+
+function startsWith(line: Uint8Array, at: number, bytes: Uint8Array): boolean {
+  for (let i = 0; i < bytes.length; i++) if (line[at + i] !== bytes[i]) return false;
+  return true;
+}
+
+function isString(line: Uint8Array, at: number, text: string | null): boolean {
+  if (text === null || line[at] !== QUOTE || line[at + 1 + text.length] !== QUOTE) return false;
+  for (let i = 0; i < text.length; i++) {
+    const code = text.charCodeAt(i);
+    if (code !== line[at + 1 + i] || code === QUOTE || code === BACKSLASH || code > 126) return false;
+  }
+  return true;
+}
+
+function isNumber(line: Uint8Array, at: number, value: number): boolean {
+  let read = 0;
+  let i = at;
+  for (; line[i]! >= 48 && line[i]! <= 57; i++) read = read * 10 + line[i]! - 48;
+  return read === value && line[at] !== 48 && line[i] === 44;
+}

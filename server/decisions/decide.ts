@@ -1,0 +1,290 @@
+import type { KeyObject } from 'node:crypto';
+import type { Counter, Histogram } from 'prom-client';
+import type { Database } from '../../db/index.ts';
+import { actorOf } from '../auth/audit.ts';
+import type { Principal } from '../auth/scopes.ts';
+import { type DecisionEvent, idHash } from '../chain/record.ts';
+import { AppError } from '../errors.ts';
+import type { Holds } from '../escrow/holds.ts';
+import { canonicalJson } from '../lib/canonical-json.ts';
+import type { Clock } from '../lib/clock.ts';
+import { sha256Tag } from '../lib/crypto.ts';
+import { newId } from '../lib/ids.ts';
+import type { Log } from '../lib/log.ts';
+import { actionHash } from '../policy/action-hash.ts';
+import { openBundle } from '../policy/bundle.ts';
+import { type Match, PolicyEngine, settle, type Verdict } from '../policy/evaluate.ts';
+import type { Bundles, PublishedBundle } from '../policy/publish.ts';
+import type { ActionRequest } from '../policy/types.ts';
+
+export type AgentPrincipal = Extract<Principal, { kind: 'agent_key' }>;
+
+/** What an agent asks for; who it is comes from its key alone. */
+export interface EvaluateRequest {
+  action_type: string;
+  tool_name: string;
+  tool_server?: string | undefined;
+  method?: string | undefined;
+  resource?: string | undefined;
+  arguments?: unknown;
+  session_id?: string | undefined;
+  action_summary?: string | undefined;
+  estimated_value?: number | undefined;
+  value_currency?: string | undefined;
+  risk_score?: number | undefined;
+  context?: unknown;
+}
+
+/** The chain's appender: resolves when the record is committed. */
+export type Append = (
+  tenantId: string,
+  events: { event: DecisionEvent; input?: string }[],
+) => Promise<{ results: ({ seq: number; hash: string; duplicate: boolean } | { conflict: true })[] }>;
+
+interface Loaded {
+  bundle: PublishedBundle;
+  engine: PolicyEngine;
+  /** Some live statement reads context.session, so that its facts must be looked up. */
+  readsSession: boolean;
+}
+
+/** A session's earlier calls are counted up to this many; a policy that needs more is not about sessions. */
+const MOST_CALLS = 10_000;
+
+/**
+ * The decision point behind POST /v1/evaluate.
+ *
+ * INVARIANT: no record, no permit. A decision is told only after its record is committed; a hold that it opens is stored
+ * before the record that names it, and is cancelled when that record cannot be committed.
+ */
+export class Decider {
+  readonly #db: Database;
+  readonly #bundles: Bundles;
+  readonly #keyFor: (kid: string) => KeyObject | undefined;
+  readonly #append: Append;
+  readonly #holds: Holds;
+  readonly #clock: Clock;
+  readonly #log: Log;
+  readonly #decisions: Counter<'decision'>;
+  readonly #seconds: Histogram;
+  readonly #engines = new Map<string, Loaded>();
+
+  constructor(parts: {
+    db: Database;
+    bundles: Bundles;
+    keyFor: (kid: string) => KeyObject | undefined;
+    append: Append;
+    holds: Holds;
+    clock: Clock;
+    log: Log;
+    decisions: Counter<'decision'>;
+    seconds: Histogram;
+  }) {
+    this.#db = parts.db;
+    this.#bundles = parts.bundles;
+    this.#keyFor = parts.keyFor;
+    this.#append = parts.append;
+    this.#holds = parts.holds;
+    this.#clock = parts.clock;
+    this.#log = parts.log;
+    this.#decisions = parts.decisions;
+    this.#seconds = parts.seconds;
+  }
+
+  /** Decides and records. Rejects with UNAVAILABLE when the decision could not be recorded: the agent must not act. */
+  async evaluate(agent: AgentPrincipal, input: EvaluateRequest, from: { ip: string; requestId: string }) {
+    const began = performance.now();
+    const { tenantId } = agent;
+    const now = this.#clock.now();
+    const request: ActionRequest = {
+      ...input,
+      agent_id: agent.agentId,
+      agent_role: agent.agentRole,
+      owner: agent.ownerId ?? undefined,
+      now: new Date(now).toISOString(),
+    };
+    const hash = hashOf(request);
+    const { bundle, engine, readsSession } = await this.#load(tenantId);
+    if (readsSession && input.session_id) request.session = await this.#session(tenantId, input.session_id, now);
+    const text = canonicalJson({ v: 1, ...request });
+    const match = engine.match(request);
+    if (match.detail) this.#log.warn({ tenantId, detail: match.detail }, 'a request could not be evaluated');
+    const exceeded = await this.#count(tenantId, agent.agentId, match, now);
+    const verdict = settle(match, { exceeded });
+
+    const opened = verdict.escrow && (await this.#hold(agent, request, input, hash, verdict, from));
+    const evaluation_us = Math.round((performance.now() - began) * 1000);
+    const event: DecisionEvent = {
+      event_id: newId('evt', now),
+      timestamp: request.now,
+      proxy_id: 'control-plane',
+      agent_role: agent.agentRole,
+      agent_id: agent.agentId,
+      session_id: input.session_id ?? '',
+      tool_name: input.tool_name,
+      method: input.method ?? '',
+      decision: verdict.decision,
+      policy_id: verdict.policy_id ?? '',
+      evaluation_us,
+      deny_reason: verdict.deny_reason,
+      input_hash: sha256Tag(text),
+      policy_version: verdict.policy_version ?? undefined,
+      policy_content_hash: verdict.policy_id ? bundle.policies.get(verdict.policy_id)?.content_hash : undefined,
+      bundle_hash: bundle.hash,
+      rule_id: verdict.rule_id ?? undefined,
+      escrow_id: opened?.hold.id,
+      obligations: verdict.masks?.map((path) => `mask ${path}`),
+      source_ip: from.ip,
+      action_hash: hash,
+    };
+    try {
+      const { results } = await this.#append(tenantId, [{ event, input: text }]);
+      if (!results[0] || 'conflict' in results[0]) throw new Error('a new event id was taken');
+    } catch (error) {
+      if (opened?.opened) await this.#withdraw(tenantId, opened.hold.id);
+      if (error instanceof AppError) throw error;
+      throw new AppError('UNAVAILABLE', 'the decision could not be recorded', {
+        headers: { 'retry-after': '1' },
+        cause: error,
+      });
+    }
+    this.#decisions.inc({ decision: verdict.decision });
+    this.#seconds.observe((performance.now() - began) / 1000);
+    return {
+      decision: verdict.decision,
+      event_id: event.event_id,
+      policy_id: verdict.policy_id,
+      rule_id: verdict.rule_id,
+      policy_version: verdict.policy_version,
+      bundle_hash: bundle.hash,
+      ...(verdict.deny_reason !== undefined && { deny_reason: verdict.deny_reason }),
+      ...(verdict.masks && { masks: verdict.masks }),
+      ...(verdict.retry_after !== undefined && { retry_after: verdict.retry_after }),
+      action_hash: hash,
+      ...(opened && {
+        escrow: {
+          id: opened.hold.id,
+          status: opened.hold.status,
+          hold_type: opened.hold.holdType,
+          required_approvals: opened.hold.requiredApprovals,
+          current_approvals: opened.hold.currentApprovals,
+          expires_at: opened.hold.expiresAt.toISOString(),
+          status_url: `/v1/escrow/${opened.hold.id}`,
+        },
+      }),
+      evaluation_us,
+    };
+  }
+
+  /** The engine of the bundle in force. A bundle is verified like a proxy would before anything is decided by it. */
+  async #load(tenantId: string): Promise<Loaded> {
+    const bundle = await this.#bundles.current(tenantId, null);
+    const loaded = this.#engines.get(tenantId);
+    if (loaded?.bundle.hash === bundle.hash) return loaded;
+    const { content } = openBundle(bundle.bytes, this.#keyFor, { tenant: tenantId });
+    const engine = new PolicyEngine(content);
+    const readsSession = content.policies.some(({ cedar }) => /\bsession\b/.test(cedar));
+    const next = { bundle, engine, readsSession };
+    this.#engines.get(tenantId)?.engine.dispose();
+    this.#engines.set(tenantId, next);
+    return next;
+  }
+
+  /** What the session did before, from the records themselves. */
+  async #session(tenantId: string, sessionId: string, now: number) {
+    const rows = await this.#db.query<{ calls: number; started: string | null }>(
+      tenantId,
+      `select count(*)::int as calls, min(line::json->>'timestamp') as started from (
+         select line from forensic_record where tenant_id = $1 and session_h = $2
+           and line::json->>'session_id' = $3 order by seq limit ${MOST_CALLS}) r`,
+      [tenantId, idHash(sessionId), sessionId],
+    );
+    return { call_count: rows[0]!.calls, started: rows[0]!.started ?? new Date(now).toISOString() };
+  }
+
+  /** Counts the call against each rate of the rules that it hit, in windows that begin with the first call. */
+  async #count(tenantId: string, agentId: string, match: Match, now: number) {
+    const exceeded = new Map<string, { retry_after: number }>();
+    if (match.rates.length === 0) return exceeded;
+    await this.#db.transaction(tenantId, async (em) => {
+      for (const { rule_id, limit, window_seconds } of match.rates) {
+        const at = new Date(now);
+        const end = new Date(now + window_seconds * 1000);
+        const rows = await em.execute<{ hits: number; window_ends_at: Date | string }[]>(
+          `insert into rate_counter as c (tenant_id, rule_id, agent_id, window_ends_at, hits) values (?, ?, ?, ?, 1)
+           on conflict (tenant_id, rule_id, agent_id) do update set
+             hits = case when c.window_ends_at <= ? then 1 else least(c.hits + 1, ?) end,
+             window_ends_at = case when c.window_ends_at <= ? then excluded.window_ends_at else c.window_ends_at end
+           returning hits, window_ends_at`,
+          [tenantId, rule_id, agentId, end, at, limit + 1, at],
+        );
+        const { hits, window_ends_at } = rows[0]!;
+        if (hits > limit) {
+          const left = new Date(window_ends_at).getTime() - now;
+          exceeded.set(rule_id, { retry_after: Math.max(1, Math.ceil(left / 1000)) });
+        }
+      }
+    });
+    return exceeded;
+  }
+
+  #hold(
+    agent: AgentPrincipal,
+    request: ActionRequest,
+    input: EvaluateRequest,
+    hash: string,
+    { escrow, policy_id }: Verdict,
+    from: { ip: string; requestId: string },
+  ) {
+    const terms = escrow!;
+    return this.#holds.open(
+      agent.tenantId,
+      {
+        agent_role: agent.agentRole,
+        agent_id: agent.agentId,
+        agent_owner: agent.ownerId,
+        action_type: request.action_type,
+        action_summary: input.action_summary ?? `${request.action_type} ${request.tool_name}`,
+        action_hash: hash,
+        hold_type: terms.hold_type,
+        required_approvals: terms.required_approvals,
+        quorum: terms.quorum,
+        conditions: terms.conditions,
+        delay_seconds: terms.delay_seconds,
+        ttl_seconds: terms.ttl_seconds,
+        execute_within_seconds: terms.execute_within_seconds,
+        estimated_value: input.estimated_value,
+        value_currency: input.value_currency,
+        risk_score: input.risk_score,
+        policy_id,
+        rule_ids: terms.rule_ids,
+        reason: terms.reason,
+        session_id: input.session_id,
+        tool_name: input.tool_name,
+        arguments_preview: input.arguments,
+        notify_targets: terms.notify_targets ?? [],
+      },
+      { actor: actorOf(agent, from.ip), requestId: from.requestId },
+    );
+  }
+
+  async #withdraw(tenantId: string, holdId: string): Promise<void> {
+    try {
+      await this.#holds.withdraw(tenantId, holdId, 'the decision could not be recorded');
+    } catch (err) {
+      // the database is away: the hold has no record that names it, nobody was told of it, and it ends by itself
+      this.#log.error({ err, holdId }, 'a hold without a record could not be cancelled');
+    }
+  }
+}
+
+function hashOf(request: ActionRequest): string {
+  try {
+    return actionHash(request);
+  } catch (error) {
+    if (!(error instanceof RangeError)) throw error;
+    throw new AppError('VALIDATION_FAILED', `the action has no exact form: ${error.message}`, {
+      faults: [{ pointer: '/arguments', message: error.message }],
+    });
+  }
+}

@@ -1,0 +1,371 @@
+import { createPublicKey, type KeyObject, verify } from 'node:crypto';
+import { RECORD_ALG } from '../chain/record.ts';
+import { canonicalJson } from '../lib/canonical-json.ts';
+import { keyFingerprint, keyThumbprint, sha256Tag } from '../lib/crypto.ts';
+import { openBundle } from '../policy/bundle.ts';
+import {
+  bundleName,
+  examineRecords,
+  fileSums,
+  MANIFEST,
+  type Manifest,
+  openNotes,
+  readTar,
+  SIGNATURE,
+  splitNotes,
+  sumFiles,
+  writeTar,
+} from './archive.ts';
+
+/** One thing that was looked at. */
+export interface Check {
+  name: string;
+  ok: boolean;
+  detail?: string;
+}
+
+/** What was found in a package or a bundle. */
+export interface Report {
+  kind: 'package' | 'bundle';
+  /** All checks succeeded and the chain is intact. */
+  verified: boolean;
+  /**
+   * It is what its signer made, unchanged. A package of a chain that was already broken is authentic and says so, but
+   * is not verified.
+   */
+  authentic: boolean;
+  checks: Check[];
+  /** Why it is not verified, in plain words. */
+  reason?: string;
+  /** What the reader should know beside it. */
+  notes: string[];
+  package_id?: string;
+  package_hash?: string;
+  bundle_hash?: string;
+  tenant_id?: string;
+  first_seq?: number | null;
+  last_seq?: number | null;
+  record_count?: number;
+  chain_intact?: boolean;
+  first_mismatch_id?: string;
+  public_key_fingerprint?: string;
+}
+
+/** What the one who checks knows of the signer from elsewhere. */
+export interface Trust {
+  keys?: readonly KeyObject[] | undefined;
+  /** `sha256:<hex>` */
+  fingerprint?: string | undefined;
+}
+
+/** Checks the tar of an evidence package. Never throws for what is in it. */
+export function checkPackage(bytes: Uint8Array, trust: Trust = {}): Report {
+  const report = newReport('package');
+  const files = attempt(report, 'archive', () => {
+    const members = readTar(bytes);
+    if (!writeTar(members).equals(bytes)) throw new Error('the headers or the padding were changed');
+    return members;
+  });
+  if (files) inspect(files, trust, report);
+  report.package_hash = sha256Tag(bytes);
+  return conclude(report);
+}
+
+/** Checks the files of an unpacked evidence package by their names. Never throws for what is in them. */
+export function checkPackageFiles(files: ReadonlyMap<string, Uint8Array>, trust: Trust = {}): Report {
+  const report = newReport('package');
+  inspect(files, trust, report);
+  return conclude(report);
+}
+
+/** Checks a bundle with keys that are known from elsewhere. Never throws for what is in it. */
+export function checkBundle(bytes: Uint8Array, keys: readonly KeyObject[]): Report {
+  const report = newReport('bundle');
+  const opened = attempt(report, 'bundle', () => openBundle(bytes, keyFinder(keys)));
+  if (opened) {
+    report.bundle_hash = opened.hash;
+    report.tenant_id = opened.content.tenant;
+    const key = keyFinder(keys)(opened.header.kid);
+    if (key) report.public_key_fingerprint = keyFingerprint(key);
+  }
+  return conclude(report);
+}
+
+/** The readers of every package version ever made. */
+const READERS: Readonly<
+  Record<number, (files: ReadonlyMap<string, Uint8Array>, trust: Trust, report: Report) => void>
+> = { 1: inspectV1 };
+
+function inspect(files: ReadonlyMap<string, Uint8Array>, trust: Trust, report: Report): void {
+  const reader = attempt(report, 'version', () => {
+    const { version } = JSON.parse(text(file(files, MANIFEST))) as { version?: unknown };
+    const found = typeof version === 'number' && Object.hasOwn(READERS, version) ? READERS[version] : undefined;
+    if (!found) throw new Error(`a package of version ${JSON.stringify(version)} is not known here`);
+    return found;
+  });
+  reader?.(files, trust, report);
+}
+
+function inspectV1(files: ReadonlyMap<string, Uint8Array>, trust: Trust, report: Report): void {
+  const keys = attempt(report, 'key', () => {
+    const found = readKeys(text(file(files, 'pubkey.pem')));
+    const fingerprint = keyFingerprint(found[0]);
+    report.public_key_fingerprint = fingerprint;
+    if (trust.fingerprint && trust.fingerprint !== fingerprint) {
+      throw new Error(`the package's key is ${fingerprint}, expected ${trust.fingerprint}`);
+    }
+    if (trust.keys && !trust.keys.some((key) => keyFingerprint(key) === fingerprint)) {
+      throw new Error(`the package's key ${fingerprint} is none of the keys given`);
+    }
+    return found;
+  });
+  if (!trust.fingerprint && !trust.keys) {
+    report.notes.push(
+      'Compare the key fingerprint with one that you got from elsewhere (--fingerprint, --pubkey or --jwks enforce it).',
+    );
+  }
+  if (keys) {
+    attempt(report, 'signature', () => {
+      const signature = file(files, SIGNATURE);
+      const valid = signature.length === 64 && verify(null, file(files, MANIFEST), keys[0], signature);
+      if (!valid) throw new Error('manifest.json was not signed like this by the key in pubkey.pem');
+    });
+  }
+  const manifest = attempt(report, 'manifest', () => readManifest(file(files, MANIFEST)));
+  if (!manifest) return;
+  report.package_id = manifest.package_id;
+  report.tenant_id = manifest.tenant_id;
+  report.first_seq = manifest.first_seq;
+  report.last_seq = manifest.last_seq;
+  report.record_count = manifest.record_count;
+  if (keys) {
+    attempt(report, 'manifest key', () => {
+      if (manifest.public_key_fingerprint !== keyFingerprint(keys[0]))
+        throw new Error('the manifest names another key');
+    });
+  }
+  attempt(report, 'files', () => compareFiles(files, manifest));
+  attempt(report, 'sums', () => {
+    const sums = sumFiles(files);
+    for (const name of ['SHA256SUMS', 'B3SUMS'] as const) {
+      if (!sums[name].equals(file(files, name))) throw new Error(`${name} does not list the files as they are`);
+    }
+  });
+  const heads =
+    keys &&
+    attempt(report, 'checkpoints', () =>
+      openNotes(splitNotes(text(file(files, 'checkpoints.txt'))), keys, manifest.tenant_id),
+    );
+  const records = files.get('records.txt');
+  if (records) inspectRecords(records, manifest, heads ?? [], files, report);
+  if (keys) inspectBundles(files, keys, manifest, report);
+}
+
+function inspectRecords(
+  records: Uint8Array,
+  manifest: Manifest,
+  heads: ReturnType<typeof openNotes>,
+  files: ReadonlyMap<string, Uint8Array>,
+  report: Report,
+): void {
+  const { verdict, bundleHashes, compared } = examineRecords(records, manifest, heads);
+  report.chain_intact = verdict.verified;
+  if (verdict.first_mismatch_id !== undefined) report.first_mismatch_id = verdict.first_mismatch_id;
+  report.checks.push({
+    name: 'chain',
+    ok: verdict.verified,
+    detail:
+      verdict.reason ?? `${verdict.records_checked} records, ${compared} of ${heads.length} checkpoints in the range`,
+  });
+  attempt(report, 'range', () => {
+    if (verdict.records_checked !== manifest.record_count) {
+      throw new Error(`there are ${verdict.records_checked} records, the manifest states ${manifest.record_count}`);
+    }
+    if (manifest.first_seq === 1 && !/^0{64}$/.test(manifest.prev_hash_before_first)) {
+      throw new Error('a chain starts from 64 zeros');
+    }
+    if (!verdict.verified) return;
+    const last = manifest.first_seq === null ? null : verdict.head.seq;
+    if (last !== manifest.last_seq) throw new Error('the last record is not the last_seq of the manifest');
+    const head = manifest.first_seq === null ? manifest.prev_hash_before_first : verdict.head.hash;
+    if (head !== manifest.head_hash) throw new Error('the last hash is not the head_hash of the manifest');
+  });
+  attempt(report, 'statement', () => {
+    const { chain_intact: intact, first_mismatch_id: id } = manifest;
+    if (intact !== verdict.verified) throw new Error(`the manifest states chain_intact ${intact}, which is not so`);
+    if (id !== verdict.first_mismatch_id) throw new Error('the manifest names another first_mismatch_id');
+    return intact ? undefined : 'the manifest states the broken chain as it was found here';
+  });
+  const missing = [...bundleHashes].filter((hash) => !files.has(bundleName(hash)));
+  if (missing.length > 0) {
+    report.notes.push(
+      `Bundles that records name and the package lacks: ${missing.map((h) => `sha256:${h}`).join(', ')}.`,
+    );
+  }
+}
+
+function inspectBundles(
+  files: ReadonlyMap<string, Uint8Array>,
+  keys: readonly KeyObject[],
+  manifest: Manifest,
+  report: Report,
+): void {
+  attempt(report, 'bundles', () => {
+    let count = 0;
+    for (const [name, bytes] of files) {
+      if (!name.startsWith('bundles/')) continue;
+      try {
+        const { hash, content } = openBundle(bytes, keyFinder(keys));
+        if (bundleName(hash) !== name) throw new Error(`its content is ${hash}`);
+        if (content.tenant !== manifest.tenant_id) throw new Error(`it is tenant ${content.tenant}'s`);
+      } catch (error) {
+        throw new Error(`${name}: ${words(error)}`);
+      }
+      count++;
+    }
+    return `${count} verified`;
+  });
+}
+
+/** Every member is listed with its sums and every listed file is a member. */
+function compareFiles(files: ReadonlyMap<string, Uint8Array>, manifest: Manifest): string {
+  const wrong: string[] = [];
+  for (const [name, bytes] of files) {
+    if (name === MANIFEST || name === SIGNATURE) continue;
+    const listed = Object.hasOwn(manifest.files, name) ? manifest.files[name] : undefined;
+    if (!listed) wrong.push(`${name} is not listed`);
+    else if (canonicalJson(listed) !== canonicalJson(fileSums(bytes))) wrong.push(`${name} was changed`);
+  }
+  for (const name of Object.keys(manifest.files)) if (!files.has(name)) wrong.push(`${name} is missing`);
+  if (wrong.length > 0) throw new Error(wrong.slice(0, 10).join(', '));
+  return `${files.size} files`;
+}
+
+const HEX64 = /^[0-9a-f]{64}$/;
+const isCount = (value: unknown) => Number.isSafeInteger(value) && (value as number) >= 0;
+const isSeq = (value: unknown) => value === null || (Number.isSafeInteger(value) && (value as number) >= 1);
+const isText = (value: unknown) => typeof value === 'string';
+const isHash = (value: unknown) => isText(value) && HEX64.test(value as string);
+const isMap = (value: unknown) => typeof value === 'object' && value !== null && !Array.isArray(value);
+
+/** The closed set of members of manifest.json, version 1. */
+const MANIFEST_V1 = {
+  version: (value) => value === 1,
+  package_id: isText,
+  tenant_id: isText,
+  purpose: isText,
+  from: (value) => value === null || isText(value),
+  to: (value) => value === null || isText(value),
+  first_seq: isSeq,
+  last_seq: isSeq,
+  record_count: isCount,
+  prev_hash_before_first: isHash,
+  head_hash: isHash,
+  chain_intact: (value) => typeof value === 'boolean',
+  first_mismatch_id: (value) => value === undefined || isText(value),
+  record_alg: (value) => value === RECORD_ALG,
+  files: (value) => isMap(value) && Object.entries(value as object).every(([name, sums]) => isFileV1(name, sums)),
+  public_key_fingerprint: isText,
+  created_at: isText,
+  exporter: (value) => isText(value) || isMap(value),
+} satisfies { [K in keyof Required<Manifest>]: (value: unknown) => boolean };
+
+function isFileV1(name: string, sums: unknown): boolean {
+  const known = /^(records\.txt|checkpoints\.txt|pubkey\.pem|VERIFY\.md|check\.sh|SHA256SUMS|B3SUMS)$/;
+  if (!known.test(name) && !/^bundles\/[0-9a-f]{64}\.svcb$/.test(name)) return false;
+  if (!isMap(sums)) return false;
+  const { blake3, sha256, size } = sums as Record<string, unknown>;
+  return Object.keys(sums as object).length === 3 && isHash(blake3) && isHash(sha256) && isCount(size);
+}
+
+function readManifest(bytes: Uint8Array): Manifest {
+  const source = text(bytes);
+  const value: unknown = JSON.parse(source);
+  if (!isMap(value)) throw new Error('manifest.json is not an object');
+  const members = value as Record<string, unknown>;
+  for (const [name, holds] of Object.entries(MANIFEST_V1)) {
+    if (!holds(Object.hasOwn(members, name) ? members[name] : undefined))
+      throw new Error(`${name} is missing or malformed`);
+  }
+  const strange = Object.keys(members).find((name) => !Object.hasOwn(MANIFEST_V1, name));
+  if (strange !== undefined) throw new Error(`${JSON.stringify(strange)} is not a member of version 1`);
+  if (canonicalJson(members) !== source) throw new Error('manifest.json is not canonical JSON');
+  const manifest = value as Manifest;
+  if ((manifest.first_seq === null) !== (manifest.last_seq === null))
+    throw new Error('first_seq and last_seq disagree');
+  if ((manifest.first_seq === null) !== (manifest.record_count === 0)) throw new Error('record_count disagrees');
+  for (const name of [
+    'records.txt',
+    'checkpoints.txt',
+    'pubkey.pem',
+    'SHA256SUMS',
+    'B3SUMS',
+    'VERIFY.md',
+    'check.sh',
+  ]) {
+    if (!Object.hasOwn(manifest.files, name)) throw new Error(`${name} is not listed`);
+  }
+  return manifest;
+}
+
+/** The Ed25519 public keys of a PEM text, in their order; an Error when it holds anything else. */
+export function readKeys(pem: string): [KeyObject, ...KeyObject[]] {
+  const blocks = pem.match(/-----BEGIN PUBLIC KEY-----[^-]+-----END PUBLIC KEY-----/g) ?? [];
+  const keys = blocks.map((block) => createPublicKey(block));
+  const [first, ...rest] = keys;
+  if (!first) throw new Error('there is no public key in PEM form');
+  if (keys.some((key) => key.asymmetricKeyType !== 'ed25519')) throw new Error('a key is not an Ed25519 key');
+  return [first, ...rest];
+}
+
+function keyFinder(keys: readonly KeyObject[]): (kid: string) => KeyObject | undefined {
+  return (kid) => keys.find((key) => keyThumbprint(key) === kid);
+}
+
+function newReport(kind: Report['kind']): Report {
+  return { kind, verified: false, authentic: false, checks: [], notes: [] };
+}
+
+/** The chain's own check does not touch authenticity: evidence of a broken chain is evidence. */
+function conclude(report: Report): Report {
+  const failed = report.checks.filter((check) => !check.ok);
+  const doubts = failed.filter((check) => check.name !== 'chain');
+  report.authentic = doubts.length === 0;
+  report.verified = failed.length === 0;
+  const [doubt] = doubts;
+  const [broken] = failed;
+  if (doubt) report.reason = `${doubt.name}: ${doubt.detail}`;
+  else if (broken) report.reason = `the chain was already broken when the package was signed: ${broken.detail}`;
+  return report;
+}
+
+/** Runs one check and notes its outcome; what it throws becomes the words of the failure. */
+function attempt<T>(report: Report, name: string, run: () => T): T | undefined {
+  try {
+    const result = run();
+    report.checks.push({ name, ok: true, ...(typeof result === 'string' ? { detail: result } : {}) });
+    return result;
+  } catch (error) {
+    report.checks.push({ name, ok: false, detail: words(error) });
+    return undefined;
+  }
+}
+
+function words(error: unknown): string {
+  return error instanceof SyntaxError ? 'it is not JSON' : error instanceof Error ? error.message : String(error);
+}
+
+function file(files: ReadonlyMap<string, Uint8Array>, name: string): Uint8Array {
+  const bytes = files.get(name);
+  if (!bytes) throw new Error(`${name} is missing`);
+  return bytes;
+}
+
+const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
+function text(bytes: Uint8Array): string {
+  try {
+    return utf8.decode(bytes);
+  } catch {
+    throw new Error('it is not UTF-8 text');
+  }
+}

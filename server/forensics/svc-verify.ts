@@ -1,0 +1,251 @@
+#!/usr/bin/env node
+import { createPublicKey, type KeyObject } from 'node:crypto';
+import { lstatSync, readdirSync, readFileSync, statSync } from 'node:fs';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+import { ArchiveError, MANIFEST } from './archive.ts';
+import { checkBundle, checkPackage, checkPackageFiles, type Report, readKeys, type Trust } from './check-package.ts';
+
+/**
+ * svc-verify: checks evidence packages and bundles offline. It uses pure files of this project only: no network, no
+ * database, no clock.
+ */
+
+const HELP = `Usage: svc-verify PATH [options]
+
+Checks an evidence package (the tar, or the directory it was unpacked into), a policy bundle, or a directory of those.
+
+  --pubkey FILE         the signer's public key as PEM, obtained elsewhere (several keys may stand in the file)
+  --jwks FILE           the signer's keys as a JSON Web Key Set, retired ones included
+  --fingerprint HASH    sha256:<hex> of the signer's public key (packages only)
+  --json                one JSON object instead of text
+  --help                this text
+
+A package carries its public key: without one of the three it is checked against that key, and you must compare the
+fingerprint printed. A bundle carries none and needs --pubkey or --jwks.
+
+Exit code: 0 verified; 1 not verified, which includes an authentic package of a chain that was broken before it was
+exported; 2 wrong usage, or nothing there to verify.
+`;
+
+/** Larger than any package of the most records; what is larger is not read. */
+const MAX_BYTES = 1024 ** 3;
+const MAX_FILES = 20_000;
+
+/** Wrong usage: exit code 2. */
+class UsageError extends Error {}
+
+type Found = Report & { path: string };
+
+/** Runs the program with these arguments. Reads files and nothing else; says what to print and the exit code. */
+export function svcVerify(args: readonly string[]): { exitCode: 0 | 1 | 2; stdout: string; stderr: string } {
+  try {
+    const { path, json, help, trust } = readArguments(args);
+    if (help) return { exitCode: 0, stdout: HELP, stderr: '' };
+    const reports = verifyPath(path, trust);
+    const verified = reports.every((report) => report.verified);
+    const stdout = json ? `${JSON.stringify(asObject(path, reports, verified))}\n` : asText(reports);
+    return { exitCode: verified ? 0 : 1, stdout, stderr: '' };
+  } catch (error) {
+    const words = error instanceof UsageError ? error.message : `it failed: ${(error as Error).message}`;
+    return {
+      exitCode: error instanceof UsageError ? 2 : 1,
+      stdout: '',
+      stderr: `svc-verify: ${words.split('\n').map(plain).join('\n')}\n`,
+    };
+  }
+}
+
+function readArguments(args: readonly string[]): { path: string; json: boolean; help: boolean; trust: Trust } {
+  const { values, positionals } = parse(args);
+  const trust: Trust = {};
+  if (values.fingerprint !== undefined && !/^sha256:[0-9a-f]{64}$/.test(values.fingerprint)) {
+    throw new UsageError('--fingerprint takes sha256: and 64 hex digits');
+  }
+  if (!values.help && positionals.length !== 1) throw new UsageError(`give one PATH\n\n${HELP}`);
+  const keys = [...(values.pubkey ?? []).flatMap(pemKeys), ...(values.jwks ?? []).flatMap(jwksKeys)];
+  if (keys.length > 0) trust.keys = keys;
+  trust.fingerprint = values.fingerprint;
+  return { path: positionals[0] ?? '', json: values.json === true, help: values.help === true, trust };
+}
+
+function parse(args: readonly string[]) {
+  try {
+    return parseArgs({
+      args: [...args],
+      allowPositionals: true,
+      options: {
+        pubkey: { type: 'string', multiple: true },
+        jwks: { type: 'string', multiple: true },
+        fingerprint: { type: 'string' },
+        json: { type: 'boolean' },
+        help: { type: 'boolean' },
+      },
+    });
+  } catch (error) {
+    throw new UsageError(`${(error as Error).message}\n\n${HELP}`);
+  }
+}
+
+function pemKeys(path: string): KeyObject[] {
+  const pem = readAs('--pubkey', path);
+  try {
+    return readKeys(pem);
+  } catch (error) {
+    throw new UsageError(`--pubkey ${path}: ${(error as Error).message}`);
+  }
+}
+
+function jwksKeys(path: string): KeyObject[] {
+  const source = readAs('--jwks', path);
+  try {
+    const { keys } = JSON.parse(source) as { keys: { kty?: string; crv?: string; x?: string }[] };
+    const found = keys
+      .filter((jwk) => jwk.kty === 'OKP' && jwk.crv === 'Ed25519')
+      .map(({ x = '' }) => createPublicKey({ key: { kty: 'OKP', crv: 'Ed25519', x }, format: 'jwk' }));
+    if (found.length > 0) return found;
+  } catch (error) {
+    throw new UsageError(`--jwks ${path}: this is not a key set (${(error as Error).message})`);
+  }
+  throw new UsageError(`--jwks ${path}: there is no Ed25519 key in it`);
+}
+
+function readAs(option: string, path: string): string {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch (error) {
+    throw new UsageError(`${option} ${path}: ${(error as Error).message}`);
+  }
+}
+
+function verifyPath(path: string, trust: Trust): Found[] {
+  const kind = statSync(path, { throwIfNoEntry: false });
+  if (!kind) throw new UsageError(`${path} does not exist`);
+  if (kind.isFile()) return [verifyFile(path, kind.size, trust)];
+  if (!kind.isDirectory()) throw new UsageError(`${path} is neither a file nor a directory`);
+
+  const entries = list(path);
+  if (entries.some((entry) => entry.name === MANIFEST)) return [verifyUnpacked(path, trust)];
+  const found: Found[] = [];
+  for (const entry of entries) {
+    const inner = join(path, entry.name);
+    if (entry.isDirectory() && list(inner).some((file) => file.name === MANIFEST)) {
+      found.push(verifyUnpacked(inner, trust));
+    } else if (entry.isFile() && /\.(tar|svcb)$/.test(entry.name)) {
+      found.push(verifyFile(inner, statSync(inner).size, trust));
+    }
+  }
+  if (found.length === 0) throw new UsageError(`${path} holds no package (.tar) and no bundle (.svcb)`);
+  return found;
+}
+
+function verifyFile(path: string, size: number, trust: Trust): Found {
+  if (size > MAX_BYTES) return refused(path, 'the file is larger than any package');
+  const bytes = read(path);
+  if (bytes.subarray(0, 4).toString('latin1') !== 'SVCB') return { path, ...checkPackage(bytes, trust) };
+  if (!trust.keys) throw new UsageError(`${path} is a bundle, which carries no key: give --pubkey FILE or --jwks FILE`);
+  return { path, ...checkBundle(bytes, trust.keys) };
+}
+
+function verifyUnpacked(path: string, trust: Trust): Found {
+  try {
+    return { path, ...checkPackageFiles(readDirectory(path), trust) };
+  } catch (error) {
+    if (error instanceof ArchiveError) return refused(path, error.message);
+    throw error;
+  }
+}
+
+/** The files below a directory by their relative names; only plain files, as in the archive. */
+function readDirectory(root: string): Map<string, Uint8Array> {
+  const files = new Map<string, Uint8Array>();
+  let total = 0;
+  const visit = (folder: string) => {
+    for (const entry of list(join(root, folder))) {
+      const name = folder === '' ? entry.name : `${folder}/${entry.name}`;
+      const path = join(root, name);
+      if (entry.isDirectory()) visit(name);
+      else if (!entry.isFile()) throw new ArchiveError(`${name} is not a plain file`);
+      else {
+        total += lstatSync(path).size;
+        if (files.size >= MAX_FILES || total > MAX_BYTES)
+          throw new ArchiveError('the directory is larger than any package');
+        files.set(name, read(path));
+      }
+    }
+  };
+  visit('');
+  return files;
+}
+
+function list(path: string) {
+  try {
+    return readdirSync(path, { withFileTypes: true }).sort((a, b) => (a.name < b.name ? -1 : 1));
+  } catch (error) {
+    throw new UsageError((error as Error).message);
+  }
+}
+
+function read(path: string): Buffer {
+  try {
+    return readFileSync(path);
+  } catch (error) {
+    throw new UsageError((error as Error).message);
+  }
+}
+
+function refused(path: string, reason: string): Found {
+  const checks = [{ name: 'archive', ok: false, detail: reason }];
+  return { path, kind: 'package', verified: false, authentic: false, checks, notes: [], reason: `archive: ${reason}` };
+}
+
+function asObject(path: string, reports: readonly Found[], verified: boolean): object {
+  const [only, ...more] = reports;
+  return only?.path === path && more.length === 0 ? only : { verified, kind: 'directory', path, reports };
+}
+
+function asText(reports: readonly Found[]): string {
+  const texts = reports.map(reportText);
+  const failed = reports.filter((report) => !report.verified).length;
+  if (texts.length > 1) texts.push(failed === 0 ? 'VERIFIED\n' : `NOT VERIFIED: ${failed} of ${texts.length}\n`);
+  return texts.join('\n');
+}
+
+function reportText(report: Found): string {
+  const lines = [`${report.kind} ${report.path}`];
+  for (const { name, ok, detail } of report.checks) {
+    lines.push(`  ${ok ? 'ok    ' : 'FAILED'}  ${name}${detail === undefined ? '' : `: ${detail}`}`);
+  }
+  for (const [label, value] of [
+    ['package', report.package_id],
+    ['package hash', report.package_hash],
+    ['bundle hash', report.bundle_hash],
+    ['tenant', report.tenant_id],
+    ['records', records(report)],
+    ['key fingerprint', report.public_key_fingerprint],
+  ]) {
+    if (value !== undefined) lines.push(`  ${label}: ${value}`);
+  }
+  for (const note of report.notes) lines.push(`  note: ${note}`);
+  if (report.authentic && !report.verified)
+    lines.push('  The package is authentic: it is signed evidence of a broken chain.');
+  lines.push(report.verified ? 'VERIFIED' : `NOT VERIFIED: ${report.reason}`);
+  return `${lines.map(plain).join('\n')}\n`;
+}
+
+function records({ record_count: count, first_seq: first, last_seq: last }: Report): string | undefined {
+  if (count === undefined) return undefined;
+  return first === null ? '0' : `${count} (${first} to ${last})`;
+}
+
+/** One line without control and format characters: what a hostile file says must not steer the reader's terminal. */
+function plain(line: string): string {
+  return line.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, '?');
+}
+
+if (import.meta.main) {
+  const { exitCode, stdout, stderr } = svcVerify(process.argv.slice(2));
+  process.stdout.write(stdout);
+  process.stderr.write(stderr);
+  process.exitCode = exitCode;
+}

@@ -1,0 +1,57 @@
+import { z } from 'zod';
+import type { PlainRoute } from '../api/plain.ts';
+import type { Keyring } from './keyring.ts';
+
+/** The public keys, for everyone who checks what this server signed. */
+export function keyRoutes(keyring: () => Keyring): PlainRoute[] {
+  return [
+    {
+      method: 'GET',
+      path: '/pubkey',
+      access: { public: true },
+      summary: 'The current Ed25519 public key, as SPKI PEM',
+      description: 'Its fingerprint (sha256 of the DER) is in X-Svc-Key-Fingerprint.',
+      tag: 'keys',
+      answers: { 200: { description: 'PEM', type: 'application/x-pem-file' } },
+      async handler({ reply }) {
+        const { publicKey, fingerprint } = keyring().current;
+        reply.headers({ 'x-svc-key-fingerprint': fingerprint, 'cache-control': 'public, max-age=60' });
+        return reply.type('application/x-pem-file').send(publicKey.export({ type: 'spki', format: 'pem' }));
+      },
+    },
+    {
+      method: 'GET',
+      path: '/.well-known/jwks.json',
+      access: { public: true },
+      summary: 'All public keys as a JWK set, retired ones included',
+      tag: 'keys',
+      answers: {
+        200: {
+          description: 'RFC 7517 key set',
+          type: 'application/json',
+          schema: z.object({
+            keys: z.array(
+              z.object({
+                kty: z.literal('OKP'),
+                crv: z.literal('Ed25519'),
+                x: z.string(),
+                kid: z.string(),
+                use: z.literal('sig'),
+                alg: z.literal('EdDSA'),
+              }),
+            ),
+          }),
+        },
+      },
+      async handler({ reply }) {
+        reply.header('cache-control', 'public, max-age=60');
+        return {
+          keys: keyring().all.map(({ kid, publicKey }) => {
+            const { kty, crv, x } = publicKey.export({ format: 'jwk' });
+            return { kty, crv, x, kid, use: 'sig', alg: 'EdDSA' };
+          }),
+        };
+      },
+    },
+  ];
+}

@@ -1,0 +1,287 @@
+import { createHash, type KeyObject, sign, verify } from 'node:crypto';
+import { gunzipSync, gzipSync } from 'node:zlib';
+import { canonicalJson } from '../lib/canonical-json.ts';
+import { sha256Tag } from '../lib/crypto.ts';
+import { areAnnotations } from './language/annotations.ts';
+import type { BundleContent, BundleStatement } from './types.ts';
+
+/**
+ * The bundle, version 1: `"SVCB" 0x01 | u32be length | detached compact JWS (RFC 7515 appendix F) | gzip(canonical
+ * JSON)`. Its identity is the hash of the uncompressed canonical JSON, which holds no time; the output of gzip differs
+ * between builds of zlib and is never hashed.
+ */
+const MAGIC = Buffer.from('SVCB\x01', 'latin1');
+const TYPE = 'svc-bundle+jws';
+const MOST_UNPACKED_BYTES = 64 * 1024 * 1024;
+const MOST_HEADER_BYTES = 16 * 1024;
+
+export interface BundleHeader {
+  alg: 'EdDSA';
+  kid: string;
+  typ: typeof TYPE;
+  content_hash: string;
+  tenant: string;
+  /** Grows with every bundle of the tenant and scope set: a consumer refuses a lower one than it has seen. */
+  seq: number;
+  /** ISO 8601 UTC. The consumer compares it with its own clock. */
+  not_after: string;
+}
+
+export type BundleFault =
+  | 'format' // not a bundle, or of another version
+  | 'header' // the JWS or its header is malformed, or has other members than version 1
+  | 'algorithm' // not EdDSA with an Ed25519 key
+  | 'key' // no key is known by this kid
+  | 'signature'
+  | 'tenant' // another tenant's bundle
+  | 'rollback' // older than what was seen
+  | 'payload' // does not unpack, or to more than 64 MiB
+  | 'hash'
+  | 'content'; // not the canonical form of a version 1 content
+
+/** A bundle that must not be used. `reason` is stable; the message is for people. */
+export class BundleError extends Error {
+  override readonly name = 'BundleError';
+  readonly reason: BundleFault;
+
+  constructor(reason: BundleFault, message: string) {
+    super(message);
+    this.reason = reason;
+  }
+}
+
+/** One live policy; `compilePolicy` makes the statements. */
+export interface BundlePolicy {
+  policy_id: string;
+  version: number;
+  statements: readonly Pick<BundleStatement, 'id' | 'effect' | 'annotations' | 'scopes' | 'cedar'>[];
+}
+
+/**
+ * The content of a tenant's bundle from its live policies.
+ *
+ * A filter keeps or drops whole policies (one statement's tag keeps all of its policy): to drop single statements
+ * could drop a forbid that guards a permit it keeps. A policy with the scope `*` passes every filter.
+ */
+export function bundleContent(parts: {
+  tenant: string;
+  scopes: readonly string[] | null;
+  policies: readonly BundlePolicy[];
+  schema: string;
+  action_entities: Record<string, string[]>;
+  cedar_lang: string;
+}): BundleContent {
+  const { tenant, policies, schema, action_entities, cedar_lang } = parts;
+  const scopes = parts.scopes === null ? null : [...new Set(parts.scopes)].sort();
+  const kept = policies.filter(({ statements }) => {
+    const tags = new Set(statements.flatMap((statement) => statement.scopes));
+    return scopes === null || tags.has('*') || scopes.some((scope) => tags.has(scope));
+  });
+  const statements = kept.flatMap((policy) =>
+    policy.statements.map(
+      ({ id, effect, annotations, scopes, cedar }): BundleStatement => ({
+        id,
+        policy_id: policy.policy_id,
+        version: policy.version,
+        effect,
+        annotations,
+        scopes,
+        cedar,
+      }),
+    ),
+  );
+  statements.sort((a, b) => (a.id < b.id ? -1 : 1));
+  return { format: 'svc-bundle/1', cedar_lang, tenant, scopes, schema, action_entities, policies: statements };
+}
+
+/** `sha256:<hex>` of a content: `current_hash`, the ETag, and what records refer to. */
+export function contentHash(content: BundleContent): string {
+  return sha256Tag(canonicalJson(content));
+}
+
+/**
+ * Signs a content. Store the bytes: packing it again may compress differently.
+ * `level` is gzip's; 0 stores without compressing, which gives the same bytes on every machine.
+ */
+export function packBundle(
+  content: BundleContent,
+  how: { seq: number; not_after: string; kid: string; privateKey: KeyObject; level?: number },
+): { bytes: Buffer; hash: string; canonical: string } {
+  const canonical = canonicalJson(content);
+  const hash = sha256Tag(canonical);
+  const header: BundleHeader = {
+    alg: 'EdDSA',
+    kid: how.kid,
+    typ: TYPE,
+    content_hash: hash,
+    tenant: content.tenant,
+    seq: how.seq,
+    not_after: how.not_after,
+  };
+  if (!isHeader(header)) throw new RangeError('seq or not_after has no place in a bundle header');
+  if (!isContent(content)) throw new RangeError('the content is not that of a version 1 bundle');
+  const payload = gzipSync(canonical, { level: how.level ?? 9 });
+  const head = Buffer.from(canonicalJson(header)).toString('base64url');
+  const signature = sign(null, signingInput(head, payload), how.privateKey).toString('base64url');
+  const jws = Buffer.from(`${head}..${signature}`, 'latin1');
+  const length = Buffer.alloc(4);
+  length.writeUInt32BE(jws.length);
+  return { bytes: Buffer.concat([MAGIC, length, jws, payload]), hash, canonical };
+}
+
+/**
+ * Opens a bundle: signature first, then unpacking with a limit, then the hash, then parsing. Throws a BundleError and
+ * nothing else on every input. What the caller must still check is `header.not_after` against its clock.
+ */
+export function openBundle(
+  bytes: Uint8Array,
+  keyFor: (kid: string) => KeyObject | undefined,
+  expect: { tenant?: string; min_seq?: number } = {},
+): { header: BundleHeader; hash: string; content: BundleContent } {
+  const { head, header, signature, payload } = split(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength));
+
+  const key = keyFor(header.kid);
+  if (!key) throw new BundleError('key', `no key is known as ${header.kid}`);
+  if (key.asymmetricKeyType !== 'ed25519') throw new BundleError('algorithm', 'the key is not an Ed25519 key');
+  if (!verify(null, signingInput(head, payload), key, signature)) {
+    throw new BundleError('signature', 'the signature does not fit');
+  }
+  if (expect.tenant !== undefined && header.tenant !== expect.tenant) {
+    throw new BundleError('tenant', `the bundle is for ${header.tenant}`);
+  }
+  if (expect.min_seq !== undefined && header.seq < expect.min_seq) {
+    throw new BundleError('rollback', `the bundle has seq ${header.seq}, and ${expect.min_seq} was seen`);
+  }
+
+  const canonical = unpack(payload);
+  const hash = `sha256:${createHash('sha256').update(canonical).digest('hex')}`;
+  if (hash !== header.content_hash) throw new BundleError('hash', 'the content has another hash');
+  const content = parse(canonical);
+  if (content.tenant !== header.tenant) throw new BundleError('tenant', 'header and content name different tenants');
+  return { header, hash, content };
+}
+
+function split(bytes: Buffer): { head: string; header: BundleHeader; signature: Buffer; payload: Buffer } {
+  const start = MAGIC.length + 4;
+  if (bytes.length < start || !bytes.subarray(0, MAGIC.length).equals(MAGIC)) {
+    throw new BundleError('format', 'this is not a version 1 bundle');
+  }
+  const end = start + bytes.readUInt32BE(MAGIC.length);
+  if (end > bytes.length || end - start > MOST_HEADER_BYTES) throw new BundleError('format', 'the length does not fit');
+
+  const [head = '', empty, tail = '', ...more] = bytes.toString('latin1', start, end).split('.');
+  const signature = Buffer.from(tail, 'base64url');
+  // The last character of a base64url text has unused bits: only the one canonical spelling is accepted (RFC 4648 §3.5).
+  const canonical = (text: string) => Buffer.from(text, 'base64url').toString('base64url') === text;
+  if (empty !== '' || more.length > 0 || signature.length !== 64 || !canonical(head) || !canonical(tail)) {
+    throw new BundleError('header', 'the JWS is not detached and compact');
+  }
+  const header = json(Buffer.from(head, 'base64url'), 'header');
+  if (typeof header !== 'object' || header === null) throw new BundleError('header', 'the header is no object');
+  const { alg, typ } = header as Record<string, unknown>;
+  if (alg !== 'EdDSA') throw new BundleError('algorithm', 'the algorithm is not EdDSA');
+  if (typ !== TYPE) throw new BundleError('format', `the type is not ${TYPE}`);
+  if (!isHeader(header)) throw new BundleError('header', 'the header is not that of version 1');
+  return { head, header, signature, payload: bytes.subarray(end) };
+}
+
+function signingInput(head: string, payload: Buffer): Buffer {
+  return Buffer.from(`${head}.${payload.toString('base64url')}`, 'latin1');
+}
+
+function unpack(payload: Buffer): Buffer {
+  try {
+    return gunzipSync(payload, { maxOutputLength: MOST_UNPACKED_BYTES });
+  } catch (cause) {
+    throw new BundleError('payload', `the content does not unpack: ${(cause as Error).message}`);
+  }
+}
+
+function json(bytes: Buffer, fault: 'header' | 'content'): unknown {
+  try {
+    return JSON.parse(new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes));
+  } catch (cause) {
+    throw new BundleError(fault, `the ${fault} is not JSON: ${(cause as Error).message}`);
+  }
+}
+
+function parse(canonical: Buffer): BundleContent {
+  const content = json(canonical, 'content');
+  if (!isContent(content)) throw new BundleError('content', 'the content is not that of version 1');
+  // Twice the same member, or another spelling of one value: two parsers could read two things.
+  if (!Buffer.from(canonicalText(content)).equals(canonical)) {
+    throw new BundleError('content', 'the content is not in canonical form');
+  }
+  return content;
+}
+
+function canonicalText(content: BundleContent): string {
+  try {
+    return canonicalJson(content);
+  } catch (cause) {
+    throw new BundleError('content', `the content has no canonical form: ${(cause as Error).message}`);
+  }
+}
+
+const ISO_UTC = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{3})?Z$/;
+const HEADER_KEYS = ['alg', 'content_hash', 'kid', 'not_after', 'seq', 'tenant', 'typ'];
+const CONTENT_KEYS = ['action_entities', 'cedar_lang', 'format', 'policies', 'schema', 'scopes', 'tenant'];
+const STATEMENT_KEYS = ['annotations', 'cedar', 'effect', 'id', 'policy_id', 'scopes', 'version'];
+
+/** Closed: an unknown member, `crit` (RFC 7515 §4.1.11) among them, is something that this consumer cannot honour. */
+function isHeader(value: object): value is BundleHeader {
+  const header = value as Record<string, unknown>;
+  return (
+    hasKeys(header, HEADER_KEYS) &&
+    ['kid', 'tenant'].every((name) => isText(header[name])) &&
+    typeof header.content_hash === 'string' &&
+    Number.isSafeInteger(header.seq) &&
+    (header.seq as number) >= 0 &&
+    typeof header.not_after === 'string' &&
+    ISO_UTC.test(header.not_after) &&
+    !Number.isNaN(Date.parse(header.not_after))
+  );
+}
+
+function isContent(value: unknown): value is BundleContent {
+  if (typeof value !== 'object' || value === null) return false;
+  const content = value as Record<string, unknown>;
+  const { action_entities: actions, policies } = content;
+  return (
+    hasKeys(content, CONTENT_KEYS) &&
+    content.format === 'svc-bundle/1' &&
+    ['cedar_lang', 'tenant', 'schema'].every((name) => isText(content[name])) &&
+    (content.scopes === null || isTextList(content.scopes)) &&
+    typeof actions === 'object' &&
+    actions !== null &&
+    Object.values(actions).every(isTextList) &&
+    Array.isArray(policies) &&
+    policies.every((one, n) => isStatement(one) && (n === 0 || policies[n - 1].id < one.id))
+  );
+}
+
+function isStatement(value: unknown): value is BundleStatement {
+  if (typeof value !== 'object' || value === null) return false;
+  const statement = value as Record<string, unknown>;
+  return (
+    hasKeys(statement, STATEMENT_KEYS) &&
+    ['id', 'policy_id', 'cedar'].every((name) => isText(statement[name])) &&
+    (statement.id as string).startsWith(`${statement.policy_id}#`) &&
+    Number.isSafeInteger(statement.version) &&
+    (statement.effect === 'permit' || statement.effect === 'forbid') &&
+    isTextList(statement.scopes) &&
+    areAnnotations(statement.annotations)
+  );
+}
+
+function hasKeys(value: Record<string, unknown>, keys: string[]): boolean {
+  return Object.keys(value).sort().join() === keys.join();
+}
+
+function isText(value: unknown): value is string {
+  return typeof value === 'string' && value !== '';
+}
+
+function isTextList(value: unknown): value is string[] {
+  return Array.isArray(value) && value.every(isText);
+}

@@ -1,0 +1,370 @@
+import type { AuthorizationError } from '@cedar-policy/cedar-wasm/nodejs';
+import { DEFAULT_TTL_SECONDS, isGuardrail, quorumSeats, requiredApprovals } from './language/annotations.ts';
+import { admits, type Head, named, readHead } from './language/head.ts';
+import { CedarHost, cedarLanguageVersion } from './language/host.ts';
+import { tokens } from './language/scan.ts';
+import { type EngineCall, type MappedRequest, mapRequest, type Reads, RequestError } from './request.ts';
+import type { ActionRequest, BundleContent, BundleStatement, HoldType } from './types.ts';
+
+export type Decision = 'allow' | 'allow_with_masking' | 'deny' | 'escrow' | 'rate_limited';
+
+export const POLICY_ERROR = 'policy_error';
+export const NOTHING_PERMITS = 'no policy permits this action';
+export const FORBIDDEN = 'forbidden by policy';
+
+/** Which statements an action meets, before counters and holds are looked at. */
+export interface Match {
+  /** `permitted`: something grants it. `error`: nothing may be concluded; it is denied. */
+  outcome: 'permitted' | 'forbidden' | 'unpermitted' | 'error';
+  /** Sorted by id: permits and guardrails when permitted, the hard forbids when forbidden, those that failed on error. */
+  hits: readonly BundleStatement[];
+  /** The hits with @rate: look their counters up, per rule and agent, before `settle`. */
+  rates: readonly RateHit[];
+  /** What went wrong, for the operator's log; it may quote the request. */
+  detail?: string;
+}
+
+export interface RateHit {
+  rule_id: string;
+  limit: number;
+  window_seconds: number;
+}
+
+/** What lies outside the policies when a match is settled. */
+export interface SettleState {
+  /** The rules of `match.rates` that are over their limit for this agent, with the seconds until they are not. */
+  exceeded: ReadonlyMap<string, { retry_after: number }>;
+  /** The rules that a released, unexpired, unconsumed hold of the same agent and the same action hash was opened for. */
+  covered?: ReadonlySet<string> | undefined;
+}
+
+/** The hold that an escrow decision asks for. */
+export interface EscrowTerms {
+  hold_type: HoldType;
+  required_approvals: number;
+  /** Each group must give its count; further approvals up to `required_approvals` may come from anybody. */
+  quorum?: { group: string; count: number }[];
+  conditions?: string[];
+  delay_seconds?: number;
+  ttl_seconds: number;
+  execute_within_seconds?: number;
+  notify_targets?: string[];
+  reason?: string;
+  /** Every escrow rule that was hit, sorted: a released hold covers these and no others. */
+  rule_ids: string[];
+}
+
+export interface Verdict {
+  decision: Decision;
+  /** The statement that decided; null when none did. */
+  rule_id: string | null;
+  policy_id: string | null;
+  policy_version: number | null;
+  /** All hits, sorted. */
+  rule_ids: string[];
+  deny_reason?: string;
+  masks?: string[];
+  /** Seconds. */
+  retry_after?: number;
+  escrow?: EscrowTerms;
+  /** The decision stands on the released hold of `state.covered`, which must be consumed with it. */
+  consumes: boolean;
+}
+
+/**
+ * The engine of all decisions in this process, shared by the engines of all tenants. Nothing that an author typed and
+ * that has not passed `compilePolicy` may reach it.
+ */
+const host = new CedarHost();
+
+export function decisionHost(): CedarHost {
+  return host;
+}
+
+/** Entries of the map from scopes to slices; a slice itself is shared by all scopes that it fits. */
+const MOST_SCOPES = 4_096;
+
+interface Indexed {
+  statement: BundleStatement;
+  head: Head;
+  guardrail: boolean;
+}
+
+/** Statements that are prepared and evaluated together. */
+interface PreparedPart extends Reads {
+  texts: Record<string, string>;
+}
+
+/** The statements whose scope can match one combination of agent, role, action, tool and server. */
+interface Slice {
+  /** Permits and hard forbids. */
+  main: PreparedPart | null;
+  /** Guardrails. */
+  soft: PreparedPart | null;
+}
+
+/**
+ * The policies of one verified bundle, ready to decide. Holds memory of the shared engine until `dispose`.
+ *
+ * Cost follows the statements that can match, not all that exist: those whose scope (principal, action, resource)
+ * cannot match the request are left out of the call, and so are the arguments that the rest does not read.
+ */
+export class PolicyEngine {
+  readonly #content: BundleContent;
+  readonly #statements = new Map<string, BundleStatement>();
+  readonly #index: Indexed[] = [];
+  /** The entities that some scope names; what nothing names does not tell two requests apart. */
+  readonly #named = new Set<string>();
+  readonly #slices = new Map<string, Slice>();
+  readonly #byScope = new Map<string, Slice>();
+
+  /** Throws a RangeError on a bundle for a newer language, or one whose derived fields contradict its Cedar text. */
+  constructor(content: BundleContent) {
+    if (isNewer(content.cedar_lang, cedarLanguageVersion())) {
+      throw new RangeError(`the bundle is written in Cedar ${content.cedar_lang}, which this program does not read`);
+    }
+    this.#content = content;
+    for (const statement of [...content.policies].sort(byId)) {
+      const head = readHead(tokens(statement.cedar));
+      if (head.effect !== statement.effect) throw new RangeError(`${statement.id} is not a ${statement.effect}`);
+      const { effect, annotations } = statement;
+      this.#index.push({ statement, head, guardrail: isGuardrail(effect, annotations) });
+      this.#statements.set(statement.id, statement);
+      for (const constraint of [head.principal, head.action, head.resource]) {
+        for (const entity of named(constraint)) this.#named.add(entity);
+      }
+    }
+  }
+
+  /** Never throws: what cannot be evaluated is an `error`, which settles as a denial. */
+  match(request: ActionRequest): Match {
+    try {
+      return this.#match(mapRequest(request, this.#content.action_entities));
+    } catch (error) {
+      const detail = error instanceof RequestError ? error.message : `the policy engine failed: ${String(error)}`;
+      return { outcome: 'error', hits: [], rates: [], detail };
+    }
+  }
+
+  /** Frees what the shared engine keeps for this one. It may still be used afterwards, and then holds memory again. */
+  dispose(): void {
+    for (const { main, soft } of this.#slices.values()) {
+      if (main) host.releaseSet(main);
+      if (soft) host.releaseSet(soft);
+    }
+    this.#slices.clear();
+    this.#byScope.clear();
+  }
+
+  #match(request: MappedRequest): Match {
+    const { main, soft } = this.#slice(request);
+    if (!main) return { outcome: 'unpermitted', hits: [], rates: [] };
+
+    const first = this.#ask(main, request.call(main), this.#content.schema);
+    if ('outcome' in first) return first;
+    if (!first.allowed) {
+      return {
+        outcome: first.reason.length > 0 ? 'forbidden' : 'unpermitted',
+        hits: this.#hits(first.reason),
+        rates: [],
+      };
+    }
+    // The request has just passed the schema, so this call does without: it takes a third of the time.
+    const second = soft ? this.#ask(soft, request.leanCall(soft)) : { reason: [] };
+    if ('outcome' in second) return second;
+
+    const hits = this.#hits([...first.reason, ...second.reason]);
+    const rates = hits.flatMap(({ id, annotations: { rate } }) => (rate ? [{ rule_id: id, ...rate }] : []));
+    return { outcome: 'permitted', hits, rates };
+  }
+
+  #ask(part: PreparedPart, call: EngineCall, schema?: string): { allowed: boolean; reason: string[] } | Match {
+    // Preparing a set may replace the instance, and with it the schemas: the set comes first.
+    const preparsedPolicySetId = host.prepareSet(part, () => part.texts);
+    const validated = schema === undefined ? {} : { preparsedSchemaName: host.prepareSchema(schema) };
+    const answer = host.call('statefulIsAuthorized', { ...call, preparsedPolicySetId, ...validated });
+    const failed = (ids: string[], detail: string) => ({
+      outcome: 'error' as const,
+      hits: this.#hits(ids),
+      rates: [],
+      detail,
+    });
+    if (answer.type !== 'success') return failed([], answer.errors[0]?.message ?? 'the engine refused the request');
+    // A forbid that fails is skipped, and the engine may say "allow": an error is never less than a denial.
+    const { decision, diagnostics } = answer.response;
+    if (diagnostics.errors.length > 0) {
+      return failed(
+        diagnostics.errors.map(({ policyId }) => policyId),
+        describe(diagnostics.errors),
+      );
+    }
+    return { allowed: decision === 'allow', reason: diagnostics.reason };
+  }
+
+  /** The engine answers in the order of a hash table. */
+  #hits(ids: string[]): BundleStatement[] {
+    return [...new Set(ids)].flatMap((id) => this.#statements.get(id) ?? []).sort(byId);
+  }
+
+  #slice({ principal, action, resource }: MappedRequest): Slice {
+    const seen = [...principal.ancestors, ...resource.ancestors].filter((entity) => this.#named.has(entity));
+    const scope = JSON.stringify([action.self, ...seen]);
+    const known = this.#byScope.get(scope);
+    if (known) return known;
+
+    const fitting = this.#index.filter(
+      ({ head }) => admits(head.principal, principal) && admits(head.action, action) && admits(head.resource, resource),
+    );
+    const name = fitting.map(({ statement }) => statement.id).join('\n');
+    const slice = this.#slices.get(name) ?? sliceOf(fitting);
+    if (this.#byScope.size >= MOST_SCOPES) this.dispose();
+    this.#slices.set(name, slice);
+    this.#byScope.set(scope, slice);
+    return slice;
+  }
+}
+
+function sliceOf(fitting: Indexed[]): Slice {
+  const main = fitting.filter(({ guardrail }) => !guardrail);
+  const soft = fitting.filter(({ guardrail }) => guardrail);
+  const permits = main.some(({ statement }) => statement.effect === 'permit');
+  return { main: part(main), soft: permits ? part(soft) : null };
+}
+
+function part(statements: Indexed[]): PreparedPart | null {
+  if (statements.length === 0) return null;
+  const heads = statements.map(({ head }) => head);
+  return {
+    texts: Object.fromEntries(statements.map(({ statement }) => [statement.id, statement.cedar])),
+    keys: heads.some(({ keys }) => keys === null) ? null : new Set(heads.flatMap(({ keys }) => keys ?? [])),
+    words: new Set(heads.flatMap(({ words }) => [...words])),
+  };
+}
+
+function byId(a: { id: string }, b: { id: string }): number {
+  return a.id < b.id ? -1 : a.id > b.id ? 1 : 0;
+}
+
+function describe(errors: AuthorizationError[]): string {
+  return errors
+    .map(({ policyId, error }) => `${policyId}: ${error.message}`)
+    .sort()
+    .join('; ');
+}
+
+function isNewer(version: string, than: string): boolean {
+  const [major = 0, minor = 0] = version.split('.').map(Number);
+  const [ownMajor = 0, ownMinor = 0] = than.split('.').map(Number);
+  return !(major < ownMajor || (major === ownMajor && minor <= ownMinor));
+}
+
+/**
+ * The decision, in the order that the policy language gives:
+ *
+ *   error or hard forbid or no permit -> deny;  a rate exceeded -> rate_limited (before escrow, so that an agent over
+ *   its limit cannot flood the approvers);  an escrow rule not covered -> escrow;  a mask -> allow_with_masking;  allow.
+ *
+ * Pure and deterministic. Adding a guardrail never makes the decision more permissive, and a hold consumes only when
+ * it covers every escrow rule that was hit.
+ */
+export function settle(match: Match, state: SettleState): Verdict {
+  const { hits } = match;
+  const verdict = (decision: Decision, rule: BundleStatement | undefined, consumes = false): Verdict => ({
+    decision,
+    rule_id: rule?.id ?? null,
+    policy_id: rule?.policy_id ?? null,
+    policy_version: rule?.version ?? null,
+    rule_ids: hits.map(({ id }) => id),
+    consumes,
+  });
+  switch (match.outcome) {
+    case 'error':
+      return { ...verdict('deny', hits[0]), deny_reason: POLICY_ERROR };
+    case 'forbidden':
+      return { ...verdict('deny', hits[0]), deny_reason: hits[0]?.annotations.reason ?? FORBIDDEN };
+    case 'unpermitted':
+      return { ...verdict('deny', undefined), deny_reason: NOTHING_PERMITS };
+    case 'permitted':
+      break;
+  }
+
+  const over = hits
+    .flatMap((rule) => {
+      const exceeded = rule.annotations.rate && state.exceeded.get(rule.id);
+      return exceeded ? [{ rule, retryAfter: exceeded.retry_after }] : [];
+    })
+    .reduce<{ rule: BundleStatement; retryAfter: number } | undefined>(
+      (longest, one) => (longest && longest.retryAfter >= one.retryAfter ? longest : one),
+      undefined,
+    );
+  if (over) return { ...verdict('rate_limited', over.rule), retry_after: over.retryAfter };
+
+  const holding = hits.filter(({ annotations }) => annotations.escrow).sort(strictestFirst);
+  const covered = holding.length > 0 && holding.every(({ id }) => state.covered?.has(id));
+  if (holding.length > 0 && !covered) return { ...verdict('escrow', holding[0]), escrow: terms(holding) };
+
+  const masking = hits.filter(({ annotations }) => annotations.mask);
+  if (masking.length > 0) {
+    const masks = distinct(masking.map(({ annotations }) => annotations.mask)).sort();
+    return { ...verdict('allow_with_masking', masking[0], covered), masks };
+  }
+  return verdict('allow', hits.find(({ effect }) => effect === 'permit') ?? hits[0], covered);
+}
+
+const STRICTNESS: Record<HoldType, number> = { multi_party: 3, single: 2, conditional: 1, time_delayed: 0 };
+
+function strictestFirst(a: BundleStatement, b: BundleStatement): number {
+  return (
+    strictness(b) - strictness(a) ||
+    requiredApprovals(b.annotations) - requiredApprovals(a.annotations) ||
+    ttl(a) - ttl(b) ||
+    byId(a, b)
+  );
+}
+
+function strictness({ annotations }: BundleStatement): number {
+  return annotations.escrow ? STRICTNESS[annotations.escrow] : -1;
+}
+
+function ttl({ annotations }: BundleStatement): number {
+  return annotations.ttl ?? DEFAULT_TTL_SECONDS;
+}
+
+/**
+ * One hold for all escrow rules that were hit, strictest first. Its kind is that of the strictest; approvals are the
+ * most that any asks for, groups are joined with the larger count each, the ttl and the time to execute are the
+ * shortest, targets and reasons are joined. Conditions and delays bind only a hold of their own kind: where a person
+ * must approve, the person stands in for them (all conditions and the longest delay of that kind are kept).
+ */
+function terms(holding: BundleStatement[]): EscrowTerms {
+  const all = holding.map(({ annotations }) => annotations);
+  const holdType = all[0]?.escrow as HoldType;
+
+  const groups = new Map<string, number>();
+  for (const { group, count } of all.flatMap(({ quorum }) => quorum ?? [])) {
+    groups.set(group, Math.max(count, groups.get(group) ?? 0));
+  }
+  const quorum = [...groups].map(([group, count]) => ({ group, count })).sort((a, b) => (a.group < b.group ? -1 : 1));
+  const conditions = distinct(all.map(({ condition }) => condition)).sort();
+  const delays = all.flatMap(({ delay }) => delay ?? []);
+  const within = all.flatMap(({ execute_within }) => execute_within ?? []);
+  const targets = distinct(all.map(({ notify }) => notify));
+  const reasons = distinct(all.map(({ reason }) => reason));
+
+  return {
+    hold_type: holdType,
+    required_approvals: Math.max(quorumSeats(quorum), ...all.map(requiredApprovals)),
+    ...(quorum.length > 0 && { quorum }),
+    ...(holdType === 'conditional' && { conditions }),
+    ...(holdType === 'time_delayed' && { delay_seconds: Math.max(...delays) }),
+    ttl_seconds: Math.min(...holding.map(ttl)),
+    ...(within.length > 0 && { execute_within_seconds: Math.min(...within) }),
+    ...(targets.length > 0 && { notify_targets: targets }),
+    ...(reasons.length > 0 && { reason: reasons.join('; ') }),
+    rule_ids: holding.map(({ id }) => id).sort(),
+  };
+}
+
+function distinct(lists: (string | string[] | undefined)[]): string[] {
+  return [...new Set(lists.flatMap((list) => list ?? []))];
+}

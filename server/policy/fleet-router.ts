@@ -1,0 +1,73 @@
+import { z } from 'zod';
+import { route, text, trpc } from '../api/trpc.ts';
+import { AppError } from '../errors.ts';
+import type { Fleet } from './fleet.ts';
+
+const tag = 'proxies';
+
+const heartbeat = {
+  proxy_id: text(200),
+  version: text(100).optional(),
+  bundle_hash: text(100).optional(),
+  bundle_seq: z.int().min(0).optional(),
+  spooled_events: z.int().min(0).optional(),
+  started_at: z.iso.datetime().optional(),
+};
+
+export function fleetRouter(fleet: Fleet, pollSeconds: (tenantId: string) => Promise<number>) {
+  return trpc.router({
+    heartbeat: route('POST /v1/proxies/heartbeat', { keys: ['proxy'] }, { summary: 'A proxy says that it lives', tag })
+      .input(z.strictObject(heartbeat))
+      .output(z.object({ poll_seconds: z.int(), time: z.iso.datetime() }))
+      .mutation(async ({ ctx, input }) => {
+        if (ctx.principal.kind !== 'api_key') throw new AppError('FORBIDDEN');
+        await fleet.heartbeat(ctx.tenantId, ctx.principal.id, input);
+        return { poll_seconds: await pollSeconds(ctx.tenantId), time: new Date().toISOString() };
+      }),
+
+    list: route('GET /v1/proxies', { keys: [], role: 'viewer' }, { summary: 'List proxies, the last seen first', tag })
+      .input(z.strictObject({}))
+      .output(
+        z.object({
+          proxies: z.array(
+            z.object({
+              ...heartbeat,
+              proxy_id: z.string(),
+              first_seen_at: z.iso.datetime(),
+              last_seen_at: z.iso.datetime(),
+              stale: z.boolean().describe('silent for three poll intervals'),
+            }),
+          ),
+        }),
+      )
+      .query(async ({ ctx }) => ({ proxies: await fleet.list(ctx.tenantId, await pollSeconds(ctx.tenantId)) })),
+
+    config: route(
+      'GET /v1/proxy-config',
+      { keys: ['proxy'] },
+      { summary: 'What a proxy must know beside the bundle: agent keys by hash, token issuers', tag },
+    )
+      .input(z.strictObject({}))
+      .output(
+        z.object({
+          poll_seconds: z.int(),
+          agent_keys: z.array(
+            z.object({
+              id: z.string(),
+              key_hash: z.string(),
+              agent_id: z.string(),
+              agent_role: z.string(),
+              owner_id: z.string().nullable(),
+              expires_at: z.iso.datetime().optional(),
+            }),
+          ),
+          token_issuers: z.array(z.unknown()),
+        }),
+      )
+      .query(async ({ ctx }) => ({
+        poll_seconds: await pollSeconds(ctx.tenantId),
+        agent_keys: await fleet.agentKeys(ctx.tenantId),
+        token_issuers: [],
+      })),
+  });
+}

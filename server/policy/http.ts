@@ -1,0 +1,78 @@
+import { z } from 'zod';
+import { type PlainRoute, principalOf } from '../api/plain.ts';
+import { AppError } from '../errors.ts';
+import type { Bundles } from './publish.ts';
+
+const MOST_WAIT_SECONDS = 60;
+
+/** The bundle that proxies poll. 304 when they have it already; with `Prefer: wait=N` the answer may wait for a change. */
+export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) => Promise<number>): PlainRoute {
+  return {
+    method: 'GET',
+    path: '/v1/policies/bundle',
+    access: { keys: ['proxy'] },
+    summary: 'The signed bundle of the live policies',
+    description:
+      'Answers 304 when `current_hash` or `If-None-Match` names the bundle in force. `scopes` filters whole policies by their tags. With `Prefer: wait=N` (at most 60 s) the answer waits for a change.',
+    tag: 'policies',
+    query: {
+      current_hash: z.string().max(100).optional(),
+      scopes: z.string().max(2000).optional(),
+    },
+    answers: {
+      200: { description: 'The bundle', type: 'application/vnd.svc.bundle.v1' },
+      304: { description: 'The bundle has not changed' },
+    },
+    async handler(call) {
+      const { query, request, reply } = call;
+      const { tenantId } = principalOf(call);
+      const scopes = query.scopes === undefined ? null : scopeList(query.scopes);
+      const known = query.current_hash ?? etagOf(request.headers['if-none-match']);
+      const wait = waitSeconds(request.headers.prefer);
+      let bundle = await bundles.current(tenantId, scopes);
+      if (wait > 0 && known === bundle.hash) {
+        const gone = new AbortController();
+        const leave = () => gone.abort();
+        reply.raw.once('close', leave);
+        try {
+          bundle = await bundles.waitForChange(tenantId, scopes, bundle.hash, wait, gone.signal);
+        } finally {
+          reply.raw.off('close', leave);
+        }
+        reply.header('preference-applied', `wait=${wait}`);
+      }
+      reply.headers({
+        etag: `"${bundle.hash}"`,
+        'x-svc-bundle-hash': bundle.hash,
+        'x-svc-bundle-seq': String(bundle.seq),
+        'x-svc-poll-seconds': String(await pollSeconds(tenantId)),
+        'cache-control': 'private, no-cache',
+        vary: 'authorization',
+      });
+      if (known === bundle.hash) return reply.code(304).send();
+      return reply.type('application/vnd.svc.bundle.v1').send(bundle.bytes);
+    },
+  };
+}
+
+function scopeList(text: string): string[] {
+  const scopes = text
+    .split(',')
+    .map((scope) => scope.trim())
+    .filter(Boolean);
+  if (scopes.length === 0 || scopes.length > 50 || scopes.some((scope) => !/^[\w.-]{1,64}$/.test(scope))) {
+    throw new AppError('VALIDATION_FAILED', undefined, {
+      faults: [{ pointer: '?scopes', message: 'must be 1 to 50 scope names, separated by commas' }],
+    });
+  }
+  return scopes;
+}
+
+function etagOf(header: string | undefined): string | undefined {
+  return header && /^(?:W\/)?"([^"]+)"$/.exec(header.trim())?.[1];
+}
+
+function waitSeconds(header: string | string[] | undefined): number {
+  const seconds = /(?:^|[,;\s])wait=(\d{1,4})(?:$|[,;\s])/.exec(String(header ?? ''))?.[1];
+  return Math.min(Number(seconds ?? 0), MOST_WAIT_SECONDS);
+}

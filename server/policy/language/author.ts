@@ -1,0 +1,145 @@
+import { Worker } from 'node:worker_threads';
+import type { Diagnostic } from '../types.ts';
+import { type Compilation, ENGINE_FAILED, failed } from './compile.ts';
+import { LIMITS } from './scan.ts';
+
+export type AuthorJob =
+  | { kind: 'compile'; policyId: string; text: string; schema: string }
+  | { kind: 'format'; text: string };
+export interface Formatted {
+  /** Present when there are no errors. */
+  formatted?: string;
+  errors: Diagnostic[];
+}
+export type AuthorResult = Compilation | Formatted;
+
+interface Waiting {
+  job: AuthorJob;
+  settle(result: AuthorResult): void;
+  fail(error: Error): void;
+}
+
+/** Loading the engine takes about 0.1 s; a machine that is busy may need much longer. */
+const START_MS = 20_000;
+
+/**
+ * The language for texts that somebody typed: on an own engine, in an own thread, with a kill timer, so that no text
+ * can slow down or end the decisions. One text at a time, in the order of the calls.
+ *
+ * A text that hangs or ends the thread is answered with a diagnostic; the next one gets a new thread. The promises
+ * reject only when the thread cannot be started at all, or after `close`.
+ */
+export class AuthorLanguage {
+  readonly #limitMs: number;
+  readonly #entry: URL;
+  readonly #queue: Waiting[] = [];
+  #worker: Worker | undefined;
+  #ready = false;
+  #current: Waiting | undefined;
+  #timer: NodeJS.Timeout | undefined;
+  #closed = false;
+
+  constructor(options: { limitMs?: number; entry?: URL } = {}) {
+    this.#limitMs = options.limitMs ?? 2_000;
+    this.#entry = options.entry ?? new URL('./author-worker.ts', import.meta.url);
+  }
+
+  compile(policyId: string, text: string, schema: string): Promise<Compilation> {
+    return this.#submit({ kind: 'compile', policyId, text, schema }) as Promise<Compilation>;
+  }
+
+  format(text: string): Promise<Formatted> {
+    return this.#submit({ kind: 'format', text });
+  }
+
+  /** Ends the thread. Calls that have not been answered reject. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    const ended = new Error('the policy language was closed');
+    for (const waiting of [this.#current, ...this.#queue.splice(0)]) waiting?.fail(ended);
+    await this.#drop();
+  }
+
+  #submit(job: AuthorJob): Promise<AuthorResult> {
+    if (this.#closed) return Promise.reject(new Error('the policy language was closed'));
+    // A text over the limit is refused by the scan anyway; its rest need not be copied to the thread.
+    const text = job.text.slice(0, LIMITS.bytes + 2);
+    return new Promise((settle, fail) => {
+      this.#queue.push({ job: { ...job, text }, settle, fail });
+      this.#next();
+    });
+  }
+
+  #next(): void {
+    if (this.#current || this.#queue.length === 0) return;
+    this.#current = this.#queue.shift();
+    if (!this.#worker) this.#start();
+    this.#worker?.ref();
+    if (this.#ready) this.#send();
+  }
+
+  #start(): void {
+    // The parent's own flags (a test runner's loader among them) are not for this thread.
+    const worker = new Worker(this.#entry, { execArgv: [], resourceLimits: { maxOldGenerationSizeMb: 256 } });
+    this.#worker = worker;
+    this.#arm(START_MS, () => this.#lost(worker, new Error('the thread of the policy language did not start')));
+    worker.on('message', (message: 'ready' | AuthorResult) => {
+      if (worker !== this.#worker) return;
+      if (message === 'ready') {
+        this.#ready = true;
+        this.#send();
+      } else {
+        this.#finish(message);
+      }
+    });
+    worker.on('error', (error) => this.#lost(worker, error));
+    worker.on('exit', (code) => this.#lost(worker, new Error(`the thread of the policy language ended with ${code}`)));
+  }
+
+  #send(): void {
+    if (!this.#current) return;
+    this.#worker?.postMessage(this.#current.job);
+    this.#arm(this.#limitMs, () => this.#giveUp(`the policy took longer than ${this.#limitMs / 1_000} s to check`));
+  }
+
+  #finish(result: AuthorResult): void {
+    clearTimeout(this.#timer);
+    const { settle } = this.#current ?? {};
+    this.#current = undefined;
+    this.#worker?.unref();
+    settle?.(result);
+    this.#next();
+  }
+
+  /** Answers the current text with a diagnostic; the thread that could not cope with it is not used again. */
+  #giveUp(message: string): void {
+    void this.#drop();
+    const place = { line: 1, column: 1, message };
+    this.#finish(this.#current?.job.kind === 'format' ? { errors: [place] } : failed(place));
+  }
+
+  #lost(worker: Worker, error: Error): void {
+    if (worker !== this.#worker) return;
+    if (this.#ready) {
+      this.#giveUp(ENGINE_FAILED);
+      return;
+    }
+    void this.#drop();
+    this.#current?.fail(error);
+    this.#current = undefined;
+    this.#next();
+  }
+
+  #arm(ms: number, late: () => void): void {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(late, ms);
+  }
+
+  #drop(): Promise<unknown> {
+    clearTimeout(this.#timer);
+    const worker = this.#worker;
+    this.#worker = undefined;
+    this.#ready = false;
+    return worker ? worker.terminate() : Promise.resolve();
+  }
+}

@@ -1,0 +1,150 @@
+import type { PolicyJson } from '@cedar-policy/cedar-wasm/nodejs';
+import type { Annotations } from '../types.ts';
+import { DAY_SECONDS, DEFAULT_TTL_SECONDS, isGuardrail, requiredApprovals } from './annotations.ts';
+import { preamble, type Token } from './scan.ts';
+
+/** One statement in plain words, for a reader who does not know Cedar. */
+export interface StatementSummary {
+  kind: 'permit' | 'forbid' | 'guardrail';
+  who: string;
+  actions: string;
+  tools: string;
+  /** The clauses as they are written, without their comments and line breaks. */
+  conditions: string[];
+  obligations: string[];
+  /** All of it in one or two sentences. */
+  text: string;
+}
+
+export function summarize(
+  est: PolicyJson,
+  annotations: Annotations,
+  statement: Token[],
+  source: string,
+): StatementSummary {
+  const kind = isGuardrail(est.effect, annotations) ? 'guardrail' : est.effect;
+  const who = principalWords(est.principal);
+  const actions = actionWords(est.action);
+  const tools = resourceWords(est.resource);
+  const conditions = clauses(statement, source);
+  const obligations = obligationWords(annotations);
+
+  const what = `${who}: ${actions} with ${tools}${conditions.map((clause) => `, ${clause}`).join('')}`;
+  const lead = { permit: 'Permits', forbid: 'Denies', guardrail: 'Where something else permits it, binds' }[kind];
+  const because = annotations.reason === undefined ? '' : ` Reason: ${annotations.reason.replace(/\s+/g, ' ').trim()}`;
+  const bound = obligations.length > 0 ? ` Then: ${obligations.join('; ')}.` : '';
+  return { kind, who, actions, tools, conditions, obligations, text: `${lead} ${what}.${bound}${because}` };
+}
+
+type Scope = PolicyJson['principal'] | PolicyJson['resource'];
+
+function entity(constraint: { entity: unknown } | { slot: string }): { type: string; id: string } {
+  const uid = ('entity' in constraint ? constraint.entity : {}) as { type: string; id: string };
+  return { type: uid.type, id: uid.id };
+}
+
+function principalWords(scope: PolicyJson['principal']): string {
+  return scopeWords(scope, 'Agent', 'any agent', (type, id) =>
+    type === 'AgentRole' ? `agents in the role ${quote(id)}` : `${type === 'Agent' ? 'the agent' : type} ${quote(id)}`,
+  );
+}
+
+function resourceWords(scope: PolicyJson['resource']): string {
+  return scopeWords(scope, 'Tool', 'any tool', (type, id) =>
+    type === 'ToolServer'
+      ? `the tools of the server ${quote(id)}`
+      : `${type === 'Tool' ? 'the tool' : type} ${quote(id)}`,
+  );
+}
+
+function scopeWords(scope: Scope, own: string, any: string, one: (type: string, id: string) => string): string {
+  if (scope.op === 'All') return any;
+  if (scope.op === 'is') {
+    if (scope.in) {
+      const { type, id } = entity(scope.in);
+      return one(type, id);
+    }
+    return scope.entity_type === own ? any : `anything that is ${scope.entity_type}`;
+  }
+  const { type, id } = entity(scope);
+  return one(type, id);
+}
+
+function actionWords(scope: PolicyJson['action']): string {
+  if (scope.op === 'All') return 'any action';
+  const uids = 'entities' in scope ? scope.entities.map((uid) => entity({ entity: uid })) : [entity(scope)];
+  const words = uids.map(({ id }) => (id === 'read' || id === 'write' ? `any ${id} action` : id));
+  return words.length > 1 ? `${words.slice(0, -1).join(', ')} or ${words.at(-1)}` : (words[0] ?? 'no action');
+}
+
+/** `when …` and `unless …` from the source text: the words of the author, not a rendering of what was parsed. */
+function clauses(statement: Token[], source: string): string[] {
+  const found: string[] = [];
+  let depth = 0;
+  let clause: { word: string; body: Token[] } | undefined;
+  for (const token of statement.slice(preamble(statement).rest)) {
+    if (depth === 0 && (token.text === 'when' || token.text === 'unless')) clause = { word: token.text, body: [] };
+    else if (depth > 0 && !(depth === 1 && token.text === '}')) clause?.body.push(token);
+    if ('([{'.includes(token.text)) depth++;
+    if (')]}'.includes(token.text) && --depth === 0 && clause) {
+      found.push(`${clause.word} ${joined(clause.body, source)}`);
+      clause = undefined;
+    }
+  }
+  return found;
+}
+
+function joined(body: Token[], source: string): string {
+  let words = '';
+  let end = body[0]?.start ?? 0;
+  for (const token of body) {
+    words += `${token.start > end ? ' ' : ''}${source.slice(token.start, token.end)}`;
+    end = token.end;
+  }
+  return words;
+}
+
+function obligationWords(annotations: Annotations): string[] {
+  const words: string[] = [];
+  const { escrow, quorum, rate, mask } = annotations;
+  if (rate) words.push(`at most ${rate.limit} per ${period(rate.window_seconds)} for each agent`);
+  if (escrow) {
+    const approvals = requiredApprovals(annotations);
+    const from = quorum ? ` (${quorum.map(({ group, count }) => `${count} of ${group}`).join(', ')})` : '';
+    const people = `${approvals} ${approvals === 1 ? 'approval' : 'approvals'}${from}`;
+    const until = {
+      single: `held until ${people}`,
+      multi_party: `held until ${people} of different people`,
+      conditional: `held until ${(annotations.condition ?? []).join(', ')} ${annotations.condition?.length === 1 ? 'is' : 'are'} reported as satisfied`,
+      time_delayed: `held for ${period(annotations.delay ?? 0)}, then released unless somebody rejects it`,
+    }[escrow];
+    words.push(
+      until + (approvals > 0 && (escrow === 'conditional' || escrow === 'time_delayed') ? ` and ${people}` : ''),
+    );
+    words.push(`the hold expires after ${period(annotations.ttl ?? DEFAULT_TTL_SECONDS)}`);
+    if (annotations.execute_within !== undefined) {
+      words.push(`once released it must be used within ${period(annotations.execute_within)}`);
+    }
+    if (annotations.notify) words.push(`${annotations.notify.join(', ')} is told`);
+  }
+  if (mask) words.push(`${mask.join(', ')} masked`);
+  return words;
+}
+
+/** 5400 -> "90 minutes", 60 -> "1 minute", 86400 -> "1 day". */
+function period(seconds: number): string {
+  const [unit, size] =
+    (
+      [
+        ['day', DAY_SECONDS],
+        ['hour', 3_600],
+        ['minute', 60],
+      ] as const
+    ).find(([, size]) => seconds % size === 0) ?? (['second', 1] as const);
+  const count = seconds / size;
+  return `${count} ${unit}${count === 1 ? '' : 's'}`;
+}
+
+function quote(id: string): string {
+  return `"${id}"`;
+}

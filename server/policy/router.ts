@@ -1,0 +1,323 @@
+import { z } from 'zod';
+import { type Context, route, text, trpc } from '../api/trpc.ts';
+import { actorOf } from '../auth/audit.ts';
+import { personOf, type Principal } from '../auth/scopes.ts';
+import { AppError } from '../errors.ts';
+import { LIMITS } from './language/scan.ts';
+import type { By, Policies } from './policies.ts';
+
+const STATUSES = ['draft', 'pending_approval', 'deployed', 'revoked'] as const;
+const tag = 'policies';
+
+const PolicyId = text(64).regex(/^[A-Za-z0-9][A-Za-z0-9._-]*$/, 'must be letters, digits, ".", "_" and "-"');
+// a larger text is a fault of the text, told with its position; this only bounds what is looked at
+const Source = z.string().max(LIMITS.bytes * 4);
+const Version = z.int().min(1).max(2_147_483_647);
+const Id = { id: text(64) };
+
+const PolicyOut = z
+  .object({
+    id: z.string(),
+    dsl_source: z.string(),
+    status: z.enum(STATUSES),
+    version: z.int(),
+    content_hash: z.string(),
+    author_id: z.string(),
+    created_at: z.iso.datetime(),
+    updated_at: z.iso.datetime(),
+    live_version: z.int().nullable().describe('the version that proxies enforce; null when none is'),
+    scopes: z.array(z.string()),
+  })
+  .meta({ id: 'Policy' });
+
+const ReviewOut = z.object({
+  status: z.enum(['approved', 'rejected', 'changes_requested', 'break_glass', 'dismissed']),
+  decided_by: z.string(),
+  decided_at: z.iso.datetime(),
+  comment: z.string().optional(),
+});
+
+const VersionOut = z
+  .object({
+    version: z.int(),
+    content_hash: z.string(),
+    author_id: z.string(),
+    created_at: z.iso.datetime(),
+    change: z.enum(['create', 'update', 'rollback', 'break_glass']),
+    rolled_back_from: z.int().optional(),
+    note: z.string().optional(),
+    live: z.boolean(),
+    review: ReviewOut.optional().describe('the newest decision on this version'),
+    reviews: z.array(ReviewOut).optional(),
+  })
+  .meta({ id: 'PolicyVersion' });
+
+const DiagnosticOut = z.object({ line: z.int(), column: z.int(), message: z.string() }).meta({ id: 'Diagnostic' });
+
+/** Pipeline keys and authors write policies. */
+const write = { keys: ['pipeline'], role: 'author' } as const;
+const read = { keys: ['pipeline'], role: 'viewer' } as const;
+
+function by(ctx: Context & { principal: Principal }): By {
+  return { person: personOf(ctx.principal), actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId };
+}
+
+export function policyRouter(
+  policies: Policies,
+  settings: (tenantId: string) => Promise<{ approval_required: boolean }>,
+) {
+  /** Where the tenant asks for approval, a key does not govern: only a signed-in person does. */
+  const assertPerson = async (ctx: Context & { principal: Principal; tenantId: string }, least?: 'admin') => {
+    if (!(await settings(ctx.tenantId)).approval_required) return;
+    if (ctx.principal.kind !== 'session') {
+      throw new AppError('FORBIDDEN', 'approval is required in this tenant: a signed-in person must do this');
+    }
+    if (least && !ctx.principal.roles.includes(least)) {
+      throw new AppError('FORBIDDEN', `approval is required in this tenant: this needs the role ${least}`);
+    }
+  };
+
+  return trpc.router({
+    list: route('GET /v1/policies', read, {
+      summary: 'List policies',
+      description: 'The last changed first. `agent_role` also finds policies that apply to every role.',
+      tag,
+    })
+      .input(
+        z.strictObject({
+          status: z.enum(STATUSES).optional(),
+          agent_role: text(200).optional(),
+          scope: text(100).optional(),
+          limit: z.int().min(1).max(200).default(50),
+          offset: z.int().min(0).max(1_000_000).default(0),
+        }),
+      )
+      .output(z.object({ policies: z.array(PolicyOut), total: z.int(), limit: z.int(), offset: z.int() }))
+      .query(async ({ ctx, input }) => ({
+        ...(await policies.list(ctx.tenantId, input)),
+        limit: input.limit,
+        offset: input.offset,
+      })),
+
+    create: route('POST /v1/policies', write, {
+      summary: 'Create a policy as a draft',
+      tag,
+      status: 201,
+      problems: ['POLICY_INVALID', 'CONFLICT'],
+    })
+      .input(z.strictObject({ id: PolicyId.optional(), dsl_source: Source }))
+      .output(PolicyOut)
+      .mutation(({ ctx, input }) => policies.create(ctx.tenantId, input, by(ctx))),
+
+    validate: route('POST /v1/policies/validate', read, {
+      summary: 'Check a policy text; nothing is saved',
+      tag,
+    })
+      .input(z.strictObject({ dsl_source: Source, id: PolicyId.optional() }))
+      .output(z.object({ valid: z.boolean(), errors: z.array(DiagnosticOut), warnings: z.array(DiagnosticOut) }))
+      .mutation(async ({ ctx, input }) => {
+        const { errors, warnings } = await policies.validate(ctx.tenantId, input.dsl_source, input.id);
+        return { valid: errors.length === 0, errors, warnings };
+      }),
+
+    format: route('POST /v1/policies/format', read, { summary: 'Lay out a policy text; nothing is saved', tag })
+      .input(z.strictObject({ dsl_source: Source }))
+      .output(z.object({ formatted: z.string().optional(), errors: z.array(DiagnosticOut) }))
+      .mutation(({ input }) => policies.format(input.dsl_source)),
+
+    get: route('GET /v1/policies/{id}', read, {
+      summary: 'Read a policy with its versions',
+      tag,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject(Id))
+      .output(
+        PolicyOut.extend({
+          open_review: z
+            .object({ version: z.int(), actor: z.string() })
+            .nullable()
+            .describe('a break-glass deployment that waits for an approver other than its actor'),
+          versions: z.array(VersionOut),
+        }),
+      )
+      .query(({ ctx, input }) => policies.get(ctx.tenantId, input.id)),
+
+    update: route('PUT /v1/policies/{id}', write, {
+      summary: 'Write a new version',
+      tag,
+      problems: ['NOT_FOUND', 'POLICY_INVALID'],
+    })
+      .input(z.strictObject({ ...Id, dsl_source: Source }))
+      .output(PolicyOut)
+      .mutation(({ ctx, input }) => policies.update(ctx.tenantId, input.id, input.dsl_source, by(ctx))),
+
+    revoke: route('DELETE /v1/policies/{id}', write, {
+      summary: 'Revoke a policy: proxies stop enforcing it',
+      description: 'Where the tenant requires approval, a signed-in admin must do this.',
+      tag,
+      problems: ['NOT_FOUND', 'INVALID_STATUS'],
+    })
+      .input(z.strictObject({ ...Id, reason: text(2000).optional() }))
+      .output(PolicyOut)
+      .mutation(async ({ ctx, input }) => {
+        await assertPerson(ctx, 'admin');
+        return policies.revoke(ctx.tenantId, input.id, input.reason, by(ctx));
+      }),
+
+    rollback: route('POST /v1/policies/{id}/rollback', write, {
+      summary: 'Write the text of an old version as a new one',
+      tag,
+      problems: ['NOT_FOUND', 'POLICY_INVALID'],
+    })
+      .input(z.strictObject({ ...Id, target_version: Version }))
+      .output(PolicyOut)
+      .mutation(({ ctx, input }) => policies.rollback(ctx.tenantId, input.id, input.target_version, by(ctx))),
+
+    submit: route(
+      'POST /v1/policies/{id}/submit',
+      { keys: [], role: 'author' },
+      { summary: 'Submit a draft for review', tag, problems: ['NOT_FOUND', 'INVALID_STATUS'] },
+    )
+      .input(z.strictObject({ ...Id, note: text(2000).optional() }))
+      .output(PolicyOut)
+      .mutation(({ ctx, input }) => policies.submit(ctx.tenantId, input.id, input.note, by(ctx))),
+
+    approve: route(
+      'POST /v1/policies/{id}/approve',
+      { keys: [], role: 'approver' },
+      {
+        summary: 'Approve the version that was reviewed; it is enforced from then on',
+        description: 'Where the tenant requires approval, a signed-in person other than the author must do this.',
+        tag,
+        problems: ['NOT_FOUND', 'VERSION_CHANGED', 'INVALID_STATUS', 'SELF_APPROVAL'],
+      },
+    )
+      .input(z.strictObject({ ...Id, version: Version, comment: text(2000).optional() }))
+      .output(PolicyOut)
+      .mutation(async ({ ctx, input }) => {
+        await assertPerson(ctx);
+        return policies.approve(ctx.tenantId, input.id, input.version, input.comment, by(ctx));
+      }),
+
+    reject: route(
+      'POST /v1/policies/{id}/reject',
+      { keys: [], role: 'approver' },
+      { summary: 'Reject a version under review', tag, problems: ['NOT_FOUND', 'VERSION_CHANGED', 'INVALID_STATUS'] },
+    )
+      .input(z.strictObject({ ...Id, version: Version, reason: text(2000) }))
+      .output(PolicyOut)
+      .mutation(async ({ ctx, input }) => {
+        await assertPerson(ctx);
+        return policies.reject(ctx.tenantId, input.id, input.version, input.reason, by(ctx));
+      }),
+
+    requestChanges: route(
+      'POST /v1/policies/{id}/request-changes',
+      { keys: [], role: 'approver' },
+      {
+        summary: 'Send a version back to its author',
+        tag,
+        problems: ['NOT_FOUND', 'VERSION_CHANGED', 'INVALID_STATUS'],
+      },
+    )
+      .input(z.strictObject({ ...Id, version: Version, comment: text(2000) }))
+      .output(PolicyOut)
+      .mutation(async ({ ctx, input }) => {
+        await assertPerson(ctx);
+        return policies.requestChanges(ctx.tenantId, input.id, input.version, input.comment, by(ctx));
+      }),
+
+    breakGlass: route(
+      'POST /v1/policies/{id}/break-glass',
+      { keys: [], role: 'admin' },
+      {
+        summary: 'Enforce the newest version at once, without approval',
+        description: 'Audited as critical. A review stays open until an approver other than the actor closes it.',
+        tag,
+        problems: ['NOT_FOUND', 'INVALID_STATUS'],
+      },
+    )
+      .input(z.strictObject({ ...Id, reason: text(2000) }))
+      .output(PolicyOut)
+      .mutation(async ({ ctx, input }) => {
+        await assertPerson(ctx);
+        return policies.breakGlass(ctx.tenantId, input.id, input.reason, by(ctx));
+      }),
+
+    version: route('GET /v1/policies/{id}/versions/{version}', read, {
+      summary: 'Read one version with its text',
+      tag,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject({ ...Id, version: Version }))
+      .output(VersionOut.extend({ policy_id: z.string(), dsl_source: z.string() }))
+      .query(({ ctx, input }) => policies.version(ctx.tenantId, input.id, input.version)),
+
+    diff: route('GET /v1/policies/{id}/diff', read, {
+      summary: 'What changed between two versions',
+      tag,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject({ ...Id, from: Version, to: Version }))
+      .output(
+        z.object({
+          policy_id: z.string(),
+          from: z.int(),
+          to: z.int(),
+          unified: z.string().describe('a unified diff of the texts'),
+          lines_added: z.int(),
+          lines_removed: z.int(),
+          rules_added: z.array(z.string()),
+          rules_removed: z.array(z.string()),
+          rules_changed: z.array(z.string()),
+        }),
+      )
+      .query(({ ctx, input }) => policies.diff(ctx.tenantId, input.id, input.from, input.to)),
+
+    summary: route('GET /v1/policies/{id}/summary', read, {
+      summary: 'The newest version in words, rule by rule',
+      tag,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject(Id))
+      .output(
+        z.object({
+          id: z.string(),
+          version: z.int(),
+          status: z.enum(STATUSES),
+          live_version: z.int().nullable(),
+          rules: z.array(
+            z.object({
+              rule_id: z.string(),
+              effect: z.enum(['permit', 'forbid']),
+              guardrail: z.boolean().describe('adds its obligation where something else permits; never permits'),
+              line: z.int(),
+              roles: z.array(z.string()),
+              any_role: z.boolean(),
+              scopes: z.array(z.string()),
+              summary: z.record(z.string(), z.unknown()),
+            }),
+          ),
+        }),
+      )
+      .query(async ({ ctx, input }) => {
+        const { policy, statements } = await policies.summary(ctx.tenantId, input.id);
+        return {
+          id: policy.id,
+          version: policy.version,
+          status: policy.status,
+          live_version: policy.live_version,
+          rules: statements.map((s) => ({
+            rule_id: s.id,
+            effect: s.effect,
+            guardrail: s.guardrail,
+            line: s.line,
+            roles: s.roles,
+            any_role: s.any_role,
+            scopes: s.scopes,
+            summary: { ...s.summary },
+          })),
+        };
+      }),
+  });
+}
