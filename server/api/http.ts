@@ -86,7 +86,7 @@ export function createHttp(parts: {
 /** The procedures, as /trpc and as REST. */
 export function mountApi(server: HttpServer, router: AppRouter): void {
   const { app, begin } = server;
-  const onError = ({ error, ctx, path }: { error: Error; ctx?: Context; path?: string }) => {
+  const onError = ({ error, ctx, path }: { error: Error; ctx?: Context | undefined; path: string | undefined }) => {
     const problem = toAppError(error);
     if (problem.status >= 500) {
       app.log.error({ err: problem.cause ?? problem, path, reqId: ctx?.requestId }, 'a request failed');

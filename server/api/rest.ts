@@ -73,7 +73,12 @@ export function mountRest(
           for (const [key, value] of Object.entries(source as object)) {
             // defined, not assigned: a key such as __proto__ must reach the schema and be refused there
             const converted = convert ? (coerce.get(key)?.(value) ?? value) : value;
-            Object.defineProperty(input, key, { value: converted, enumerable: true, writable: true, configurable: true });
+            Object.defineProperty(input, key, {
+              value: converted,
+              enumerable: true,
+              writable: true,
+              configurable: true,
+            });
           }
         };
         const body = request.body ?? {};

@@ -155,5 +155,6 @@ export function assertSameOrigin(method: string, origin: string | undefined, hos
   } catch {
     from = undefined;
   }
-  if (!from || from !== host) throw new AppError('FORBIDDEN', 'the request did not come from this site (Origin header)');
+  if (!from || from !== host)
+    throw new AppError('FORBIDDEN', 'the request did not come from this site (Origin header)');
 }

@@ -86,7 +86,9 @@ export class Keys {
   }
 
   listAgentKeys(tenantId: string): Promise<AgentKeyRow[]> {
-    return this.#db.reader(tenantId).find(AgentKey, { revokedAt: null }, { orderBy: { createdAt: 'desc', id: 'desc' } });
+    return this.#db
+      .reader(tenantId)
+      .find(AgentKey, { revokedAt: null }, { orderBy: { createdAt: 'desc', id: 'desc' } });
   }
 
   /** When it resolves, no process accepts the key any more. NOT_FOUND when there is no such key that still works. */
@@ -100,7 +102,9 @@ export class Keys {
       const live = { tenantId, id, revokedAt: null };
       const revoked = { revokedAt: new Date(this.#clock.now()) };
       const changed =
-        kind === 'api_key' ? await em.nativeUpdate(ApiKey, live, revoked) : await em.nativeUpdate(AgentKey, live, revoked);
+        kind === 'api_key'
+          ? await em.nativeUpdate(ApiKey, live, revoked)
+          : await em.nativeUpdate(AgentKey, live, revoked);
       if (changed !== 1) throw new AppError('NOT_FOUND', 'there is no such key');
       await em.execute('delete from credential where tenant_id = ? and id = ?', [tenantId, id]);
       await notify('credential', id);

@@ -51,7 +51,7 @@ export interface Appender {
   append(tenantId: string, events: readonly AppendEvent[]): Promise<AppendResult>;
   /** Takes the tenant's fence, so that every other writer of its chain is locked out. `append` does it when needed. */
   open(tenantId: string): Promise<void>;
-  /** Forgets the tenant. What was accepted is still written; the next `append` takes the fence again. */
+  /** Forgets the tenant: the next `append` takes the fence again. What was accepted before is still written till then. */
   release(tenantId: string): void;
   /** Events that were accepted and are not yet answered. */
   readonly waiting: number;
@@ -95,6 +95,7 @@ const SECOND_GROUP_EVENTS = 200;
 const TRANSACTION_MS = 30_000;
 /** How long callers wait for a lost connection to come back. */
 const PATIENCE_MS = 3000;
+const CONNECT_MS = 5000;
 const ATTEMPTS = 5;
 
 export function openAppender(options: AppenderOptions): Appender {
@@ -163,7 +164,6 @@ interface Move {
   readonly chain: Chain;
   readonly seq: number;
   readonly hash: Buffer;
-  readonly at: number;
   readonly signed: number | undefined;
 }
 
@@ -194,7 +194,7 @@ class Writer {
   readonly #rows: CopyRows[] = [];
   #scheduled = false;
   /** Something failed and is being put right; no new transaction begins. */
-  #repairing = false;
+  #repairing: Promise<void> | undefined;
   /** The database was away for longer than callers are asked to wait. */
   #down = false;
   #stopped = false;
@@ -213,6 +213,7 @@ class Writer {
   }
 
   async append(tenantId: string, events: readonly AppendEvent[]): Promise<AppendResult> {
+    if (events.length === 0) return { results: [] };
     if (events.length > GROUP_EVENTS) throw new RangeError(`more than ${GROUP_EVENTS} events in one call`);
     if (this.#stopped) throw unavailable('the server stops');
     if (this.#down) throw unavailable('the database does not answer');
@@ -254,6 +255,7 @@ class Writer {
     this.#stopped = true;
     this.#stopping.abort();
     if (this.#waitingEvents > 0) await new Promise<void>((resolve) => (this.#idle = resolve));
+    await this.#repairing;
     await this.#pipeline?.end();
   }
 
@@ -416,7 +418,7 @@ class Writer {
       for (let i = first; i < end; i++) {
         if (final?.[i]) continue;
         const { event, input } = events[i]!;
-        const key = `${chain.tenantId} ${event.event_id}`;
+        const key = `${chain.tenantId}\0${event.event_id}`;
         const known = this.#recent.get(key);
         if (known) {
           results[i] = sameContent(chain.tenantId, event, known)
@@ -425,15 +427,19 @@ class Writer {
           continue;
         }
         if (!group.moves.has(chain)) {
-          const { seq, hash, at, signed } = chain;
-          group.moves.set(chain, { chain, seq, hash, at, signed });
-          if (now > at) chain.at = now;
-          receivedAt = new Date(chain.at).toISOString();
-          if (seq === 0) this.#genesis(rows, chain, receivedAt);
-        } else if (receivedAt === '') receivedAt = new Date(chain.at).toISOString();
+          const { seq, hash, signed } = chain;
+          group.moves.set(chain, { chain, seq, hash, signed });
+          if (now > chain.at) chain.at = now;
+          if (seq === 0) this.#genesis(rows, chain);
+        }
+        if (receivedAt === '') receivedAt = new Date(chain.at).toISOString();
         const previous = chain.hash;
         const seq = chain.seq + 1;
         const line = decisionLine(chain.tenantId, seq, receivedAt, event);
+        if (line.includes('\\ud') && !isWellFormed(event)) {
+          results[i] = { refused: true };
+          continue;
+        }
         const hash = chainHash(previous, line);
         chain.seq = seq;
         chain.hash = hash;
@@ -468,23 +474,19 @@ class Writer {
     this.#sign(group, now);
     const copies = [rows.message()];
     if (inputs) copies.push(inputs.message());
-    const done = this.#pipeline!.run(transaction(group, inputs !== undefined), copies, () => {
-      written = true;
-      if (answered) this.#rows.push(rows);
-    });
     // INVARIANT: a buffer is used again only when it was written and its transaction answered
-    let written = false;
-    let answered = false;
-    const settled = () => {
-      answered = true;
-      if (written) this.#rows.push(rows);
+    let pending = 2;
+    const free = () => {
+      if (--pending === 0) this.#rows.push(rows);
     };
-    done.then(settled, settled);
+    const done = this.#pipeline!.run(transaction(group, inputs !== undefined), copies, free);
+    done.then(free, free);
     this.#options.hooks?.sent?.(() => this.#pipeline?.destroy());
     return { group, done };
   }
 
-  #genesis(rows: CopyRows, chain: Chain, receivedAt: string): void {
+  #genesis(rows: CopyRows, chain: Chain): void {
+    const receivedAt = new Date(chain.at).toISOString();
     const line = genesisLine(chain.tenantId, 'forensics', receivedAt, this.#options.fingerprint());
     chain.seq = 1;
     chain.hash = chainHash(chain.hash, line);
@@ -516,14 +518,14 @@ class Writer {
   // --- the rare path: one transaction at a time until everything that failed has its answer
 
   #repair(failed: Group[]): void {
-    this.#repairing = true;
-    this.#repairAll(failed)
+    this.#repairing = this.#repairAll(failed)
       .catch((error: Error) => {
         this.#options.log.error({ err: error }, 'the chain writer failed');
-        for (const { batches } of failed) for (const batch of batches) this.#giveUp(batch, unavailable('failed', error));
+        for (const { batches } of failed)
+          for (const batch of batches) this.#giveUp(batch, unavailable('failed', error));
       })
       .finally(() => {
-        this.#repairing = false;
+        this.#repairing = undefined;
         this.#pump();
       });
   }
@@ -534,9 +536,11 @@ class Writer {
     for (const { batches } of failed) for (const batch of batches) batch.final ??= new Uint8Array(batch.events.length);
     if (!this.#pipeline || error instanceof ConnectionLost) {
       if (!(await this.#reconnect(failed.flatMap((group) => group.batches)))) return;
-    } else await this.#pipeline.run('rollback');
+    } else await this.#rollBack();
     for (const [index, group] of failed.entries()) {
-      await this.#redo(group.batches, undefined, index === 0 ? error : undefined);
+      // of a lost connection's transactions each may be committed; of others only the first tells why it failed
+      const cause = index === 0 || error instanceof ConnectionLost ? error : undefined;
+      await this.#redo(group.batches, undefined, cause);
       for (const batch of group.batches) {
         if (batch.final!.every((final) => final === 1)) batch.resolve({ results: batch.results });
       }
@@ -545,7 +549,7 @@ class Writer {
 
   /** Takes a failed group's records back out of memory. */
   #undo(group: Group): void {
-    for (const { chain, seq, hash, at, signed } of group.moves.values()) Object.assign(chain, { seq, hash, at, signed });
+    for (const { chain, seq, hash, signed } of group.moves.values()) Object.assign(chain, { seq, hash, signed });
     for (const key of group.keys) this.#recent.delete(key);
   }
 
@@ -577,6 +581,7 @@ class Writer {
       for (const batch of open) if (!batch.chain.live) this.#giveUp(batch, new Fenced());
       open = open.filter((batch) => batch.chain.live && !isDone(batch, pick));
       if (open.length === 0) return;
+      if (!this.#pipeline && !(await this.#reconnect(open))) return;
       const { group, done } = this.#send(open, pick);
       try {
         await done;
@@ -596,7 +601,7 @@ class Writer {
 
   async #rollBack(): Promise<void> {
     try {
-      await this.#pipeline!.run('rollback');
+      await this.#pipeline?.run('rollback');
     } catch (error) {
       // the next transaction meets the lost connection itself
       if (!(error instanceof ConnectionLost)) throw error;
@@ -629,10 +634,15 @@ class Writer {
       const ids = group.flatMap(({ events, final }) =>
         events.filter((_, i) => !final![i] && (pick === undefined || pick === i)).map(({ event }) => event.event_id),
       );
-      const { rows } = await this.#options.db.owner.query<{ event_id: string; seq: number; hash: Buffer; line: string }>(
-        'select event_id, seq, hash, line from forensic_record where tenant_id = $1 and event_id = any($2)',
-        [chain.tenantId, ids],
-      );
+      const { rows } = await this.#options.db.owner.query<{
+        event_id: string;
+        seq: number;
+        hash: Buffer;
+        line: string;
+      }>('select event_id, seq, hash, line from forensic_record where tenant_id = $1 and event_id = any($2)', [
+        chain.tenantId,
+        ids,
+      ]);
       const stored = new Map(rows.map((row) => [row.event_id, row]));
       for (const { events, final, results } of group) {
         for (const [i, { event }] of events.entries()) {
@@ -686,10 +696,11 @@ class Writer {
       try {
         this.#pipeline?.destroy();
         this.#pipeline = undefined;
-        const client = await db.connectOwner();
+        const client = await within(CONNECT_MS, db.connectOwner());
         client.on('error', () => undefined);
         await client.query(SESSION, [String(TRANSACTION_MS)]);
         for (const chain of chains) {
+          if (!chain.live) continue;
           const { rows } = await client.query<{ seq: number; hash: Buffer; fence: number }>(
             `update chain_head set fence = fence + 1 where tenant_id = $1 and chain = 'forensics' and fence = $2
              returning seq, hash, fence`,
@@ -798,6 +809,13 @@ function sameLine(tenantId: string, event: DecisionEvent, line: string): boolean
   return decisionLine(tenantId, seq, received_at, event) === line;
 }
 
+/** JSON.stringify writes a lone surrogate as \udxxx, the database as U+FFFD: such a record would look altered. */
+function isWellFormed(event: DecisionEvent): boolean {
+  return Object.values(event)
+    .flat()
+    .every((value) => typeof value !== 'string' || value.isWellFormed());
+}
+
 function isDone(batch: Batch, pick: number | undefined): boolean {
   return pick === undefined ? batch.final!.every((final) => final === 1) : batch.final![pick] === 1;
 }
@@ -813,6 +831,22 @@ function kindOf(error: Error): 'lost' | 'duplicate' | 'head' | 'data' | 'again' 
   // 22, 23: a value that the table refuses; 54: one too large for it
   if (/^(22|23|54)/.test(code)) return 'data';
   return 'other';
+}
+
+/** The connection, or an error when it takes longer; one that comes later is closed again. */
+async function within(ms: number, connecting: Promise<pg.Client>): Promise<pg.Client> {
+  let late = false;
+  const timeout = delay(ms, undefined, { ref: false }).then(() => {
+    late = true;
+    throw new Error(`PostgreSQL did not answer within ${ms} ms`);
+  });
+  connecting.then(
+    (client) => {
+      if (late) client.end().catch(() => undefined);
+    },
+    () => undefined,
+  );
+  return await Promise.race([connecting, timeout]);
 }
 
 function unavailable(detail: string, cause?: unknown): AppError {

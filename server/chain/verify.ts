@@ -359,7 +359,7 @@ class FastLine {
     at = this.#value(line, 1, at);
     if (at < 0 || (columns && !isString(line, at, columns.decision))) return false;
     at = this.#value(line, 2, at);
-    if (at < 0 || (columns && !isString(line, at, columns.event_id))) return false;
+    if (at < 0 || !(columns ? isString(line, at, columns.event_id) : line[at] === QUOTE)) return false;
     at = this.#value(line, 3, at);
     if (at < 0 || (columns && !this.#isTime(line, at, columns.received_at_ms))) return false;
     at = this.#value(line, 4, at);
@@ -432,7 +432,7 @@ function startsWith(line: Uint8Array, at: number, bytes: Uint8Array): boolean {
 }
 
 function isString(line: Uint8Array, at: number, text: string | null): boolean {
-  if (text === null || line[at] !== QUOTE || line[at + 1 + text.length] !== QUOTE) return false;
+  if (typeof text !== 'string' || line[at] !== QUOTE || line[at + 1 + text.length] !== QUOTE) return false;
   for (let i = 0; i < text.length; i++) {
     const code = text.charCodeAt(i);
     if (code !== line[at + 1 + i] || code === QUOTE || code === BACKSLASH || code > 126) return false;

@@ -3,6 +3,7 @@ import type { Counter, Histogram } from 'prom-client';
 import type { Database } from '../../db/index.ts';
 import { actorOf } from '../auth/audit.ts';
 import type { Principal } from '../auth/scopes.ts';
+import type { AppendEvent, AppendResult } from '../chain/appender.ts';
 import { type DecisionEvent, idHash } from '../chain/record.ts';
 import { AppError } from '../errors.ts';
 import type { Holds } from '../escrow/holds.ts';
@@ -36,10 +37,7 @@ export interface EvaluateRequest {
 }
 
 /** The chain's appender: resolves when the record is committed. */
-export type Append = (
-  tenantId: string,
-  events: { event: DecisionEvent; input?: string }[],
-) => Promise<{ results: ({ seq: number; hash: string; duplicate: boolean } | { conflict: true })[] }>;
+export type Append = (tenantId: string, events: AppendEvent[]) => Promise<AppendResult>;
 
 interface Loaded {
   bundle: PublishedBundle;
@@ -139,7 +137,7 @@ export class Decider {
     };
     try {
       const { results } = await this.#append(tenantId, [{ event, input: text }]);
-      if (!results[0] || 'conflict' in results[0]) throw new Error('a new event id was taken');
+      if (!results[0] || !('seq' in results[0])) throw new Error('the database refused the record');
     } catch (error) {
       if (opened?.opened) await this.#withdraw(tenantId, opened.hold.id);
       if (error instanceof AppError) throw error;

@@ -1,5 +1,5 @@
 import { z } from 'zod';
-import { route, text, trpc } from '../api/trpc.ts';
+import { route, text } from '../api/trpc.ts';
 import { DECISIONS } from '../chain/record.ts';
 import { AppError } from '../errors.ts';
 import { HOLD_TYPES } from '../policy/types.ts';
@@ -70,8 +70,4 @@ export function evaluateProcedure(decider: Decider) {
       if (tenant !== ctx.tenantId) throw new AppError('FORBIDDEN', 'the agent key is of another tenant');
       return decider.evaluate(ctx.principal, input, { ip: ctx.ip, requestId: ctx.requestId });
     });
-}
-
-export function evaluateRouter(decider: Decider) {
-  return trpc.router({ evaluate: evaluateProcedure(decider) });
 }

@@ -115,10 +115,12 @@ export class Keyring {
       await client.query('begin');
       await client.query('lock table signing_key in share row exclusive mode');
       await client.query('update signing_key set retired_at = $1 where retired_at is null', [now]);
-      await client.query(
-        'insert into signing_key (kid, public_key, private_key, created_at) values ($1, $2, $3, $4)',
-        [kid, spkiDer(publicKey), this.#box.seal(der, `signing_key/${kid}/private_key`), now],
-      );
+      await client.query('insert into signing_key (kid, public_key, private_key, created_at) values ($1, $2, $3, $4)', [
+        kid,
+        spkiDer(publicKey),
+        this.#box.seal(der, `signing_key/${kid}/private_key`),
+        now,
+      ]);
       await client.query(`select pg_notify('svc_notice', 'signing_keys * ')`);
       await client.query('commit');
     } catch (error) {

@@ -1,7 +1,7 @@
 import { z } from 'zod';
 import { type Context, route, text, trpc } from '../api/trpc.ts';
 import { actorOf } from '../auth/audit.ts';
-import { personOf, type Principal } from '../auth/scopes.ts';
+import { type Principal, personOf } from '../auth/scopes.ts';
 import { AppError } from '../errors.ts';
 import { LIMITS } from './language/scan.ts';
 import type { By, Policies } from './policies.ts';

@@ -1,0 +1,42 @@
+import type { Keys } from '../auth/keys.ts';
+import { agentKeysRouter, authRouter, keysRouter } from '../auth/router.ts';
+import type { Sessions } from '../auth/sessions.ts';
+import type { Decider } from '../decisions/decide.ts';
+import { evaluateProcedure } from '../decisions/router.ts';
+import type { Holds } from '../escrow/holds.ts';
+import { escrowRouter } from '../escrow/router.ts';
+import type { Fleet } from '../policy/fleet.ts';
+import { fleetRouter } from '../policy/fleet-router.ts';
+import type { Policies } from '../policy/policies.ts';
+import { policyRouter } from '../policy/router.ts';
+import { settingsRouter } from '../tenants/router.ts';
+import type { Tenants } from '../tenants/tenants.ts';
+import { trpc } from './trpc.ts';
+
+/** What the procedures work with. */
+export interface Services {
+  keys: Keys;
+  sessions: Sessions;
+  tenants: Tenants;
+  policies: Policies;
+  fleet: Fleet;
+  holds: Holds;
+  decider: Decider;
+  pollSeconds: (tenantId: string) => Promise<number>;
+}
+
+/** Every procedure of the server: the list behind /trpc, REST and the OpenAPI document. */
+export function buildRouter(s: Services) {
+  return trpc.router({
+    auth: authRouter(s.sessions),
+    keys: keysRouter(s.keys),
+    agentKeys: agentKeysRouter(s.keys),
+    settings: settingsRouter(s.tenants),
+    policies: policyRouter(s.policies, (tenantId) => s.tenants.settings(tenantId)),
+    proxies: fleetRouter(s.fleet, s.pollSeconds),
+    escrow: escrowRouter(s.holds),
+    evaluate: evaluateProcedure(s.decider),
+  });
+}
+
+export type AppRouter = ReturnType<typeof buildRouter>;

@@ -1,0 +1,217 @@
+import { randomBytes } from 'node:crypto';
+import { chmodSync, existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import path from 'node:path';
+import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
+import { type Database, migrate, openDatabase } from '../db/index.ts';
+import { LocalHost } from './actors/host.ts';
+import { createHttp, mountApi } from './api/http.ts';
+import { mountPlain } from './api/plain.ts';
+import { buildRouter, type Services } from './api/root.ts';
+import { mountStatus } from './api/status.ts';
+import { Authenticator } from './auth/authenticate.ts';
+import { authRoutes } from './auth/http.ts';
+import { Keys } from './auth/keys.ts';
+import { Sessions } from './auth/sessions.ts';
+import { chainActor, openAppender } from './chain/appender.ts';
+import { auditWriter } from './chain/audit.ts';
+import { type Config, parseMasterKey } from './config.ts';
+import { Decider } from './decisions/decide.ts';
+import { Holds } from './escrow/holds.ts';
+import { startJobs } from './jobs/jobs.ts';
+import { keyRoutes } from './keys/http.ts';
+import { Keyring, SealedError } from './keys/keyring.ts';
+import { type Clock, systemClock } from './lib/clock.ts';
+import { SecretBox } from './lib/crypto.ts';
+import type { Log } from './lib/log.ts';
+import { Fleet } from './policy/fleet.ts';
+import { bundleRoute } from './policy/http.ts';
+import { AuthorLanguage } from './policy/language/author.ts';
+import { Policies } from './policy/policies.ts';
+import { Bundles } from './policy/publish.ts';
+import { Tenants } from './tenants/tenants.ts';
+
+/** The parts of a running program that its commands and tests reach for. */
+export interface Core extends Services {
+  db: Database;
+  keyring: Keyring;
+  bundles: Bundles;
+  registry: Registry;
+  /** Finishes what was accepted, then lets go of everything. */
+  stop(): Promise<void>;
+}
+
+/** Opens the database and joins the features, without HTTP. Throws SealedError when the master key is a wrong one. */
+export async function openCore(parts: { config: Config; databaseUrl: string; log: Log; clock?: Clock }): Promise<Core> {
+  const { config, log } = parts;
+  const clock = parts.clock ?? systemClock;
+  const registry = new Registry();
+  const db = await openDatabase(parts.databaseUrl);
+  let keyring: Keyring;
+  try {
+    keyring = await Keyring.open(db, new SecretBox(masterKey(config)), clock);
+  } catch (error) {
+    await db.close();
+    throw error;
+  }
+  const fingerprint = () => keyring.current.fingerprint;
+  const audit = auditWriter(clock, fingerprint);
+  const keys = new Keys(db, clock, audit);
+  const sessions = new Sessions(db, clock, audit, { secureCookie: config.baseUrl.startsWith('https:') });
+  const tenants = new Tenants(db, clock, audit);
+  const settings = (tenantId: string) => tenants.settings(tenantId);
+  const language = new AuthorLanguage();
+  const policies = new Policies({ db, clock, audit, language, rules: settings });
+  const bundles = new Bundles({
+    db,
+    clock,
+    signer: () => keyring.current,
+    actionTypes: async (tenantId) => (await settings(tenantId)).action_types,
+  });
+  const fleet = new Fleet(db, clock);
+  const holds = new Holds(db, clock, audit);
+  const appender = openAppender({ db, clock, log, fingerprint });
+  const actors = new LocalHost(chainActor(appender));
+  new Gauge({
+    name: 'svc_chain_waiting_events',
+    help: 'Events that wait for their commit',
+    registers: [registry],
+    collect() {
+      this.set(appender.waiting);
+    },
+  });
+  const decider = new Decider({
+    db,
+    bundles,
+    keyFor: (kid) => keyring.find(kid),
+    append: (tenantId, events) => actors.send(tenantId, { events }),
+    holds,
+    clock,
+    log,
+    decisions: new Counter({
+      name: 'svc_decisions_total',
+      help: 'Decisions taken here',
+      labelNames: ['decision'],
+      registers: [registry],
+    }),
+    seconds: new Histogram({
+      name: 'svc_evaluate_seconds',
+      help: 'Time of a decision, its commit included',
+      buckets: [0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1],
+      registers: [registry],
+    }),
+  });
+  return {
+    db,
+    keyring,
+    bundles,
+    registry,
+    keys,
+    sessions,
+    tenants,
+    policies,
+    fleet,
+    holds,
+    decider,
+    pollSeconds: async (tenantId) => (await settings(tenantId)).poll_seconds ?? config.pollSeconds,
+    async stop() {
+      await actors.stop();
+      await appender.stop();
+      await language.close();
+      await db.close();
+    },
+  };
+}
+
+/**
+ * The master key: as set, or else that of the data directory, made there once. Whoever has the database and this key
+ * has every secret in it.
+ */
+function masterKey(config: Config): Buffer {
+  if (config.masterKey) return config.masterKey;
+  const file = path.join(config.dataDir, 'master.key');
+  mkdirSync(config.dataDir, { recursive: true });
+  if (!existsSync(file)) {
+    writeFileSync(file, `${randomBytes(32).toString('hex')}\n`, { mode: 0o600, flag: 'wx' });
+    chmodSync(file, 0o600);
+  }
+  return parseMasterKey(readFileSync(file, 'utf8').trim(), file);
+}
+
+export interface Program {
+  /** Undefined while the program is sealed. */
+  readonly core: Core | undefined;
+  /** Starts to listen and tells where. */
+  listen(): Promise<string>;
+  /** Stops taking requests, finishes those under way, and closes everything. */
+  stop(): Promise<void>;
+}
+
+/**
+ * The whole program on a migrated database. With a wrong master key it starts sealed: it answers 503 and is not ready.
+ */
+export async function createProgram(parts: {
+  config: Config;
+  databaseUrl: string;
+  log: Log;
+  clock?: Clock;
+}): Promise<Program> {
+  const { config, log } = parts;
+  await migrate(parts.databaseUrl);
+  let core: Core | undefined;
+  try {
+    core = await openCore(parts);
+  } catch (error) {
+    if (!(error instanceof SealedError)) throw error;
+    log.error({ err: error }, 'sealed: the server answers nothing until it has the right master key');
+  }
+  const registry = core?.registry ?? new Registry();
+  collectDefaultMetrics({ register: registry, prefix: 'svc_' });
+  const clock = parts.clock ?? systemClock;
+  const authenticator = core && new Authenticator(core.db, core.sessions, clock, log);
+  const server = createHttp({ config, log, authenticator, registry });
+  const { app } = server;
+  let stopping = false;
+  mountStatus(app, {
+    registry,
+    ready: async () => {
+      if (!core) return 'sealed: the master key does not open the keys';
+      if (stopping) return 'stopping';
+      return durability(core.db);
+    },
+  });
+  let jobs: { stop(): Promise<void> } | undefined;
+  if (core) {
+    const services = core;
+    mountPlain(app, plainRoutes(services), server.begin);
+    mountApi(server, buildRouter(services));
+    jobs = startJobs([], log);
+  }
+  return {
+    core,
+    listen: () => app.listen({ port: config.port, host: config.host }),
+    async stop() {
+      stopping = true;
+      await app.close();
+      await jobs?.stop();
+      await core?.stop();
+    },
+  };
+}
+
+/** Every route that is not a procedure. */
+export function plainRoutes(core: Core) {
+  return [...authRoutes(core.sessions), ...keyRoutes(() => core.keyring), bundleRoute(core.bundles, core.pollSeconds)];
+}
+
+/** Why the database must not be trusted with what is acknowledged; undefined when it may. */
+async function durability(db: Database): Promise<string | undefined> {
+  try {
+    const { rows } = await db.owner.query<{ name: string; setting: string }>(
+      `select name, setting from pg_settings where name in ('fsync', 'full_page_writes')`,
+    );
+    const off = rows.filter((row) => row.setting === 'off').map((row) => row.name);
+    return off.length > 0 ? `the database runs with ${off.join(' and ')} off` : undefined;
+  } catch {
+    return 'the database does not answer';
+  }
+}

@@ -1,0 +1,283 @@
+import { isUtf8 } from 'node:buffer';
+import { promisify } from 'node:util';
+import { gunzip } from 'node:zlib';
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
+import { z } from 'zod';
+import type { AppendEvent, AppendResult } from '../chain/appender.ts';
+import { DECISIONS, type DecisionEvent } from '../chain/record.ts';
+import { AppError, type ErrorCode, type Fault } from '../errors.ts';
+
+export const MAX_EVENTS = 100;
+/** As sent, compressed or not. */
+const BODY_BYTES = 1024 * 1024;
+const INFLATED_BYTES = 8 * 1024 * 1024;
+const MAX_DEPTH = 32;
+
+/**
+ * Text that survives the way into the chain and back: no NUL, which PostgreSQL has not, and no lone surrogate, which
+ * UTF-8 has not. One check for all, because each one costs on every string of every event.
+ */
+function text(max: number, min = 0) {
+  const fits = (value: string) =>
+    value.length >= min && value.length <= max && value.isWellFormed() && !value.includes('\0');
+  return z
+    .string()
+    .refine(fits, { error: `must have ${min} to ${max} characters, none of them NUL or a lone surrogate` })
+    .meta({ minLength: min, maxLength: max });
+}
+const name = text(200, 1);
+const optional = text(200).nullish();
+const count = z.int32().min(0).nullish();
+
+/**
+ * An event as a proxy sends it. What tells who did what when is required; the rest counts as empty (or 0) when it is
+ * absent or null. Unknown members are ignored, so that a newer proxy does not lose its events. Everything is checked
+ * more tightly than the table would: what the database refuses costs the whole group its transaction.
+ */
+export const IngestedEvent = z
+  .object({
+    event_id: text(128, 1),
+    event_type: z.string(),
+    timestamp: z.iso.datetime({ precision: 3, error: 'must be a real time of the form 2026-01-31T12:00:00.000Z' }),
+    tenant_id: optional,
+    proxy_id: name,
+    agent_role: name,
+    agent_id: name,
+    session_id: optional,
+    tool_name: name,
+    method: optional,
+    decision: z.enum(DECISIONS),
+    policy_id: optional,
+    confidence: z.number().min(0).max(1).nullish(),
+    evaluation_us: count,
+    total_latency_ms: count,
+    deny_reason: text(2000).nullish(),
+    input_hash: optional,
+    policy_version: count,
+    policy_content_hash: optional,
+    bundle_hash: optional,
+    rule_id: optional,
+    escrow_id: optional,
+    obligations: z.array(text(500)).max(32).nullish(),
+    outcome: optional,
+    source_ip: optional,
+    proxy_seq: z.int().min(0).nullish(),
+    action_hash: optional,
+  })
+  .refine((event) => event.event_type === `decision.${event.decision}`, {
+    path: ['event_type'],
+    error: 'must be "decision." and the decision',
+  });
+type IngestedEvent = z.infer<typeof IngestedEvent>;
+
+export const IngestBody = z.strictObject({ events: z.array(IngestedEvent).max(MAX_EVENTS) });
+
+export const IngestAnswer = z.object({
+  accepted: z.int(),
+  duplicates: z.int(),
+  rejected: z.array(z.object({ index: z.int(), code: z.string(), detail: z.string() })),
+});
+export type IngestAnswer = z.infer<typeof IngestAnswer>;
+
+export interface IngestDeps {
+  append: (tenantId: string, events: AppendEvent[]) => Promise<AppendResult>;
+}
+
+type Rejected = IngestAnswer['rejected'][number] & { code: ErrorCode };
+
+/**
+ * Stores the events of a body `{events: [...]}` (or `{records: [...]}`) in the tenant's chain. When it resolves, the
+ * accepted ones are committed, the duplicates were before with the same content, and each of the others is listed with
+ * its index: one bad event does not keep the rest out.
+ *
+ * Throws VALIDATION_FAILED when the body is not such an object or has more than 100 events, and what `append` throws;
+ * then the same body may be sent again.
+ */
+export async function ingest(deps: IngestDeps, tenantId: string, body: unknown): Promise<IngestAnswer> {
+  const rejected: Rejected[] = [];
+  const valid = validate(body, rejected);
+  const events: AppendEvent[] = [];
+  const indexes: number[] = [];
+  for (const { index, event } of valid) {
+    if (event.tenant_id != null && event.tenant_id !== tenantId) {
+      rejected.push({ index, code: 'FORBIDDEN', detail: 'tenant_id: is not the tenant of the credential' });
+      continue;
+    }
+    indexes.push(index);
+    events.push({ event: decisionEvent(event) });
+  }
+  let accepted = 0;
+  let duplicates = 0;
+  if (events.length > 0) {
+    const { results } = await deps.append(tenantId, events);
+    for (const [i, result] of results.entries()) {
+      const index = indexes[i]!;
+      if ('seq' in result) {
+        if (result.duplicate) duplicates++;
+        else accepted++;
+      } else if ('conflict' in result) {
+        rejected.push({ index, code: 'DUPLICATE_EVENT', detail: 'event_id: was used for other content' });
+      } else {
+        rejected.push({ index, code: 'VALIDATION_FAILED', detail: 'the event cannot be stored' });
+      }
+    }
+  }
+  if (rejected.length > 1) rejected.sort((a, b) => a.index - b.index);
+  return { accepted, duplicates, rejected };
+}
+
+/** The events that are well formed; the others go to `rejected`. All at once where nothing is wrong, else one by one. */
+function validate(body: unknown, rejected: Rejected[]): { index: number; event: IngestedEvent }[] {
+  const list = typeof body === 'object' && body !== null && Object.hasOwn(body, 'records') ? 'records' : 'events';
+  const whole = (list === 'events' ? IngestBody : RecordsBody).safeParse(body);
+  if (whole.success) {
+    const events = 'events' in whole.data ? whole.data.events : whole.data.records;
+    return events.map((event, index) => ({ index, event }));
+  }
+  const envelope = z.strictObject({ [list]: z.array(z.unknown()).max(MAX_EVENTS) }).safeParse(body);
+  if (!envelope.success) {
+    throw new AppError('VALIDATION_FAILED', `the body must be {"${list}": [...]} with at most ${MAX_EVENTS} events`, {
+      faults: faultsOf(envelope.error),
+    });
+  }
+  const valid: { index: number; event: IngestedEvent }[] = [];
+  for (const [index, item] of envelope.data[list]!.entries()) {
+    const one = IngestedEvent.safeParse(item);
+    if (one.success) valid.push({ index, event: one.data });
+    else {
+      const faults = faultsOf(one.error).map(({ pointer, message }) => `${pointer.slice(1) || 'event'}: ${message}`);
+      rejected.push({ index, code: 'VALIDATION_FAILED', detail: faults.slice(0, 5).join('; ') });
+    }
+  }
+  return valid;
+}
+const RecordsBody = z.strictObject({ records: IngestBody.shape.events });
+
+function faultsOf(error: z.ZodError): Fault[] {
+  return error.issues.flatMap((issue) => {
+    const pointer = issue.path.map((part) => `/${String(part).replaceAll('~', '~0').replaceAll('/', '~1')}`).join('');
+    if (issue.code !== 'unrecognized_keys') return [{ pointer, message: issue.message }];
+    return issue.keys.map((key) => ({ pointer: `${pointer}/${key}`, message: 'is not known here' }));
+  });
+}
+
+function decisionEvent(e: IngestedEvent): DecisionEvent {
+  return {
+    event_id: e.event_id,
+    timestamp: e.timestamp,
+    proxy_id: e.proxy_id,
+    agent_role: e.agent_role,
+    agent_id: e.agent_id,
+    session_id: e.session_id ?? '',
+    tool_name: e.tool_name,
+    method: e.method ?? '',
+    decision: e.decision,
+    policy_id: e.policy_id ?? '',
+    confidence: e.confidence ?? undefined,
+    evaluation_us: e.evaluation_us ?? 0,
+    total_latency_ms: e.total_latency_ms ?? undefined,
+    deny_reason: e.deny_reason ?? undefined,
+    input_hash: e.input_hash ?? undefined,
+    policy_version: e.policy_version ?? undefined,
+    policy_content_hash: e.policy_content_hash ?? undefined,
+    bundle_hash: e.bundle_hash ?? undefined,
+    rule_id: e.rule_id ?? undefined,
+    escrow_id: e.escrow_id ?? undefined,
+    obligations: e.obligations ?? undefined,
+    outcome: e.outcome ?? undefined,
+    source_ip: e.source_ip ?? undefined,
+    proxy_seq: e.proxy_seq ?? undefined,
+    action_hash: e.action_hash ?? undefined,
+  };
+}
+
+/** Who sent the request; throws an AppError when the credential does not allow it. */
+export type Authenticate = (
+  request: FastifyRequest,
+  reply: FastifyReply,
+) => { tenantId: string } | Promise<{ tenantId: string }>;
+
+/**
+ * POST /v1/events/ingest, and POST /v1/forensics/records for what a proxy kept while it was off line. Plain routes:
+ * the layers of the other procedures would cost more here than everything else. They answer 202 after the commit.
+ *
+ * Credentials are checked before the body is read. A body may be gzip. When JSON names a member twice, the last counts.
+ */
+export function registerIngest(app: FastifyInstance, deps: IngestDeps & { authenticate: Authenticate }): void {
+  app.register(async (scope) => {
+    scope.removeAllContentTypeParsers();
+    scope.addContentTypeParser(
+      'application/json',
+      { parseAs: 'buffer' },
+      async (request: FastifyRequest, body: Buffer) => parse(await inflated(request.headers['content-encoding'], body)),
+    );
+    scope.addContentTypeParser('*', async () => {
+      throw new AppError('UNSUPPORTED_MEDIA_TYPE', 'the body must be application/json');
+    });
+    scope.setErrorHandler((error: Error & { statusCode?: number }) => {
+      if (error instanceof AppError || !error.statusCode || error.statusCode >= 500) throw error;
+      if (error.statusCode === 413) throw new AppError('PAYLOAD_TOO_LARGE', `more than ${BODY_BYTES} bytes`);
+      if (error.statusCode === 415) throw new AppError('UNSUPPORTED_MEDIA_TYPE', 'the body must be application/json');
+      throw new AppError('VALIDATION_FAILED', 'the request is malformed', { cause: error });
+    });
+    scope.decorateRequest('ingestTenant', '');
+    scope.addHook('onRequest', async (request, reply) => {
+      const { tenantId } = await deps.authenticate(request, reply);
+      (request as IngestRequest).ingestTenant = tenantId;
+    });
+    for (const url of ['/v1/events/ingest', '/v1/forensics/records']) {
+      scope.post(url, { bodyLimit: BODY_BYTES }, async (request, reply) => {
+        const answer = await ingest(deps, (request as IngestRequest).ingestTenant, request.body);
+        return reply.code(202).type('application/json; charset=utf-8').send(JSON.stringify(answer));
+      });
+    }
+  });
+}
+interface IngestRequest extends FastifyRequest {
+  ingestTenant: string;
+}
+
+const unzip = promisify(gunzip) as (body: Buffer, options: { maxOutputLength: number }) => Promise<Buffer>;
+
+async function inflated(encoding: string | undefined, body: Buffer): Promise<Buffer> {
+  const coding = encoding?.trim().toLowerCase() ?? 'identity';
+  if (coding === 'identity') return body;
+  if (coding !== 'gzip' && coding !== 'x-gzip') {
+    throw new AppError('UNSUPPORTED_MEDIA_TYPE', 'the content encoding must be gzip or none', {
+      headers: { 'accept-encoding': 'gzip' },
+    });
+  }
+  try {
+    return await unzip(body, { maxOutputLength: INFLATED_BYTES });
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === 'ERR_BUFFER_TOO_LARGE') {
+      throw new AppError('PAYLOAD_TOO_LARGE', `unpacks to more than ${INFLATED_BYTES} bytes`);
+    }
+    throw new AppError('VALIDATION_FAILED', 'the body is not valid gzip', { cause: error });
+  }
+}
+
+/** JSON.parse makes `__proto__` an ordinary own member, which the schemas then ignore or refuse like any unknown one. */
+function parse(body: Buffer): unknown {
+  if (!isUtf8(body)) throw new AppError('VALIDATION_FAILED', 'the body is not valid UTF-8');
+  if (tooDeep(body)) throw new AppError('VALIDATION_FAILED', `the JSON nests deeper than ${MAX_DEPTH}`);
+  try {
+    return JSON.parse(body.toString());
+  } catch (error) {
+    throw new AppError('VALIDATION_FAILED', 'the body is not valid JSON', { cause: error });
+  }
+}
+
+/** Before parsing: a body of eight million brackets would take half a gigabyte. Brackets within strings do not count. */
+function tooDeep(json: Buffer): boolean {
+  let depth = 0;
+  for (let i = 0; i < json.length; i++) {
+    const byte = json[i];
+    if (byte === 34) {
+      for (i++; i < json.length && json[i] !== 34; i++) if (json[i] === 92) i++;
+    } else if (byte === 91 || byte === 123) {
+      if (++depth > MAX_DEPTH) return true;
+    } else if (byte === 93 || byte === 125) depth--;
+  }
+  return false;
+}

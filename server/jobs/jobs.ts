@@ -1,0 +1,42 @@
+import type { Log } from '../lib/log.ts';
+
+export interface Job {
+  name: string;
+  everySeconds: number;
+  /** May run in several processes at once, and again after it was killed in the middle. */
+  run(signal: AbortSignal): Promise<void>;
+}
+
+/** Runs each job over and over, never twice at once in this process. A job that fails is logged and runs again. */
+export function startJobs(jobs: readonly Job[], log: Log): { stop(): Promise<void> } {
+  const stopped = new AbortController();
+  const loops = jobs.map(async (job) => {
+    while (!stopped.signal.aborted) {
+      try {
+        await job.run(stopped.signal);
+      } catch (err) {
+        if (!stopped.signal.aborted) log.error({ err, job: job.name }, 'a job failed');
+      }
+      await pause(job.everySeconds * 1000, stopped.signal);
+    }
+  });
+  return {
+    async stop() {
+      stopped.abort();
+      await Promise.all(loops);
+    },
+  };
+}
+
+function pause(ms: number, signal: AbortSignal): Promise<void> {
+  if (signal.aborted) return Promise.resolve();
+  return new Promise((resolve) => {
+    const done = () => {
+      clearTimeout(timer);
+      signal.removeEventListener('abort', done);
+      resolve();
+    };
+    const timer = setTimeout(done, ms);
+    signal.addEventListener('abort', done, { once: true });
+  });
+}

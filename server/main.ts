@@ -1,0 +1,70 @@
+import { startEmbedded } from '../db/embedded.ts';
+import { createProgram } from './app.ts';
+import { ConfigError, readConfig } from './config.ts';
+import { createLog } from './lib/log.ts';
+import { createTenant } from './provision.ts';
+
+/** How long a graceful stop may take before the process ends anyway. */
+const STOP_MS = 30_000;
+
+try {
+  await main();
+} catch (error) {
+  console.error(error instanceof ConfigError ? error.message : error);
+  process.exit(1);
+}
+
+async function main(): Promise<void> {
+  const config = readConfig();
+  const log = createLog(config.logLevel);
+  const embedded = config.databaseUrl
+    ? undefined
+    : await startEmbedded({ dataDir: config.dataDir, databases: ['svc'] });
+  const program = await createProgram({ config, databaseUrl: config.databaseUrl ?? embedded!.url('svc'), log });
+
+  let stopping = false;
+  const stop = (signal: NodeJS.Signals) => {
+    if (stopping) {
+      log.warn({ signal }, 'stopping at once');
+      process.exit(1);
+    }
+    stopping = true;
+    log.info({ signal }, 'stopping: what was accepted is finished first');
+    setTimeout(() => process.exit(1), STOP_MS).unref();
+    program
+      .stop()
+      .then(() => embedded?.stop())
+      .then(
+        () => process.exit(0),
+        (err) => {
+          log.error({ err }, 'the stop failed');
+          process.exit(1);
+        },
+      );
+  };
+  for (const signal of ['SIGTERM', 'SIGINT'] as const) process.on(signal, stop);
+
+  const { core } = program;
+  const first = core && (await core.tenants.list()).length === 0;
+  await program.listen();
+  log.info({ address: config.baseUrl }, `listening on ${config.baseUrl}`);
+  if (first) {
+    const tenant = await createTenant(core, config.baseUrl, {
+      id: 'default',
+      name: 'Default',
+      adminEmail: 'admin@localhost',
+    });
+    // shown once, on purpose not as a log entry: logs are kept and shipped
+    console.log(
+      [
+        '',
+        '  A new control plane. This is shown once:',
+        '',
+        `    Dashboard      ${config.baseUrl}`,
+        `    Sign-in link   ${tenant.sign_in_url}   (once, within 7 days)`,
+        `    Admin API key  ${tenant.api_key}   (tenant ${tenant.tenant_id})`,
+        '',
+      ].join('\n'),
+    );
+  }
+}

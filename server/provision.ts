@@ -1,0 +1,36 @@
+import type { Keys } from './auth/keys.ts';
+import { OPERATOR_LINK_SECONDS, type Sessions } from './auth/sessions.ts';
+import type { Tenants } from './tenants/tenants.ts';
+
+/** What an operator gets of a new tenant: shown once. */
+export interface NewTenant {
+  tenant_id: string;
+  admin_email: string;
+  /** An API key with the scope admin, owned by the first admin. */
+  api_key: string;
+  /** Signs the first admin in, once, within seven days. */
+  sign_in_url: string;
+}
+
+const OPERATOR = { type: 'operator', id: 'operator' } as const;
+
+/** A tenant with its first admin, an admin API key and a sign-in link. */
+export async function createTenant(
+  services: { tenants: Tenants; keys: Keys; sessions: Sessions },
+  baseUrl: string,
+  input: { id?: string; name: string; adminEmail: string },
+): Promise<NewTenant> {
+  const { tenantId, adminId } = await services.tenants.create(input, OPERATOR);
+  const { secret } = await services.keys.createApiKey(
+    tenantId,
+    { label: 'first admin key', scopes: ['admin'], owner: adminId },
+    { actor: OPERATOR },
+  );
+  const token = await services.sessions.createLink(tenantId, adminId, OPERATOR_LINK_SECONDS);
+  return {
+    tenant_id: tenantId,
+    admin_email: input.adminEmail,
+    api_key: secret,
+    sign_in_url: `${baseUrl}/auth/magic-link/verify?token=${token}`,
+  };
+}

@@ -1,0 +1,116 @@
+import { createPrivateKey, type KeyObject } from 'node:crypto';
+import { keyThumbprint, publicKeyOf, sha256Tag } from '../../../server/lib/crypto.ts';
+import { actionHash, type HashedAction } from '../../../server/policy/action-hash.ts';
+import { bundleContent, packBundle } from '../../../server/policy/bundle.ts';
+import { PolicyEngine, settle } from '../../../server/policy/evaluate.ts';
+import { type Compilation, compilePolicy } from '../../../server/policy/language/compile.ts';
+import { CedarHost, cedarLanguageVersion } from '../../../server/policy/language/host.ts';
+import { actionEntities, schemaFor } from '../../../server/policy/language/schema.ts';
+import type { BundleContent } from '../../../server/policy/types.ts';
+import { ACTIONS, DEMO, REQUESTS, TEXTS } from './cases.ts';
+
+/** The key of the golden bundle: its seed is the bytes 0 to 31. PKCS #8 of RFC 8410 §7, then the seed. */
+export function vectorKey(): { privateKey: KeyObject; publicKey: KeyObject; kid: string } {
+  const seed = Buffer.from(Array.from({ length: 32 }, (_, n) => n));
+  const der = Buffer.concat([Buffer.from('302e020100300506032b657004220420', 'hex'), seed]);
+  const privateKey = createPrivateKey({ key: der, format: 'der', type: 'pkcs8' });
+  const publicKey = publicKeyOf(privateKey);
+  return { privateKey, publicKey, kid: keyThumbprint(publicKey) };
+}
+
+export function demoContent(): BundleContent {
+  const { errors, statements } = compilePolicy(new CedarHost(), 'pol_demo', DEMO, schemaFor());
+  if (errors.length > 0) throw new Error(`the policies of the vectors do not compile: ${JSON.stringify(errors)}`);
+  return bundleContent({
+    tenant: 'ten_vectors',
+    scopes: null,
+    policies: [{ policy_id: 'pol_demo', version: 3, statements }],
+    schema: schemaFor(),
+    action_entities: actionEntities(),
+    cedar_lang: cedarLanguageVersion(),
+  });
+}
+
+/** The vectors of the policy language, the decisions, the action hash and the bundle, by path under test/vectors. */
+export async function generate(): Promise<Record<string, string | Uint8Array>> {
+  const content = demoContent();
+  return {
+    'policy/demo.cedar': DEMO,
+    'policy/schema.cedarschema': schemaFor(),
+    'policy/texts.json': json({ v: 1, texts: texts() }),
+    'policy/requests.json': json({ v: 1, policies: ['demo.cedar'], requests: requests(content) }),
+    'policy/action-hash.json': json({ v: 1, actions: actions() }),
+    ...bundle(content),
+  };
+}
+
+function json(value: unknown): string {
+  return `${JSON.stringify(value, null, 2)}\n`;
+}
+
+function requests(content: BundleContent): unknown[] {
+  const engine = new PolicyEngine(content);
+  const decided = REQUESTS.map(({ name, request, exceeded = {}, covered = [], expect }) => {
+    const verdict = settle(engine.match(request), {
+      exceeded: new Map(Object.entries(exceeded)),
+      covered: new Set(covered),
+    });
+    const { decision, rule_id, deny_reason } = verdict;
+    if (decision !== expect.decision || rule_id !== expect.rule || deny_reason !== expect.deny_reason) {
+      throw new Error(`"${name}" is decided as ${JSON.stringify(verdict)}`);
+    }
+    return { name, request, exceeded, covered, verdict };
+  });
+  engine.dispose();
+  return decided;
+}
+
+function texts(): unknown[] {
+  const host = new CedarHost();
+  return TEXTS.map(({ name, source, errors, warnings = [] }) => {
+    const found: Compilation = compilePolicy(host, 'pol_text', source, schemaFor());
+    for (const [kind, expected] of [
+      ['errors', errors],
+      ['warnings', warnings],
+    ] as const) {
+      const fits = expected.every(([line, column, part], n) => {
+        const one = found[kind][n];
+        return one?.line === line && one.column === column && one.message.includes(part);
+      });
+      if (!fits || found[kind].length !== expected.length) {
+        throw new Error(`"${name}" has the ${kind} ${JSON.stringify(found[kind])}`);
+      }
+    }
+    return { name, source, errors: found.errors, warnings: found.warnings };
+  });
+}
+
+function actions(): unknown[] {
+  return ACTIONS.map(({ name, action, canonical }) => {
+    const hash = actionHash(action as unknown as HashedAction);
+    if (hash !== sha256Tag(canonical)) throw new Error(`"${name}" is not hashed over ${canonical}`);
+    return { name, action, canonical, hash };
+  });
+}
+
+/** Stored, not compressed: the output of gzip differs between builds of zlib, and these bytes must not. */
+function bundle(content: BundleContent): Record<string, string | Uint8Array> {
+  const { privateKey, publicKey, kid } = vectorKey();
+  const how = { seq: 42, not_after: '2030-01-01T00:00:00.000Z', kid, privateKey, level: 0 };
+  const { bytes, hash, canonical } = packBundle(content, how);
+  return {
+    'bundle/golden.svcb': bytes,
+    'bundle/golden.canonical.json': canonical,
+    'bundle/golden.json': json({
+      v: 1,
+      hash,
+      bundle_sha256: sha256Tag(bytes),
+      tenant: content.tenant,
+      seq: how.seq,
+      not_after: how.not_after,
+      kid,
+      public_key: publicKey.export({ type: 'spki', format: 'pem' }),
+      statements: content.policies.map(({ id }) => id),
+    }),
+  };
+}
