@@ -3,21 +3,28 @@ import { chmodSync, existsSync, mkdirSync, readFileSync, writeFileSync } from 'n
 import path from 'node:path';
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 import { type Database, migrate, openDatabase } from '../db/index.ts';
-import { LocalHost } from './actors/host.ts';
+import { type ActorHost, LocalHost } from './actors/host.ts';
 import { createHttp, mountApi } from './api/http.ts';
-import { mountPlain } from './api/plain.ts';
+import { openApiDocument } from './api/openapi.ts';
+import { mountPlain, type PlainRoute } from './api/plain.ts';
 import { buildRouter, type Services } from './api/root.ts';
 import { mountStatus } from './api/status.ts';
+import { assertAccess } from './api/trpc.ts';
 import { Authenticator } from './auth/authenticate.ts';
 import { authRoutes } from './auth/http.ts';
 import { Keys } from './auth/keys.ts';
 import { Sessions } from './auth/sessions.ts';
-import { chainActor, openAppender } from './chain/appender.ts';
+import { type AppendCommand, type AppendResult, chainActor, openAppender } from './chain/appender.ts';
 import { auditWriter } from './chain/audit.ts';
+import { Checkpoints } from './chain/checkpoint.ts';
 import { type Config, parseMasterKey } from './config.ts';
 import { Decider } from './decisions/decide.ts';
+import { registerIngest } from './decisions/ingest.ts';
+import { INGEST_ACCESS, ingestRoutes } from './decisions/router.ts';
 import { Holds } from './escrow/holds.ts';
-import { startJobs } from './jobs/jobs.ts';
+import { Evidence } from './forensics/export.ts';
+import { downloadRoute } from './forensics/router.ts';
+import { type Job, startJobs } from './jobs/jobs.ts';
 import { keyRoutes } from './keys/http.ts';
 import { Keyring, SealedError } from './keys/keyring.ts';
 import { type Clock, systemClock } from './lib/clock.ts';
@@ -32,9 +39,10 @@ import { Tenants } from './tenants/tenants.ts';
 
 /** The parts of a running program that its commands and tests reach for. */
 export interface Core extends Services {
-  db: Database;
   keyring: Keyring;
   bundles: Bundles;
+  checkpoints: Checkpoints;
+  actors: ActorHost<AppendCommand, AppendResult>;
   registry: Registry;
   /** Finishes what was accepted, then lets go of everything. */
   stop(): Promise<void>;
@@ -69,7 +77,16 @@ export async function openCore(parts: { config: Config; databaseUrl: string; log
   });
   const fleet = new Fleet(db, clock);
   const holds = new Holds(db, clock, audit);
-  const appender = openAppender({ db, clock, log, fingerprint });
+  const checkpoints = new Checkpoints({
+    db,
+    clock,
+    log,
+    host: new URL(config.baseUrl).host,
+    signer: () => keyring.current,
+    keys: () => keyring.all.map((key) => key.publicKey),
+    directory: path.join(config.dataDir, 'checkpoints'),
+  });
+  const appender = openAppender({ db, clock, log, fingerprint, checkpoints });
   const actors = new LocalHost(chainActor(appender));
   new Gauge({
     name: 'svc_chain_waiting_events',
@@ -79,6 +96,7 @@ export async function openCore(parts: { config: Config; databaseUrl: string; log
       this.set(appender.waiting);
     },
   });
+  const evidence = new Evidence({ db, clock, audit, keyring, checkpoints });
   const decider = new Decider({
     db,
     bundles,
@@ -111,11 +129,15 @@ export async function openCore(parts: { config: Config; databaseUrl: string; log
     policies,
     fleet,
     holds,
+    evidence,
+    checkpoints,
+    actors,
     decider,
     pollSeconds: async (tenantId) => (await settings(tenantId)).poll_seconds ?? config.pollSeconds,
     async stop() {
       await actors.stop();
       await appender.stop();
+      await checkpoints.stop();
       await language.close();
       await db.close();
     },
@@ -182,9 +204,20 @@ export async function createProgram(parts: {
   let jobs: { stop(): Promise<void> } | undefined;
   if (core) {
     const services = core;
+    const document = JSON.stringify(describeApi());
+    app.get('/openapi.json', async (_request, reply) => reply.type('application/json; charset=utf-8').send(document));
     mountPlain(app, plainRoutes(services), server.begin);
     mountApi(server, buildRouter(services));
-    jobs = startJobs([], log);
+    registerIngest(app, {
+      append: (tenantId, events) => services.actors.send(tenantId, { events }),
+      authenticate: async (request, reply) => {
+        const { principal } = await server.begin(request, reply, request.routeOptions.url ?? '');
+        assertAccess(INGEST_ACCESS, principal);
+        return { tenantId: principal!.tenantId };
+      },
+    });
+    services.checkpoints.start();
+    jobs = startJobs([forgetInputs(services, clock)], log);
   }
   return {
     core,
@@ -198,9 +231,44 @@ export async function createProgram(parts: {
   };
 }
 
+/** The OpenAPI document of the program, made without a database: no handler is called for it. */
+export function describeApi(): object {
+  const nothing = {} as Core;
+  return openApiDocument(buildRouter(nothing), [...plainRoutes(nothing), ...ingestRoutes]);
+}
+
+/** Erases inputs of decisions when the tenant's retention is over. The chain holds only their hashes. */
+function forgetInputs(core: Core, clock: Clock): Job {
+  return {
+    name: 'forget inputs',
+    everySeconds: 600,
+    async run(signal) {
+      for (const { tenant_id } of await core.tenants.list()) {
+        if (signal.aborted) return;
+        const { input_retention_days } = await core.tenants.settings(tenant_id);
+        const before = new Date(clock.now() - input_retention_days * 24 * 3600 * 1000);
+        let erased = 0;
+        do {
+          const gone = await core.db.owner.query(
+            `delete from decision_input where (tenant_id, event_id) in (
+               select tenant_id, event_id from decision_input where tenant_id = $1 and created_at < $2 limit 5000)`,
+            [tenant_id, before],
+          );
+          erased = gone.rowCount ?? 0;
+        } while (erased > 0 && !signal.aborted);
+      }
+    },
+  };
+}
+
 /** Every route that is not a procedure. */
-export function plainRoutes(core: Core) {
-  return [...authRoutes(core.sessions), ...keyRoutes(() => core.keyring), bundleRoute(core.bundles, core.pollSeconds)];
+function plainRoutes(core: Core): PlainRoute[] {
+  return [
+    ...authRoutes(core.sessions),
+    ...keyRoutes(() => core.keyring),
+    bundleRoute(core.bundles, core.pollSeconds),
+    downloadRoute(core.evidence),
+  ];
 }
 
 /** Why the database must not be trusted with what is acknowledged; undefined when it may. */

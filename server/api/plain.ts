@@ -11,7 +11,7 @@ export type Begin = (request: FastifyRequest, reply: FastifyReply, path: string)
  * A route whose answer is not JSON from a procedure (a bundle, a redirect, a stream, the ingest fast path). It names its
  * access, and is described in the OpenAPI document, like the rest.
  */
-export interface PlainRoute {
+export interface PlainDescription {
   method: 'GET' | 'POST';
   /** With `{id}` for parameters. */
   path: string;
@@ -26,6 +26,9 @@ export interface PlainRoute {
   /** What it answers on success: status -> content type and schema. */
   answers: Record<number, { description: string; type?: string; schema?: z.ZodType }>;
   problems?: readonly ErrorCode[];
+}
+
+export interface PlainRoute extends PlainDescription {
   handler(call: PlainCall): Promise<unknown>;
 }
 

@@ -1,16 +1,21 @@
+import type { Database } from '../../db/index.ts';
 import type { Keys } from '../auth/keys.ts';
 import { agentKeysRouter, authRouter, keysRouter } from '../auth/router.ts';
 import type { Sessions } from '../auth/sessions.ts';
+import { chainRouter } from '../chain/router.ts';
 import type { Decider } from '../decisions/decide.ts';
-import { evaluateProcedure } from '../decisions/router.ts';
+import { evaluateProcedure, eventsRouter } from '../decisions/router.ts';
 import type { Holds } from '../escrow/holds.ts';
 import { escrowRouter } from '../escrow/router.ts';
+import type { Evidence } from '../forensics/export.ts';
+import { forensicsRouter } from '../forensics/router.ts';
 import type { Fleet } from '../policy/fleet.ts';
 import { fleetRouter } from '../policy/fleet-router.ts';
 import type { Policies } from '../policy/policies.ts';
 import { policyRouter } from '../policy/router.ts';
 import { settingsRouter } from '../tenants/router.ts';
 import type { Tenants } from '../tenants/tenants.ts';
+import { metaRouter } from './meta.ts';
 import { trpc } from './trpc.ts';
 
 /** What the procedures work with. */
@@ -21,6 +26,8 @@ export interface Services {
   policies: Policies;
   fleet: Fleet;
   holds: Holds;
+  evidence: Evidence;
+  db: Database;
   decider: Decider;
   pollSeconds: (tenantId: string) => Promise<number>;
 }
@@ -36,6 +43,10 @@ export function buildRouter(s: Services) {
     proxies: fleetRouter(s.fleet, s.pollSeconds),
     escrow: escrowRouter(s.holds),
     evaluate: evaluateProcedure(s.decider),
+    events: eventsRouter(s.db),
+    chain: chainRouter(s.db),
+    forensics: forensicsRouter(s.evidence),
+    meta: metaRouter(),
   });
 }
 

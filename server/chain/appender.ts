@@ -73,6 +73,8 @@ export interface AppenderOptions {
   recentIds?: number;
   /** Events that may wait per shard. */
   mailbox?: number;
+  /** How long callers wait for a lost connection to come back, in milliseconds. */
+  patienceMs?: number;
   hooks?: AppenderHooks | undefined;
 }
 
@@ -93,8 +95,6 @@ const DEPTH = 2;
 const SECOND_GROUP_EVENTS = 200;
 /** A transaction that takes longer is given up: its connection is cut. */
 const TRANSACTION_MS = 30_000;
-/** How long callers wait for a lost connection to come back. */
-const PATIENCE_MS = 3000;
 const CONNECT_MS = 5000;
 const ATTEMPTS = 5;
 
@@ -413,6 +413,10 @@ class Writer {
     for (const batch of batches) {
       const { chain, events, results, final } = batch;
       let receivedAt = '';
+      if (chain.seq === 0) {
+        begin(group, chain, now);
+        this.#genesis(rows, chain, group);
+      }
       const first = pick ?? 0;
       const end = pick === undefined ? events.length : pick + 1;
       for (let i = first; i < end; i++) {
@@ -426,12 +430,7 @@ class Writer {
             : { conflict: true };
           continue;
         }
-        if (!group.moves.has(chain)) {
-          const { seq, hash, signed } = chain;
-          group.moves.set(chain, { chain, seq, hash, signed });
-          if (now > chain.at) chain.at = now;
-          if (seq === 0) this.#genesis(rows, chain);
-        }
+        if (!group.moves.has(chain)) begin(group, chain, now);
         if (receivedAt === '') receivedAt = new Date(chain.at).toISOString();
         const previous = chain.hash;
         const seq = chain.seq + 1;
@@ -485,11 +484,12 @@ class Writer {
     return { group, done };
   }
 
-  #genesis(rows: CopyRows, chain: Chain): void {
+  #genesis(rows: CopyRows, chain: Chain, group: Group): void {
+    const { tenantId, hash: previous } = chain;
     const receivedAt = new Date(chain.at).toISOString();
-    const line = genesisLine(chain.tenantId, 'forensics', receivedAt, this.#options.fingerprint());
+    const line = genesisLine(tenantId, 'forensics', receivedAt, this.#options.fingerprint());
     chain.seq = 1;
-    chain.hash = chainHash(chain.hash, line);
+    chain.hash = chainHash(previous, line);
     rows.row(9);
     rows.int8(1);
     rows.timestamp(chain.at);
@@ -497,9 +497,12 @@ class Writer {
     rows.int4(0);
     rows.int2(0);
     rows.bytes(chain.hash);
-    rows.text(chain.tenantId);
+    rows.text(tenantId);
     rows.text(GENESIS_ID);
     rows.text(line);
+    const key = `${tenantId}\0${GENESIS_ID}`;
+    this.#recent.add(key, { seq: 1, receivedAt, previous, hash: chain.hash });
+    group.keys.push(key);
   }
 
   /** Checkpoints that fall due with this group commit with it. */
@@ -724,7 +727,7 @@ class Writer {
         return true;
       } catch (error) {
         const waited = performance.now() - began;
-        if (waited > PATIENCE_MS || this.#stopped) {
+        if (waited > (this.#options.patienceMs ?? 3000) || this.#stopped) {
           if (!this.#down) log.error({ err: error }, 'the chain writer has no database; events are refused');
           this.#down = !this.#stopped;
           const refusal = unavailable('the database does not answer', error);
@@ -793,6 +796,13 @@ function insertCheckpoints(checkpoints: readonly Checkpoint[]): string {
     return `(${fields[0]}, ${fields[1]}, ${seq}, ${fields[2]}, ${fields[3]}, ${fields[4]})`;
   });
   return `insert into chain_checkpoint (tenant_id, chain, seq, kid, note, created_at) values ${rows.join(', ')};`;
+}
+
+/** Notes where the chain stands before the group. Time never goes back, not even when the group is undone. */
+function begin(group: Group, chain: Chain, now: number): void {
+  const { seq, hash, signed } = chain;
+  group.moves.set(chain, { chain, seq, hash, signed });
+  if (now > chain.at) chain.at = now;
 }
 
 function bytea(bytes: Buffer): string {

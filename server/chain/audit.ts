@@ -1,5 +1,7 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
+import type { Database } from '../../db/index.ts';
 import { AUDIT_ACTIONS, type AuditAction, type AuditEntry, type Severity, type WriteAudit } from '../auth/audit.ts';
+import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
 import { chainHash, genesisLine, RECORD_ALG, RECORD_VERSION, ZERO_HASH } from './record.ts';
@@ -92,5 +94,88 @@ export function auditWriter(clock: Clock, fingerprint: () => string): WriteAudit
       hash,
       tenantId,
     ]);
+  };
+}
+
+/** What to look for in an audit log. */
+export interface AuditFilter {
+  actor_id?: string | undefined;
+  action?: string | undefined;
+  target_type?: string | undefined;
+  target_id?: string | undefined;
+  severity?: string | undefined;
+  since?: string | undefined;
+  until?: string | undefined;
+  after?: string | undefined;
+  limit: number;
+}
+
+/** The audit records that match, the newest first, from the cursor on. They are read from the text that was hashed. */
+export async function listAudit(
+  db: Database,
+  tenantId: string,
+  filter: AuditFilter,
+): Promise<{ records: AuditRecord[]; next_cursor: string | null; has_more: boolean }> {
+  const values: unknown[] = [tenantId];
+  const where = ['a.tenant_id = $1', 'a.seq > 1'];
+  const also = (sql: (place: string) => string, value: unknown) => {
+    if (value === undefined) return;
+    values.push(value);
+    where.push(sql(`$${values.length}`));
+  };
+  for (const name of ['actor_id', 'action', 'target_type', 'target_id', 'severity'] as const) {
+    also((place) => `a.line::json->>'${name}' = ${place}`, filter[name]);
+  }
+  also((place) => `a.received_at >= ${place}`, filter.since && new Date(filter.since));
+  also((place) => `a.received_at < ${place}`, filter.until && new Date(filter.until));
+  also((place) => `a.seq < ${place}`, filter.after && cursorSeq(filter.after));
+  values.push(filter.limit + 1);
+  const rows = await db.query<{ seq: number; hash: Buffer; prev_hash: Buffer; line: string }>(
+    tenantId,
+    `select a.seq, a.hash, p.hash as prev_hash, a.line from audit_record a
+     join audit_record p on p.tenant_id = a.tenant_id and p.seq = a.seq - 1
+     where ${where.join(' and ')} order by a.seq desc limit $${values.length}`,
+    values,
+  );
+  const page = rows.slice(0, filter.limit);
+  const has_more = rows.length > filter.limit;
+  return {
+    records: page.map(auditRecord),
+    next_cursor: has_more ? Buffer.from(`a1:${page.at(-1)!.seq}`).toString('base64url') : null,
+    has_more,
+  };
+}
+
+function cursorSeq(cursor: string): number {
+  const [, seq] = /^a1:(\d{1,15})$/.exec(Buffer.from(cursor, 'base64url').toString('latin1')) ?? [];
+  if (seq) return Number(seq);
+  throw new AppError('VALIDATION_FAILED', undefined, {
+    faults: [{ pointer: '?after', message: 'is not a cursor of this list' }],
+  });
+}
+
+function auditRecord(row: { seq: number; hash: Buffer; prev_hash: Buffer; line: string }): AuditRecord {
+  const r = JSON.parse(row.line) as Record<string, string>;
+  return {
+    id: r.id!,
+    seq: row.seq,
+    created_at: r.received_at!,
+    actor: {
+      type: r.actor_type!,
+      id: r.actor_id!,
+      ...(r.actor_email !== undefined && { email: r.actor_email }),
+      ...(r.actor_ip !== undefined && { ip: r.actor_ip }),
+    },
+    action: r.action as AuditAction,
+    code: r.code!,
+    target: { type: r.target_type!, id: r.target_id! },
+    severity: r.severity as Severity,
+    ...(r.reason !== undefined && { reason: r.reason }),
+    ...(r.detail !== undefined && { detail: r.detail }),
+    ...(r.before_hash !== undefined && { before_hash: r.before_hash }),
+    ...(r.after_hash !== undefined && { after_hash: r.after_hash }),
+    ...(r.request_id !== undefined && { request_id: r.request_id }),
+    prev_hash: row.prev_hash.toString('hex'),
+    hash: row.hash.toString('hex'),
   };
 }

@@ -223,3 +223,36 @@ export class Pipeline {
     if (!this.#lost) await this.#client.end();
   }
 }
+
+/**
+ * Runs a COPY TO STDOUT statement and hands over the bytes of each CopyData message (one for each row, the protocol
+ * promises). The bytes are a view that is valid only during the call. Resolves when the statement has succeeded.
+ */
+export function copyOut(client: pg.ClientBase, sql: string, onData: (data: Buffer) => void): Promise<void> {
+  return new Promise((resolve, reject) => {
+    let failed: unknown;
+    const ignore = () => undefined;
+    client.query({
+      submit: (wire: unknown) => (wire as Wire).query(sql),
+      handleCopyData: ({ chunk }: { chunk: Buffer }) => {
+        if (failed !== undefined) return;
+        try {
+          onData(chunk);
+        } catch (error) {
+          failed = error;
+        }
+      },
+      handleError: reject,
+      handleReadyForQuery: () => (failed === undefined ? resolve() : reject(failed)),
+      handleCommandComplete: ignore,
+      handleRowDescription: ignore,
+      handleDataRow: ignore,
+      handleEmptyQuery: ignore,
+      handlePortalSuspended: ignore,
+    } as pg.Submittable);
+  });
+}
+
+/** The length of what comes before the first row of COPY (FORMAT binary), in its first message. */
+export const COPY_HEADER_BYTES = HEADER.length;
+export const COPY_EPOCH_MS = EPOCH_MS;

@@ -1,5 +1,5 @@
 import { canonicalJson } from '../lib/canonical-json.ts';
-import { type ChainName, chainHash, idHash, RECORD_ALG, ZERO_HASH } from './record.ts';
+import { type ChainName, chainHash, DECISIONS, type Decision, idHash, RECORD_ALG, ZERO_HASH } from './record.ts';
 
 /**
  * Verification of a chain, record by record, in flat memory: of all that went by only the last hash is kept.
@@ -41,13 +41,15 @@ export interface ChainPlace {
   hash: string;
 }
 
-/** The columns that are derived from a decision record's text. Null where the text has no such member (genesis). */
+/** The columns that are derived from a decision record's text. Zero where the text has no such member (genesis). */
 export interface DecisionColumns {
   event_id: string;
   received_at_ms: number;
-  agent_h: number | null;
-  session_h: number | null;
-  decision: string | null;
+  /** idHash of agent_id and of session_id. */
+  agent_h: number;
+  session_h: number;
+  /** The position in DECISIONS. */
+  decision: number;
 }
 
 /** A record as stored. The verifier keeps no reference to it: row, hash and line may be reused by the caller. */
@@ -292,12 +294,13 @@ function parseLine(line: Uint8Array, strict: boolean): RecordMembers | string {
 }
 
 function compareDecision(record: RecordMembers, columns: DecisionColumns): string | undefined {
-  const hashed = (id: unknown) => (typeof id === 'string' ? idHash(id) : null);
+  const hashed = (id: unknown) => (typeof id === 'string' ? idHash(id) : 0);
+  const decision = record.decision === undefined ? 0 : DECISIONS.indexOf(record.decision as Decision);
   if (columns.event_id !== record.id) return 'event_id';
   if (isoTime(columns.received_at_ms) !== record.received_at) return 'received_at';
   if (columns.agent_h !== hashed(record.agent_id)) return 'agent_h';
   if (columns.session_h !== hashed(record.session_id)) return 'session_h';
-  if (columns.decision !== (record.decision ?? null)) return 'decision';
+  if (columns.decision !== decision || decision < 0) return 'decision';
   return undefined;
 }
 
@@ -357,7 +360,7 @@ class FastLine {
     let at = this.#value(line, 0, 0);
     if (at < 0 || (columns && this.#hashOf(line, at) !== columns.agent_h)) return false;
     at = this.#value(line, 1, at);
-    if (at < 0 || (columns && !isString(line, at, columns.decision))) return false;
+    if (at < 0 || (columns && !isString(line, at, DECISIONS[columns.decision]))) return false;
     at = this.#value(line, 2, at);
     if (at < 0 || !(columns ? isString(line, at, columns.event_id) : line[at] === QUOTE)) return false;
     at = this.#value(line, 3, at);
@@ -431,7 +434,7 @@ function startsWith(line: Uint8Array, at: number, bytes: Uint8Array): boolean {
   return true;
 }
 
-function isString(line: Uint8Array, at: number, text: string | null): boolean {
+function isString(line: Uint8Array, at: number, text: string | undefined): boolean {
   if (typeof text !== 'string' || line[at] !== QUOTE || line[at + 1 + text.length] !== QUOTE) return false;
   for (let i = 0; i < text.length; i++) {
     const code = text.charCodeAt(i);

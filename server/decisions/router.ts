@@ -1,9 +1,13 @@
 import { z } from 'zod';
-import { route, text } from '../api/trpc.ts';
+import type { Database } from '../../db/index.ts';
+import type { PlainDescription } from '../api/plain.ts';
+import { route, text, trpc } from '../api/trpc.ts';
 import { DECISIONS } from '../chain/record.ts';
 import { AppError } from '../errors.ts';
 import { HOLD_TYPES } from '../policy/types.ts';
 import type { Decider } from './decide.ts';
+import { IngestAnswer, IngestBody } from './ingest.ts';
+import { EventQuery, getEvent, MAX_PAGE, searchEvents } from './search.ts';
 
 const EvaluateIn = z.strictObject({
   action_type: text(64),
@@ -71,3 +75,87 @@ export function evaluateProcedure(decider: Decider) {
       return decider.evaluate(ctx.principal, input, { ip: ctx.ip, requestId: ctx.requestId });
     });
 }
+
+const EventOut = z
+  .object({
+    id: z.string(),
+    event_type: z.string(),
+    proxy_id: z.string(),
+    agent_role: z.string(),
+    agent_id: z.string(),
+    session_id: z.string(),
+    tool_name: z.string(),
+    method: z.string(),
+    decision: z.enum(DECISIONS),
+    policy_id: z.string(),
+    deny_reason: z.string().optional(),
+    evaluation_us: z.int(),
+    created_at: z.iso.datetime().describe('when the control plane received it'),
+  })
+  .meta({ id: 'DecisionEvent' });
+
+const EventDetailOut = EventOut.extend({
+  timestamp: z.string().describe('when the decision was taken'),
+  confidence: z.number().optional(),
+  total_latency_ms: z.int().optional(),
+  input_hash: z.string().nullable(),
+  policy_snapshot: z.object({
+    policy_id: z.string(),
+    version: z.int().nullable(),
+    content_hash: z.string().nullable(),
+    bundle_hash: z.string().nullable(),
+  }),
+  chain: z.object({ seq: z.int(), prev_hash: z.string(), hash: z.string(), alg: z.string() }),
+  rule_id: z.string().optional(),
+  escrow_id: z.string().optional(),
+  obligations: z.array(z.string()).optional(),
+  outcome: z.string().optional(),
+  source_ip: z.string().optional(),
+  proxy_seq: z.int().optional(),
+  action_hash: z.string().optional(),
+}).meta({ id: 'DecisionEventDetail' });
+
+export function eventsRouter(db: Database) {
+  return trpc.router({
+    list: route(
+      'GET /v1/events',
+      { keys: ['pipeline'], role: 'viewer' },
+      {
+        summary: 'List decision events',
+        description:
+          'The newest first, or with order=asc the oldest first: then there is always a next_cursor, from which a reader goes on later. A filter without an index (tool_name, policy_id, agent_role) looks at a bounded part of the chain in each call: a page may then be short or empty while has_more is true.',
+        tag: 'decisions',
+      },
+    )
+      .input(EventQuery.extend({ limit: z.int().min(1).max(MAX_PAGE).default(100) }))
+      .output(z.object({ events: z.array(EventOut), next_cursor: z.string().nullable(), has_more: z.boolean() }))
+      .query(({ ctx, input }) => searchEvents(db, ctx.tenantId, input)),
+
+    get: route(
+      'GET /v1/events/{id}',
+      { keys: [], role: 'viewer' },
+      { summary: 'Read one decision event in full', tag: 'decisions', problems: ['NOT_FOUND'] },
+    )
+      .input(z.strictObject({ id: text(200) }))
+      .output(EventDetailOut)
+      .query(({ ctx, input }) => getEvent(db, ctx.tenantId, input.id)),
+  });
+}
+
+export const INGEST_ACCESS = { keys: ['proxy'] } as const;
+
+/** The description of the ingest routes, which are mounted apart because they parse their bodies themselves. */
+export const ingestRoutes: readonly PlainDescription[] = [
+  { path: '/v1/events/ingest', summary: 'Store decision events of a proxy' },
+  { path: '/v1/forensics/records', summary: 'Store the records of a proxy that was off line' },
+].map((line) => ({
+  ...line,
+  method: 'POST',
+  access: INGEST_ACCESS,
+  description:
+    'At most 100 events; answers after the commit. `event_id` is the idempotency key. One bad event is rejected with its index, the others are stored. The body may be gzip.',
+  tag: 'decisions',
+  body: IngestBody,
+  answers: { 202: { description: 'What became of the events', type: 'application/json', schema: IngestAnswer } },
+  problems: ['PAYLOAD_TOO_LARGE', 'UNSUPPORTED_MEDIA_TYPE'],
+}));

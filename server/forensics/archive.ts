@@ -111,8 +111,11 @@ export function buildPackage(parts: PackageParts): EvidencePackage {
     ['check.sh', Buffer.from(CHECK_SH)],
   ]);
   for (const { hash, bytes } of parts.bundles) files.set(bundleName(hash), bytes);
-  const { SHA256SUMS, B3SUMS } = sumFiles(files);
-  files.set('SHA256SUMS', SHA256SUMS).set('B3SUMS', B3SUMS);
+  const sums = Object.fromEntries([...files].map(([name, bytes]) => [name, fileSums(bytes)]));
+  for (const [name, list] of Object.entries(sumLists(sums))) {
+    files.set(name, Buffer.from(list));
+    sums[name] = fileSums(Buffer.from(list));
+  }
 
   const manifest: Manifest = {
     version: PACKAGE_VERSION,
@@ -129,7 +132,7 @@ export function buildPackage(parts: PackageParts): EvidencePackage {
     chain_intact: verdict.verified,
     ...(verdict.first_mismatch_id === undefined ? {} : { first_mismatch_id: verdict.first_mismatch_id }),
     record_alg: RECORD_ALG,
-    files: Object.fromEntries([...files].map(([name, bytes]) => [name, fileSums(bytes)])),
+    files: sums,
     public_key_fingerprint: keyFingerprint(parts.keys[0]),
     created_at: parts.created_at,
     exporter: parts.exporter,
@@ -202,7 +205,9 @@ export function splitNotes(file: string): string[] {
 export function openNotes(notes: readonly string[], keys: readonly KeyObject[], tenantId: string): ChainHead[] {
   return notes.map((note) => {
     const head = openHead(note, keys);
-    if (!head.origin.endsWith(`/${tenantId}/forensics`)) throw new ArchiveError(`a checkpoint is about ${head.origin}`);
+    if (head.origin !== `${head.origin.split('/')[0]}/${tenantId}/forensics`) {
+      throw new ArchiveError(`a checkpoint is about ${head.origin}`);
+    }
     return head;
   });
 }
@@ -217,14 +222,13 @@ export function fileSums(bytes: Uint8Array): FileSums {
   return { blake3: hex(blake3(bytes)), sha256: hex(sha256(bytes)), size: bytes.byteLength };
 }
 
-/** SHA256SUMS and B3SUMS over a package's files; they list neither themselves nor the manifest, which lists them. */
-export function sumFiles(files: ReadonlyMap<string, Uint8Array>): { SHA256SUMS: Buffer; B3SUMS: Buffer } {
-  const listed = sorted(files).filter(([name]) => !UNSUMMED.has(name));
-  const list = (sum: (bytes: Uint8Array) => string) =>
-    Buffer.from(listed.map(([name, bytes]) => `${sum(bytes)}  ${name}\n`).join(''));
-  return { SHA256SUMS: list((bytes) => hex(sha256(bytes))), B3SUMS: list((bytes) => hex(blake3(bytes))) };
+/** SHA256SUMS and B3SUMS of a package; they list neither themselves nor the manifest, which lists them. */
+export function sumLists(sums: Readonly<Record<string, FileSums>>): { SHA256SUMS: string; B3SUMS: string } {
+  const names = Object.keys(sums).sort();
+  const list = (kind: 'sha256' | 'blake3') =>
+    names.map((name) => (/^(SHA256|B3)SUMS$/.test(name) ? '' : `${sums[name]![kind]}  ${name}\n`)).join('');
+  return { SHA256SUMS: list('sha256'), B3SUMS: list('blake3') };
 }
-const UNSUMMED = new Set([MANIFEST, SIGNATURE, 'SHA256SUMS', 'B3SUMS']);
 const NEWLINE = Buffer.from('\n');
 
 function hex(bytes: string | Buffer): string {
@@ -239,6 +243,7 @@ function sorted(files: ReadonlyMap<string, Uint8Array>): [string, Uint8Array][] 
 export class ArchiveError extends Error {}
 
 const BLOCK = 512;
+const ZERO_BLOCK = Buffer.alloc(BLOCK);
 const MAX_MEMBERS = 20_000;
 
 /**
@@ -281,7 +286,7 @@ export function readTar(archive: Uint8Array): Map<string, Uint8Array> {
   for (;;) {
     const block = bytes.subarray(at, at + BLOCK);
     if (block.length < BLOCK) throw new ArchiveError('the archive is cut off');
-    if (block.every((byte) => byte === 0)) break;
+    if (block.equals(ZERO_BLOCK)) break;
     if (octal(block, 148, 8) !== checksum(block)) throw new ArchiveError(`a header at byte ${at} has a wrong checksum`);
     if (block.toString('latin1', 257, 263) !== 'ustar\0') throw new ArchiveError('the archive is not in ustar format');
     const name = cString(block, 0, 100);
@@ -295,7 +300,7 @@ export function readTar(archive: Uint8Array): Map<string, Uint8Array> {
     files.set(name, bytes.subarray(at, at + size));
     at += size + padding(size);
   }
-  if (bytes.length !== at + 2 * BLOCK || bytes.subarray(at).some((byte) => byte !== 0)) {
+  if (bytes.length !== at + 2 * BLOCK || !bytes.subarray(at + BLOCK).equals(ZERO_BLOCK)) {
     throw new ArchiveError('the archive does not end where its members end');
   }
   return files;

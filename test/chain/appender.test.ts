@@ -1,34 +1,464 @@
-import { expect, test } from 'vitest';
-import { openAppender } from '../../server/chain/appender.ts';
-import { createLog } from '../../server/lib/log.ts';
+import { setTimeout as delay } from 'node:timers/promises';
+import fc from 'fast-check';
+import { afterEach, describe, expect, test } from 'vitest';
+import { Fenced } from '../../server/actors/host.ts';
+import type { AppendEvent, Appended, Appender, AppenderOptions } from '../../server/chain/appender.ts';
+import { decisionLine } from '../../server/chain/record.ts';
+import { AppError } from '../../server/errors.ts';
 import { useDatabase } from '../helpers/database.ts';
+import { anyEvent, appenderOn, event, eventsOf, newTenant, storedRows, verdictOf } from './helpers.ts';
 
 const box = useDatabase();
-test('smoke', async () => {
-  await box.db.owner.query("insert into tenant values ('a','a','{}',now())");
-  const a = openAppender({
-    db: box.db,
-    clock: { now: () => Date.now() },
-    log: createLog('info'),
-    fingerprint: () => 'sha256:x',
+const open: Appender[] = [];
+function appender(options: Partial<AppenderOptions> = {}): Appender {
+  const made = appenderOn(box.db, options);
+  open.push(made);
+  return made;
+}
+afterEach(async () => {
+  await Promise.all(open.splice(0).map((made) => made.stop()));
+});
+
+const refusal = (code: string) => expect.objectContaining({ problem: code });
+const stored = (result: Appended | undefined) => (result && 'seq' in result ? result : undefined);
+
+/** The backends that hold a chain writer's connection. */
+async function writerPids(): Promise<number[]> {
+  const { rows } = await box.db.owner.query<{ pid: number }>(
+    `select pid from pg_stat_activity where datname = current_database() and query like '%copy forensic_record%'
+     and pid <> pg_backend_pid()`,
+  );
+  return rows.map((row) => row.pid);
+}
+async function killWriters(): Promise<number> {
+  const pids = await writerPids();
+  for (const pid of pids) await box.db.owner.query('select pg_terminate_backend($1)', [pid]);
+  return pids.length;
+}
+
+describe('what is appended verifies', () => {
+  test('any batches of any events, ids used twice included, make a chain that verifies and holds each id once', async () => {
+    const ids = Array.from({ length: 12 }, (_, i) => `evt_${i}`);
+    const batches = fc.array(fc.array(anyEvent(ids), { minLength: 1, maxLength: 8 }), { minLength: 1, maxLength: 8 });
+    const writer = appender();
+    await fc.assert(
+      fc.asyncProperty(batches, fc.boolean(), async (all, together) => {
+        const tenantId = await newTenant(box.db);
+        const answers: Appended[][] = [];
+        const append = async (batch: (typeof all)[number], i: number) => {
+          answers[i] = (
+            await writer.append(
+              tenantId,
+              batch.map((e) => ({ event: e })),
+            )
+          ).results;
+        };
+        if (together) await Promise.all(all.map(append));
+        else for (const [i, batch] of all.entries()) await append(batch, i);
+
+        const verdict = await verdictOf(box.db, tenantId);
+        expect(verdict).toMatchObject({ verified: true, linear: true });
+        const rows = new Map((await storedRows(box.db, tenantId)).map((row) => [row.event_id, row]));
+        expect(rows.size).toBe(new Set(all.flat().map((e) => e.event_id)).size + 1);
+        let fresh = 0;
+        for (const [i, batch] of all.entries()) {
+          for (const [j, e] of batch.entries()) {
+            const row = rows.get(e.event_id)!;
+            const receivedAt = row.received_at.toISOString();
+            const same = decisionLine(tenantId, row.seq, receivedAt, e) === row.line;
+            const answer = answers[i]![j]!;
+            if (!same) expect(answer).toEqual({ conflict: true });
+            else expect(answer).toMatchObject({ seq: row.seq, hash: row.hash.toString('hex') });
+            if (stored(answer)?.duplicate === false) fresh++;
+          }
+        }
+        expect(fresh).toBe(rows.size - 1);
+      }),
+      { numRuns: 40 },
+    );
   });
-  const ev = (i: number) => ({
-    event: {
-      event_id: `e${i}`,
-      timestamp: '2026-01-01T00:00:00.000Z',
-      proxy_id: 'p',
-      agent_role: 'r',
-      agent_id: 'a',
-      session_id: 's',
-      tool_name: 't',
-      method: 'm',
-      decision: 'allow' as const,
-      policy_id: 'p',
-      evaluation_us: 1,
-    },
-    input: i % 2 ? '{}' : undefined,
+
+  test('32 tenants at once keep 32 chains apart, whatever the number of writers', async () => {
+    for (const shards of [1, 3]) {
+      const writer = appender({ shards });
+      const tenants = await Promise.all(Array.from({ length: 32 }, () => newTenant(box.db)));
+      await Promise.all(
+        tenants.flatMap((tenantId) =>
+          Array.from({ length: 6 }, (_, i) => writer.append(tenantId, eventsOf(1 + 7 * i, { policy_id: tenantId }))),
+        ),
+      );
+      for (const tenantId of tenants) {
+        expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 1 + 6 + 7 * 15 });
+        const lines = (await storedRows(box.db, tenantId)).slice(1).map((row) => JSON.parse(row.line));
+        expect(lines.every((line) => line.policy_id === tenantId && line.tenant_id === tenantId)).toBe(true);
+      }
+    }
   });
-  const r = await a.append('a', [ev(1), ev(2), ev(1)]);
-  expect(r).toEqual(1);
-  await a.stop();
+
+  test('received_at never goes back, whatever the clock does, also across writers', async () => {
+    const tenantId = await newTenant(box.db);
+    const times = [5000, 9000, 1000, 9500, 9400, 2000];
+    for (const time of times) {
+      const writer = appender({ clock: { now: () => time } });
+      await writer.append(tenantId, eventsOf(2));
+      await writer.append(tenantId, eventsOf(2));
+    }
+    const received = (await storedRows(box.db, tenantId)).map((row) => row.received_at.getTime());
+    expect(received).toEqual(received.toSorted((a, b) => a - b));
+    expect(received.at(-1)).toBe(9500);
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true });
+  });
+
+  test('inputs are kept beside the chain, committed with their records', async () => {
+    const tenantId = await newTenant(box.db);
+    const events: AppendEvent[] = eventsOf(30).map((e, i) =>
+      i % 3 === 0 ? { ...e, input: `{"n":${i},"ä":"😀"}` } : e,
+    );
+    await appender().append(tenantId, events);
+    const { rows } = await box.db.owner.query('select event_id, input from decision_input where tenant_id = $1', [
+      tenantId,
+    ]);
+    expect(new Map(rows.map((row) => [row.event_id, row.input]))).toEqual(
+      new Map(events.filter((e) => e.input).map((e) => [e.event.event_id, e.input])),
+    );
+  });
+
+  test('the genesis record names the tenant and the key, and its id is nobody else’s', async () => {
+    const tenantId = await newTenant(box.db);
+    const { results } = await appender().append(tenantId, [{ event: event({ event_id: 'genesis_forensics' }) }]);
+    expect(results).toEqual([{ conflict: true }]);
+    await appender().append(tenantId, eventsOf(1));
+    const first = JSON.parse((await storedRows(box.db, tenantId))[0]!.line);
+    expect(first).toMatchObject({ event_type: 'chain.genesis', tenant_id: tenantId, seq: 1 });
+    expect(first.public_key_fingerprint).toMatch(/^sha256:[0-9a-f]{64}$/);
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 2 });
+  });
+});
+
+describe('an event id is stored once', () => {
+  test('a replay is acknowledged with the place it has, from memory and from the table', async () => {
+    const tenantId = await newTenant(box.db);
+    const events = eventsOf(300);
+    const writer = appender();
+    const first = await writer.append(tenantId, events);
+    const expected = first.results.map((result) => ({ ...result, duplicate: true }));
+    expect((await writer.append(tenantId, events)).results).toEqual(expected);
+    const other = appender();
+    const mixed = [...events.slice(200), ...eventsOf(50)];
+    const again = (await other.append(tenantId, mixed)).results;
+    expect(again.slice(0, 100)).toEqual(expected.slice(200));
+    expect(again.slice(100).every((result) => stored(result)?.duplicate === false)).toBe(true);
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 351 });
+  });
+
+  test('the same batch sent many times at once is stored once', async () => {
+    const tenantId = await newTenant(box.db);
+    const events = eventsOf(50);
+    for (const writer of [appender(), appender()]) {
+      const answers = await Promise.all(Array.from({ length: 30 }, () => writer.append(tenantId, events)));
+      const seqs = answers.map(({ results }) => results.map((result) => stored(result)?.seq));
+      for (const each of seqs) expect(each).toEqual(seqs[0]);
+    }
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 51 });
+  });
+
+  test('other content under a known id is a conflict, within a batch, from memory and from the table', async () => {
+    const tenantId = await newTenant(box.db);
+    const one = event();
+    const two = { ...one, evaluation_us: one.evaluation_us + 1 };
+    const writer = appender();
+    const first = await writer.append(tenantId, [{ event: one }, { event: two }, { event: one }]);
+    expect(first.results).toEqual([
+      expect.objectContaining({ duplicate: false }),
+      { conflict: true },
+      expect.objectContaining({ duplicate: true }),
+    ]);
+    for (const each of [writer, appender()]) {
+      const { results } = await each.append(tenantId, [{ event: two }, { event: event() }]);
+      expect(results).toEqual([{ conflict: true }, expect.objectContaining({ duplicate: false })]);
+    }
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 4 });
+  });
+
+  test('ids forgotten under load are still found', async () => {
+    const tenantId = await newTenant(box.db);
+    const writer = appender({ recentIds: 0 });
+    const early = eventsOf(10);
+    await writer.append(tenantId, early);
+    for (let i = 0; i < 10; i++) await writer.append(tenantId, eventsOf(1000));
+    const answers = await Promise.all(
+      Array.from({ length: 20 }, (_, i) => writer.append(tenantId, [...eventsOf(80), early[i % 10]!, ...eventsOf(1)])),
+    );
+    for (const [i, { results }] of answers.entries()) {
+      expect(stored(results[80])).toMatchObject({ seq: 2 + (i % 10), duplicate: true });
+    }
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({
+      verified: true,
+      records_checked: 1 + 10 + 10_000 + 20 * 81,
+    });
+  });
+});
+
+describe('a bad event hurts only itself', () => {
+  const incompressible = Array.from({ length: 9000 }, (_, i) =>
+    String.fromCodePoint(0x4e00 + ((i * 7919) % 20_000)),
+  ).join('');
+  test.each([
+    ['NUL in the id', { event_id: 'evt_\0' }],
+    ['an id too long for its index', { event_id: incompressible }],
+    ['a lone surrogate in the id', { event_id: 'evt_\ud800' }],
+    ['a lone surrogate elsewhere', { tool_name: 'a\udfffb' }],
+  ])('%s', async (_, bad) => {
+    const [tenantId, neighbour] = [await newTenant(box.db), await newTenant(box.db)];
+    const writer = appender();
+    await writer.append(tenantId, eventsOf(1));
+    const poisoned = [...eventsOf(10), { event: event(bad) }, ...eventsOf(10)];
+    const answers = await Promise.all([
+      writer.append(neighbour, eventsOf(20)),
+      writer.append(tenantId, poisoned),
+      writer.append(tenantId, eventsOf(20)),
+      writer.append(neighbour, eventsOf(20)),
+    ]);
+    for (const [i, { results }] of answers.entries()) {
+      const refused = results.flatMap((result, j) => ('refused' in result ? [j] : []));
+      expect(refused).toEqual(i === 1 ? [10] : []);
+    }
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 42 });
+    expect(await verdictOf(box.db, neighbour)).toMatchObject({ verified: true, records_checked: 41 });
+  });
+
+  test('an input that the database refuses keeps its record out too', async () => {
+    const tenantId = await newTenant(box.db);
+    const { results } = await appender().append(tenantId, [
+      { event: event(), input: '{}' },
+      { event: event(), input: 'a\0b' },
+    ]);
+    expect(results).toEqual([expect.objectContaining({ duplicate: false }), { refused: true }]);
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 2 });
+  });
+});
+
+describe('one writer owns a chain', () => {
+  test('the older of two writers is fenced, its write refused, and the chain stays linear', async () => {
+    const tenantId = await newTenant(box.db);
+    const [older, newer] = [appender(), appender()];
+    await older.append(tenantId, eventsOf(5));
+    await newer.append(tenantId, eventsOf(5));
+    const late = eventsOf(3);
+    await expect(older.append(tenantId, late)).rejects.toThrow(Fenced);
+    const rows = await storedRows(box.db, tenantId);
+    expect(rows.some((row) => row.event_id === late[0]!.event.event_id)).toBe(false);
+    await newer.append(tenantId, eventsOf(5));
+    // it takes the chain back only when it is asked again
+    await older.append(tenantId, late);
+    await expect(newer.append(tenantId, eventsOf(1))).rejects.toThrow(Fenced);
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 19 });
+  });
+
+  test('two writers that fight over a tenant lose and double nothing', async () => {
+    const tenantId = await newTenant(box.db);
+    const acknowledged = new Set<string>();
+    const work = async (writer: Appender) => {
+      for (let i = 0; i < 25; i++) {
+        const events = eventsOf(4);
+        for (;;) {
+          try {
+            await writer.append(tenantId, events);
+            break;
+          } catch (error) {
+            if (!(error instanceof Fenced)) throw error;
+          }
+        }
+        for (const e of events) acknowledged.add(e.event.event_id);
+      }
+    };
+    const [one, two] = [appender(), appender()];
+    await Promise.all([work(one), work(two), work(one), work(two)]);
+    expect(acknowledged.size).toBe(400);
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 401 });
+  });
+
+  test('a fenced tenant does not keep the others of its group from being stored', async () => {
+    const [lost, kept] = [await newTenant(box.db), await newTenant(box.db)];
+    const [writer, thief] = [appender(), appender()];
+    await Promise.all([writer.append(lost, eventsOf(1)), writer.append(kept, eventsOf(1))]);
+    await thief.open(lost);
+    const [a, b] = await Promise.allSettled([writer.append(lost, eventsOf(2)), writer.append(kept, eventsOf(2))]);
+    expect(a).toMatchObject({ status: 'rejected', reason: expect.any(Fenced) });
+    expect(b.status).toBe('fulfilled');
+    expect(await verdictOf(box.db, kept)).toMatchObject({ verified: true, records_checked: 4 });
+    expect(await verdictOf(box.db, lost)).toMatchObject({ verified: true, records_checked: 2 });
+  });
+});
+
+describe('a connection that breaks', () => {
+  test('under load: nothing acknowledged is lost, nothing is doubled, the chains stay linear', async () => {
+    const tenants = await Promise.all(Array.from({ length: 3 }, () => newTenant(box.db)));
+    const writer = appender();
+    const acknowledged = new Map(tenants.map((tenantId) => [tenantId, new Map<string, number>()]));
+    let running = true;
+    const loops = Array.from({ length: 12 }, async (_, n) => {
+      const tenantId = tenants[n % 3]!;
+      while (running) {
+        const events = eventsOf(60);
+        const { results } = await writer.append(tenantId, events);
+        for (const [i, result] of results.entries()) {
+          acknowledged.get(tenantId)!.set(events[i]!.event.event_id, stored(result)!.seq);
+        }
+      }
+    });
+    let kills = 0;
+    for (let i = 0; i < 12; i++) {
+      await delay(20 + 13 * i);
+      kills += await killWriters();
+    }
+    running = false;
+    await Promise.all(loops);
+    expect(kills).toBeGreaterThan(5);
+    for (const tenantId of tenants) {
+      const seqs = new Map((await storedRows(box.db, tenantId)).map((row) => [row.event_id, row.seq]));
+      const expected = acknowledged.get(tenantId)!;
+      expect(expected.size).toBeGreaterThan(100);
+      for (const [id, seq] of expected) expect(seqs.get(id)).toBe(seq);
+      expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: expected.size + 1 });
+    }
+  });
+
+  test.each([0, 1, 3, 8])('%i ms after a COMMIT was sent: the look-up finds what became of it', async (ms) => {
+    const tenantId = await newTenant(box.db);
+    let cuts = 0;
+    const writer = appender({
+      hooks: {
+        sent: (cut) => {
+          if (cuts++ % 2 === 1) setTimeout(cut, ms);
+        },
+      },
+    });
+    for (let i = 0; i < 6; i++) {
+      const events = eventsOf(100);
+      const { results } = await writer.append(tenantId, events);
+      // none of them was there before, however often it had to be tried
+      expect(results.every((result) => stored(result)?.duplicate === false)).toBe(true);
+    }
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 601 });
+  });
+
+  test('while another process takes over: the former owner does not take it back', async () => {
+    const tenantId = await newTenant(box.db);
+    const thief = appender();
+    let armed = false;
+    const writer = appender({
+      hooks: {
+        sent: (cut) => {
+          if (armed) cut();
+        },
+      },
+    });
+    await writer.append(tenantId, eventsOf(1));
+    await thief.append(tenantId, eventsOf(1));
+    armed = true;
+    const late = writer.append(tenantId, eventsOf(1));
+    await expect(late).rejects.toThrow(Fenced);
+    await thief.append(tenantId, eventsOf(1));
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 4 });
+  });
+
+  test('and does not come back: callers get UNAVAILABLE, and it works again when it does', async () => {
+    const tenantId = await newTenant(box.db);
+    let away = false;
+    const db = {
+      owner: box.db.owner,
+      connectOwner: () => (away ? Promise.reject(new Error('connection refused')) : box.db.connectOwner()),
+    };
+    const writer = appender({ db, patienceMs: 300 });
+    await writer.append(tenantId, eventsOf(1));
+    away = true;
+    await killWriters();
+    const events = eventsOf(3);
+    await expect(writer.append(tenantId, events)).rejects.toMatchObject({
+      problem: 'UNAVAILABLE',
+      headers: { 'retry-after': '1' },
+    });
+    expect(writer.waiting).toBe(0);
+    await expect(writer.append(tenantId, events)).rejects.toEqual(refusal('UNAVAILABLE'));
+    away = false;
+    await expect.poll(async () => (await writer.append(tenantId, events)).results.length, { timeout: 5000 }).toBe(3);
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 5 });
+  });
+});
+
+describe('bounds', () => {
+  test('a full mailbox refuses with Retry-After and loses nothing that it accepted', async () => {
+    const tenantId = await newTenant(box.db);
+    const writer = appender({ mailbox: 100 });
+    await writer.append(tenantId, eventsOf(1));
+    const blocker = await box.db.connectOwner();
+    await blocker.query('begin');
+    await blocker.query('select from chain_head where tenant_id = $1 for update', [tenantId]);
+    const accepted = Array.from({ length: 10 }, () => writer.append(tenantId, eventsOf(10)));
+    const error = await writer.append(tenantId, eventsOf(1)).catch((refused: unknown) => refused);
+    expect(error).toBeInstanceOf(AppError);
+    expect(error).toMatchObject({ problem: 'UNAVAILABLE', headers: { 'retry-after': '1' } });
+    expect(writer.waiting).toBe(100);
+    await blocker.query('rollback');
+    await blocker.end();
+    await Promise.all(accepted);
+    expect(writer.waiting).toBe(0);
+    await writer.append(tenantId, eventsOf(1));
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 103 });
+  });
+
+  test('stop finishes what was accepted and refuses the rest', async () => {
+    const tenantId = await newTenant(box.db);
+    const writer = appender();
+    const accepted = Array.from({ length: 20 }, () => writer.append(tenantId, eventsOf(100)));
+    const stopped = writer.stop();
+    await expect(writer.append(tenantId, eventsOf(1))).rejects.toEqual(refusal('UNAVAILABLE'));
+    await stopped;
+    await Promise.all(accepted);
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 2001 });
+    expect(await writerPids()).toEqual([]);
+  });
+
+  test('a tenant that does not exist is not found, and others go on', async () => {
+    const tenantId = await newTenant(box.db);
+    const writer = appender();
+    await expect(writer.append('nobody', eventsOf(1))).rejects.toEqual(refusal('NOT_FOUND'));
+    await writer.append(tenantId, eventsOf(1));
+  });
+
+  test('a chain whose head was set back is not written over', async () => {
+    const tenantId = await newTenant(box.db);
+    await appender().append(tenantId, eventsOf(10));
+    const rows = await storedRows(box.db, tenantId);
+    await box.db.owner.query('update chain_head set seq = 5, hash = $2 where tenant_id = $1', [
+      tenantId,
+      rows[4]!.hash,
+    ]);
+    await expect(appender().append(tenantId, eventsOf(1))).rejects.toEqual(refusal('UNAVAILABLE'));
+    expect(await storedRows(box.db, tenantId)).toEqual(rows);
+  });
+
+  test('every commit is flushed, whatever the server’s default', async () => {
+    const tenantId = await newTenant(box.db);
+    const seen: string[] = [];
+    const db = {
+      owner: box.db.owner,
+      connectOwner: async () => {
+        const client = await box.db.connectOwner();
+        const query = client.query.bind(client) as (...args: unknown[]) => Promise<{ rows: { now: string }[] }>;
+        client.query = (async (...args: unknown[]) => {
+          const result = await query(...args);
+          seen.push(
+            ((await query('show synchronous_commit')) as { rows: { synchronous_commit?: string }[] }).rows[0]!
+              .synchronous_commit!,
+          );
+          return result;
+        }) as unknown as typeof client.query;
+        return client;
+      },
+    };
+    await appender({ db }).append(tenantId, eventsOf(1));
+    expect(seen.at(-1)).toBe('on');
+  });
 });

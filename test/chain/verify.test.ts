@@ -160,10 +160,10 @@ describe('one flipped bit', () => {
   });
 
   test('of any column is found at its record, whose name is taken from the text', () => {
-    const numbers = ['received_at_ms', 'agent_h', 'session_h'] as const;
+    const numbers = ['received_at_ms', 'agent_h', 'session_h', 'decision'] as const;
     const change = fc.oneof(
       fc.record({ column: fc.constantFrom(...numbers), by: fc.constantFrom(1, 2, 1000, 86_400_000, -1) }),
-      fc.record({ column: fc.constantFrom('event_id', 'decision'), by: fc.constant(0) }),
+      fc.record({ column: fc.constant('event_id' as const), by: fc.constant(0) }),
     );
     fc.assert(
       fc.property(

@@ -26,7 +26,10 @@ describe('the scan before the engine', () => {
     ['400 times ||', when(Array(401).fill('true').join(' || '))],
     ['a long sum', when(`${Array(202).fill('1').join(' + ')} > 0`)],
     ['a long path', when(`context${'.a'.repeat(201)}`)],
-    ['201 clauses, which the engine joins with &&', `permit(principal, action, resource) ${'when { true } '.repeat(201)};`],
+    [
+      '201 clauses, which the engine joins with &&',
+      `permit(principal, action, resource) ${'when { true } '.repeat(201)};`,
+    ],
     ['unless clauses', `permit(principal, action, resource) ${'unless { false } '.repeat(201)};`],
   ])('refuses operators: %s', (_, text) => {
     expect(refusal(text)?.message).toMatch(/more than 200 operators/);
@@ -42,6 +45,12 @@ describe('the scan before the engine', () => {
     const set = (n: number) => when(`[${Array(n).fill('1').join(',')}].contains(2)`);
     expect(refusal(set(1_000))).toBeUndefined();
     expect(refusal(set(1_001))?.message).toMatch(/1000 elements/);
+  });
+
+  it('refuses names of more than 16 parts and more than 2,000 comments, which overflow the formatter', () => {
+    expect(refusal(when(`principal is ${'A::'.repeat(17)}B`))?.message).toMatch(/16 parts/);
+    expect(refusal(when(Array(60).fill('principal == A::B::C::"x"').join('||')))).toBeUndefined();
+    expect(refusal(`${'//\n'.repeat(2_001)}${when('true')}`)).toMatchObject({ line: 2_001, column: 1 });
   });
 
   it('refuses what is larger than 64 KiB, in bytes', () => {
@@ -62,9 +71,12 @@ describe('the scan before the engine', () => {
     expect(scan(`\uFEFFpermit(?x`).refusal).toMatchObject({ line: 1, column: 8 });
   });
 
-  it.each([[''], [' \n\t'], ['\uFEFF'], ['// only this'], ['//\r//\n']])('refuses a text without a statement: %j', (text) => {
-    expect(refusal(text)?.message).toBe('the policy has no statement');
-  });
+  it.each([[''], [' \n\t'], ['\uFEFF'], ['// only this'], ['//\r//\n']])(
+    'refuses a text without a statement: %j',
+    (text) => {
+      expect(refusal(text)?.message).toBe('the policy has no statement');
+    },
+  );
 
   it('refuses templates, but not a question mark in a text', () => {
     expect(refusal('permit(principal in ?principal, action, resource);')?.message).toMatch(/templates/);
@@ -77,7 +89,8 @@ describe('the scan before the engine', () => {
 
   it('lets the engine finish on whatever it lets pass, at every entry', { timeout: 20_000 }, () => {
     const engine = newCedar();
-    const schema = 'entity Agent, Tool; action go appliesTo { principal: Agent, resource: Tool, context: { n: Long } };';
+    const schema =
+      'entity Agent, Tool; action go appliesTo { principal: Agent, resource: Tool, context: { n: Long } };';
     let passed = 0;
     const exercise = (source: string) => {
       if (scan(source).refusal) return;
@@ -103,7 +116,9 @@ describe('the scan before the engine', () => {
     exercise(when(`${'if true then true else '.repeat(37)}true`));
     exercise(when(`"a" like "${'*a'.repeat(5_000)}"`));
     exercise(`${Array.from({ length: 3_000 }, (_, n) => `@a${n}("")`).join(' ')} permit(principal, action, resource);`);
-    exercise(when(`principal is ${'A::'.repeat(10_000)}B`));
+    exercise(when(`principal is ${'A::'.repeat(16)}B`));
+    exercise(`${'//\n'.repeat(1_000)}${when(`${'//\n'.repeat(1_000)}true`)}`);
+    exercise(`permit(principal, action in [${Array(1_000).fill('Action::"go"').join(',')}], resource);`);
     exercise(when('!!!!true') + when('----5 < 1'));
     expect(passed).toBeGreaterThanOrEqual(8);
 
@@ -121,7 +136,7 @@ describe('the scan before the engine', () => {
     const atom = fc.constantFrom('true', 'context.n == 5', 'context has n', '[1, 2].contains(context.n)');
     fc.assert(
       fc.property(atom, fc.array(wrap, { minLength: 5, maxLength: 45 }), (start, wraps) => {
-        exercise(when(wraps.reduce((condition, one) => one(condition), start)));
+        exercise(when(wraps.reduce<string>((condition, one) => one(condition), start)));
       }),
       { numRuns: 250, interruptAfterTimeLimit: 6_000 },
     );
@@ -144,7 +159,9 @@ describe('tokens and positions', () => {
   });
 
   it('statements are split by semicolons that are not in strings or comments', () => {
-    const texts = statementTokens(tokens('@a(";") permit(x); // ;\nforbid(y);')).map((words) => words.map(({ text }) => text));
+    const texts = statementTokens(tokens('@a(";") permit(x); // ;\nforbid(y);')).map((words) =>
+      words.map(({ text }) => text),
+    );
     expect(texts).toEqual([
       ['@', 'a', '(', '";"', ')', 'permit', '(', 'x', ')', ';'],
       ['forbid', '(', 'y', ')', ';'],

@@ -42,7 +42,11 @@ export function request(change: Partial<ActionRequest> = {}): ActionRequest {
 }
 
 /** A statement that was hit, for the tests of `settle`. */
-export function hit(id: string, annotations: Annotations = {}, effect: 'permit' | 'forbid' = 'permit'): BundleStatement {
+export function hit(
+  id: string,
+  annotations: Annotations = {},
+  effect: 'permit' | 'forbid' = 'permit',
+): BundleStatement {
   return { id: `pol#${id}`, policy_id: 'pol', version: 1, effect, annotations, scopes: [], cedar: '' };
 }
 

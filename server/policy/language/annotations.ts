@@ -253,7 +253,7 @@ const MASK_PATH = /^\$(?:\.{1,2}(?:[A-Za-z_\u0080-\uFFFF][\w\u0080-\uFFFF]*|\*)|
 function parseMask(value: string): string[] | undefined {
   const parts = value.match(/(?:\['[^']*'\]|[^,])+/g) ?? [];
   const paths = [...new Set(parts.map((part) => part.trim()))];
-  const whole = parts.join(',') === value && paths.length <= 50;
+  const whole = parts.join(',') === value && paths.length > 0 && paths.length <= 50;
   return whole && paths.every((path) => MASK_PATH.test(path)) ? paths : undefined;
 }
 

@@ -9,10 +9,17 @@ export interface Token {
 
 /**
  * The engine's recursion overflows its stack, and with that ends the instance, at about 117 nested brackets, 57 nested
- * `if`, 361 chained operators (when evaluated), or a set of 6,400 elements (in the formatter). These limits keep well
- * away from all of them, also in combination.
+ * `if`, 361 chained operators (when evaluated), and in the formatter at a set of 6,400 elements, as many comments in a
+ * row, or a name of 8,000 parts. These limits keep well away from all of them, also in combination.
  */
-export const LIMITS = { bytes: 64 * 1024, nesting: 40, operators: 200, elements: 1_000 } as const;
+export const LIMITS = {
+  bytes: 64 * 1024,
+  nesting: 40,
+  operators: 200,
+  elements: 1_000,
+  comments: 2_000,
+  nameParts: 16,
+} as const;
 
 /**
  * The classes are those of the engine's own lexer: a comment ends at a CR as well as at an LF, white space is
@@ -64,10 +71,17 @@ export function scan(text: string): Scan {
   if (surrogate >= 0) return refuse(surrogate, 'a lone surrogate is not text');
   if (found.length === 0) return refuse(0, 'the policy has no statement');
 
+  const comments = source.matchAll(TOKEN).filter(({ groups }) => groups?.skip?.startsWith('//'));
+  const tooMany = comments.drop(LIMITS.comments).next().value;
+  if (tooMany) return refuse(tooMany.index, `more than ${LIMITS.comments} comments`);
+
   const open: { bracket: string; commas: number }[] = [];
   let ifs = 0;
+  let nameParts = 0;
   let operators = 0;
   for (const { text: token, start } of found) {
+    if (token === '::') nameParts++;
+    else if (!/^[A-Za-z_"]/.test(token)) nameParts = 0;
     if (token === '(' || token === '[' || token === '{') {
       open.push({ bracket: token, commas: 0 });
     } else if (token in CLOSING) {
@@ -90,6 +104,7 @@ export function scan(text: string): Scan {
     if (open.length + ifs > LIMITS.nesting) {
       return refuse(start, `nesting deeper than ${LIMITS.nesting} (brackets and if together)`);
     }
+    if (nameParts > LIMITS.nameParts) return refuse(start, `a name of more than ${LIMITS.nameParts} parts`);
     if (operators > LIMITS.operators) {
       return refuse(start, `more than ${LIMITS.operators} operators in one statement`);
     }

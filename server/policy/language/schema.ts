@@ -9,7 +9,7 @@ export interface OwnActionTypes {
   write?: readonly string[] | undefined;
 }
 
-const ACTION_TYPE = /^[A-Za-z_][A-Za-z0-9_.:-]{0,63}$/;
+const ACTION_TYPE = /^[A-Za-z][A-Za-z0-9_.:-]{0,63}$/;
 
 /**
  * An agent's arguments are arbitrary JSON and Cedar has no type for that, so they are flattened into four entities

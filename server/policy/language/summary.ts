@@ -107,7 +107,7 @@ function joined(body: Token[], source: string): string {
 function obligationWords(annotations: Annotations): string[] {
   const words: string[] = [];
   const { escrow, quorum, rate, mask } = annotations;
-  if (rate) words.push(`at most ${rate.limit} per ${period(rate.window_seconds)} for each agent`);
+  if (rate) words.push(`at most ${rate.limit} per ${period(rate.window_seconds).replace(/^1 /, '')} for each agent`);
   if (escrow) {
     const approvals = requiredApprovals(annotations);
     const from = quorum ? ` (${quorum.map(({ group, count }) => `${count} of ${group}`).join(', ')})` : '';

@@ -43,9 +43,9 @@ export function storedChain(
   append(genesisLine(tenantId, 'forensics', new Date(START).toISOString(), fingerprint), {
     event_id: 'genesis_forensics',
     received_at_ms: START,
-    agent_h: null,
-    session_h: null,
-    decision: null,
+    agent_h: 0,
+    session_h: 0,
+    decision: 0,
   });
   for (const [i, event] of events.entries()) {
     const received = START + 7 * (i + 1);
@@ -55,7 +55,7 @@ export function storedChain(
       received_at_ms: received,
       agent_h: idHash(event.agent_id),
       session_h: idHash(event.session_id),
-      decision: event.decision,
+      decision: DECISIONS.indexOf(event.decision),
     });
   }
   return rows;

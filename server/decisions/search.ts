@@ -1,0 +1,321 @@
+import type pg from 'pg';
+import { z } from 'zod';
+import type { Database } from '../../db/index.ts';
+import { DECISIONS, type Decision, idHash, RECORD_ALG } from '../chain/record.ts';
+import { AppError } from '../errors.ts';
+
+/**
+ * Reading decisions. Answers come from the records' text; the columns beside it only find them. The cursor is a place
+ * in the chain, so a page is stable whatever is appended meanwhile.
+ */
+
+/** How many records one request looks at when a filter has no index. */
+const SCAN_RECORDS = 200_000;
+export const MAX_PAGE = 1000;
+const DEFAULT_PAGE = 100;
+
+const id = z
+  .string()
+  .min(1)
+  .max(500)
+  .refine((value) => value.isWellFormed() && !value.includes('\0'), { error: 'must be well-formed text' });
+const time = z.iso.datetime({ offset: true });
+const EVENT_TYPES = DECISIONS.map((decision) => `decision.${decision}` as const);
+
+/** The query of GET /v1/events, its numbers and times still text. */
+export const EventQuery = z.strictObject({
+  event_type: z.enum(EVENT_TYPES).optional(),
+  decision: z.enum(DECISIONS).optional(),
+  agent_id: id.optional(),
+  agent_role: id.optional(),
+  session_id: id.optional(),
+  tool_name: id.optional(),
+  policy_id: id.optional(),
+  since: time.optional().describe('received at this time or later'),
+  until: time.optional().describe('received before this time'),
+  after: z.string().max(200).optional().describe('next_cursor of the page before'),
+  order: z.enum(['asc', 'desc']).optional().describe('newest first (desc) unless a cursor says otherwise'),
+  limit: z
+    .union([z.int(), z.string().regex(/^\d{1,5}$/)])
+    .optional()
+    .describe('1 to 1000, default 100'),
+});
+export type EventQuery = z.infer<typeof EventQuery>;
+
+export interface EventSummary {
+  id: string;
+  event_type: string;
+  proxy_id: string;
+  agent_role: string;
+  agent_id: string;
+  session_id: string;
+  tool_name: string;
+  method: string;
+  decision: Decision;
+  policy_id: string;
+  deny_reason?: string;
+  evaluation_us: number;
+  /** When the control plane received it; it never goes back from one event to the next. */
+  created_at: string;
+}
+
+export interface EventPage {
+  events: EventSummary[];
+  /**
+   * Where the next page begins. Null after the oldest event; in ascending order there always is one, and asking with it
+   * later gives what came since.
+   */
+  next_cursor: string | null;
+  /** There is more to read, or to look at: see `searchEvents`. */
+  has_more: boolean;
+}
+
+export interface EventDetail extends EventSummary {
+  /** When the decision was taken, by the clock of whoever took it. */
+  timestamp: string;
+  confidence?: number;
+  total_latency_ms?: number;
+  input_hash: string | null;
+  policy_snapshot: {
+    policy_id: string;
+    version: number | null;
+    content_hash: string | null;
+    bundle_hash: string | null;
+  };
+  chain: { seq: number; prev_hash: string; hash: string; alg: string };
+  rule_id?: string;
+  escrow_id?: string;
+  obligations?: string[];
+  outcome?: string;
+  source_ip?: string;
+  proxy_seq?: number;
+  action_hash?: string;
+}
+
+/**
+ * One page of the tenant's decisions that pass all filters. `agent_id`, `session_id` and every decision but `allow` have
+ * an index. For the others (`allow`, `agent_role`, `tool_name`, `policy_id`) a request looks at 200,000 records at most,
+ * of those that pass the indexed filters; when the page is not full by then it is answered short, even empty, with
+ * has_more true and a cursor from which the search goes on.
+ *
+ * Throws VALIDATION_FAILED for a cursor that is not one of ours or belongs to the other order.
+ */
+export async function searchEvents(
+  db: Pick<Database, 'readOnly'>,
+  tenantId: string,
+  query: EventQuery,
+): Promise<EventPage> {
+  const limit = Number(query.limit ?? DEFAULT_PAGE);
+  if (limit < 1 || limit > MAX_PAGE) throw invalid('?limit', `must be 1 to ${MAX_PAGE}`);
+  const after = query.after === undefined ? undefined : openCursor(query.after);
+  const order = query.order ?? after?.order ?? 'desc';
+  if (after && after.order !== order) throw invalid('?after', 'is a cursor of the other order');
+  const ascending = order === 'asc';
+  const typed = query.event_type?.slice('decision.'.length) as Decision | undefined;
+  const none = typed !== undefined && query.decision !== undefined && typed !== query.decision;
+  const filters = conditions({ ...query, decision: query.decision ?? typed });
+
+  return db.readOnly(tenantId, async (client) => {
+    // INVARIANT: the end is read before the page. Records become visible in the order of seq, so what comes in between
+    // lies beyond the end, and an ascending cursor at the end skips nothing
+    let first = 2;
+    let last = await lastSeq(client, tenantId);
+    if (query.since !== undefined) first = Math.max(first, await firstSince(client, tenantId, last, query.since));
+    const end = last;
+    if (query.until !== undefined) last = Math.min(last, (await firstSince(client, tenantId, last, query.until)) - 1);
+    if (after && ascending) first = Math.max(first, after.seq + 1);
+    if (after && !ascending) last = Math.min(last, after.seq - 1);
+
+    const values: unknown[] = [tenantId, first, last, ...filters.values];
+    const place = `tenant_id = $1 and seq between $2 and $3 ${filters.indexed}`;
+    const scanned = `select seq, line from forensic_record where ${place} order by seq ${order}`;
+    const sql = filters.scanned
+      ? `select seq, line from (${scanned} limit ${SCAN_RECORDS}) r where true ${filters.scanned} order by seq ${order}`
+      : scanned;
+    const found =
+      none || first > last
+        ? []
+        : (await client.query<{ seq: number; line: string }>(`${sql} limit ${limit + 1}`, values)).rows;
+
+    const page = found.slice(0, limit);
+    let next: number | undefined;
+    if (found.length > limit) next = page.at(-1)!.seq;
+    else if (filters.scanned && !none && first <= last) {
+      const bound = await client.query<{ seq: number }>(
+        `select seq from forensic_record where ${place} order by seq ${order} offset ${SCAN_RECORDS - 1} limit 1`,
+        // the scanned filters' parameters come last and do not occur here
+        values.slice(0, 3 + filters.indexedCount),
+      );
+      next = bound.rows[0]?.seq;
+    }
+    const more = next !== undefined;
+    // past `until` nothing new can come: the poller's place stays where its window ends
+    if (!more && ascending) next = Math.max(after?.seq ?? 1, query.until === undefined ? end : last);
+    return {
+      events: page.map(({ line }) => summaryOf(JSON.parse(line) as RecordLine)),
+      next_cursor: next === undefined ? null : cursorOf(order, next),
+      has_more: more,
+    };
+  });
+}
+
+/** One decision with its place in the chain. Throws NOT_FOUND; another tenant's event is not found either. */
+export async function getEvent(
+  db: Pick<Database, 'readOnly'>,
+  tenantId: string,
+  eventId: string,
+): Promise<EventDetail> {
+  const known = id.safeParse(eventId).success;
+  const rows = known
+    ? await db.readOnly(tenantId, async (client) => {
+        const result = await client.query<{ seq: number; line: string; hash: Buffer; previous: Buffer | null }>(
+          `select r.seq, r.line, r.hash, p.hash as previous from forensic_record r
+           left join forensic_record p on p.tenant_id = r.tenant_id and p.seq = r.seq - 1
+           where r.tenant_id = $1 and r.event_id = $2 and r.seq > 1`,
+          [tenantId, eventId],
+        );
+        return result.rows;
+      })
+    : [];
+  const row = rows[0];
+  if (!row) throw new AppError('NOT_FOUND', 'there is no such event');
+  const record = JSON.parse(row.line) as RecordLine;
+  return {
+    ...summaryOf(record),
+    timestamp: record.timestamp,
+    ...given(record, ['confidence', 'total_latency_ms']),
+    input_hash: record.input_hash ?? null,
+    policy_snapshot: {
+      policy_id: record.policy_id,
+      version: record.policy_version ?? null,
+      content_hash: record.policy_content_hash ?? null,
+      bundle_hash: record.bundle_hash ?? null,
+    },
+    chain: {
+      seq: row.seq,
+      prev_hash: row.previous?.toString('hex') ?? '',
+      hash: row.hash.toString('hex'),
+      alg: record.alg ?? RECORD_ALG,
+    },
+    ...given(record, ['rule_id', 'escrow_id', 'obligations', 'outcome', 'source_ip', 'proxy_seq', 'action_hash']),
+  };
+}
+
+/** A decision line's members, see chain/record.ts. */
+interface RecordLine extends Omit<EventSummary, 'created_at'> {
+  alg: string;
+  received_at: string;
+  timestamp: string;
+  confidence?: number;
+  total_latency_ms?: number;
+  input_hash?: string;
+  policy_version?: number;
+  policy_content_hash?: string;
+  bundle_hash?: string;
+  rule_id?: string;
+  escrow_id?: string;
+  obligations?: string[];
+  outcome?: string;
+  source_ip?: string;
+  proxy_seq?: number;
+  action_hash?: string;
+}
+
+function summaryOf(r: RecordLine): EventSummary {
+  return {
+    id: r.id,
+    event_type: r.event_type,
+    proxy_id: r.proxy_id,
+    agent_role: r.agent_role,
+    agent_id: r.agent_id,
+    session_id: r.session_id,
+    tool_name: r.tool_name,
+    method: r.method,
+    decision: r.decision,
+    policy_id: r.policy_id,
+    ...(r.deny_reason !== undefined && { deny_reason: r.deny_reason }),
+    evaluation_us: r.evaluation_us,
+    created_at: r.received_at,
+  };
+}
+
+/** The members that the record has. */
+function given<K extends keyof RecordLine>(record: RecordLine, keys: readonly K[]): Partial<Pick<RecordLine, K>> {
+  return Object.fromEntries(
+    keys.filter((key) => record[key] !== undefined).map((key) => [key, record[key]]),
+  ) as Partial<Pick<RecordLine, K>>;
+}
+
+/**
+ * The filters as SQL, each combination its own text so that each gets its own plan.
+ *
+ * A member is looked for in the text as the bytes that canonical JSON writes for it. That is exact: a quote within a
+ * string is always escaped, so `"key":"value"` can only be that member of a flat record with that value. For agents and
+ * sessions it also sorts out ids whose 32-bit hashes are equal.
+ */
+function conditions(query: EventQuery): { indexed: string; scanned: string; values: unknown[]; indexedCount: number } {
+  const values: unknown[] = [];
+  const bind = (value: unknown) => `$${3 + values.push(value)}`;
+  const member = (key: string, value: string) =>
+    `and strpos(line, ${bind(`${JSON.stringify(key)}:${JSON.stringify(value)}`)}) > 0 `;
+  let indexed = '';
+  let scanned = '';
+  const { agent_id, session_id, decision, agent_role, tool_name, policy_id } = query;
+  if (session_id !== undefined)
+    indexed += `and session_h = ${bind(idHash(session_id))} ${member('session_id', session_id)}`;
+  if (agent_id !== undefined) indexed += `and agent_h = ${bind(idHash(agent_id))} ${member('agent_id', agent_id)}`;
+  // a literal, so that the planner sees that the partial index over decision > 0 has it
+  if (decision !== undefined && decision !== 'allow') indexed += `and decision = ${DECISIONS.indexOf(decision)} `;
+  const indexedCount = values.length;
+  if (decision === 'allow') scanned += member('decision', decision);
+  if (agent_role !== undefined) scanned += member('agent_role', agent_role);
+  if (tool_name !== undefined) scanned += member('tool_name', tool_name);
+  if (policy_id !== undefined) scanned += member('policy_id', policy_id);
+  return { indexed, scanned, values, indexedCount };
+}
+
+async function lastSeq(client: pg.PoolClient, tenantId: string): Promise<number> {
+  const { rows } = await client.query<{ seq: number }>({
+    name: 'last_seq',
+    text: 'select seq from forensic_record where tenant_id = $1 order by seq desc limit 1',
+    values: [tenantId],
+  });
+  return rows[0]?.seq ?? 0;
+}
+
+/**
+ * The first seq, up to `last` + 1, that was received at `since` or later. Time never goes back within a chain, so this
+ * is a binary search over the primary key and needs no index.
+ */
+async function firstSince(client: pg.PoolClient, tenantId: string, last: number, since: string): Promise<number> {
+  const { rows } = await client.query<{ seq: number }>({
+    name: 'first_since',
+    text: `with recursive search (low, high) as (
+        select 1::bigint, $2::bigint + 1
+      union all
+        select case when earlier then middle + 1 else low end, case when earlier then high else middle end
+        from (
+          select low, high, (low + high) / 2 as middle,
+            coalesce((select r.received_at < $3::timestamptz from forensic_record r
+                      where r.tenant_id = $1 and r.seq = (low + high) / 2), false) as earlier
+          from search where low < high) step)
+      select low as seq from search where low = high`,
+    values: [tenantId, last, new Date(since)],
+  });
+  return rows[0]!.seq;
+}
+
+/** `1`, the order and the seq. Opaque to clients, so that it may change; the version tells old ones apart. */
+function cursorOf(order: 'asc' | 'desc', seq: number): string {
+  return Buffer.from(`1${order === 'asc' ? 'a' : 'd'}${seq}`).toString('base64url');
+}
+
+function openCursor(text: string): { order: 'asc' | 'desc'; seq: number } {
+  const [, order, seq] = /^1([ad])(\d{1,15})$/.exec(Buffer.from(text, 'base64url').toString('latin1')) ?? [];
+  if (!order || !seq) throw invalid('?after', 'is not a cursor');
+  return { order: order === 'a' ? 'asc' : 'desc', seq: Number(seq) };
+}
+
+function invalid(pointer: string, message: string): AppError {
+  return new AppError('VALIDATION_FAILED', undefined, { faults: [{ pointer, message }] });
+}

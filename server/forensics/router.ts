@@ -1,0 +1,96 @@
+import { z } from 'zod';
+import { type PlainRoute, principalOf } from '../api/plain.ts';
+import { route, text, trpc } from '../api/trpc.ts';
+import { actorOf } from '../auth/audit.ts';
+import { personOf } from '../auth/scopes.ts';
+import type { Evidence } from './export.ts';
+
+const tag = 'forensics';
+
+const PackageOut = z
+  .object({
+    package_id: z.string(),
+    purpose: z.string(),
+    from: z.iso.datetime(),
+    to: z.iso.datetime(),
+    first_seq: z.int(),
+    last_seq: z.int(),
+    record_count: z.int(),
+    chain_intact: z.boolean(),
+    package_hash: z.string(),
+    public_key_fingerprint: z.string(),
+    size: z.int().describe('bytes'),
+    created_by: z.string(),
+    created_at: z.iso.datetime(),
+  })
+  .meta({ id: 'EvidencePackage' });
+
+export function forensicsRouter(evidence: Evidence) {
+  return trpc.router({
+    export: route(
+      'POST /v1/forensics/export',
+      { role: 'viewer' },
+      {
+        summary: 'Make a signed package of decision records',
+        description:
+          'Of the records received from `from` to before `to` (default: the last month), or of a session by `sequence_id`: then every record from its first to its last. At most 10,000 records.',
+        tag,
+        status: 201,
+        problems: ['TOO_MANY_RECORDS', 'NOT_FOUND'],
+      },
+    )
+      .input(
+        z.strictObject({
+          purpose: text(500),
+          from: z.iso.datetime().optional(),
+          to: z.iso.datetime().optional(),
+          sequence_id: text(200).optional(),
+        }),
+      )
+      .output(PackageOut)
+      .mutation(({ ctx, input }) =>
+        evidence.export(ctx.tenantId, input, {
+          person: personOf(ctx.principal),
+          actor: actorOf(ctx.principal, ctx.ip),
+          requestId: ctx.requestId,
+        }),
+      ),
+
+    list: route(
+      'GET /v1/forensics/packages',
+      { keys: ['pipeline'], role: 'viewer' },
+      { summary: 'List packages, the newest first', tag },
+    )
+      .input(
+        z.strictObject({
+          limit: z.int().min(1).max(200).default(50),
+          offset: z.int().min(0).max(1_000_000).default(0),
+        }),
+      )
+      .output(z.object({ packages: z.array(PackageOut), total: z.int(), limit: z.int(), offset: z.int() }))
+      .query(async ({ ctx, input }) => ({ ...(await evidence.list(ctx.tenantId, input)), ...input })),
+  });
+}
+
+/** The package file: identical bytes every time. */
+export function downloadRoute(evidence: Evidence): PlainRoute {
+  return {
+    method: 'GET',
+    path: '/v1/forensics/packages/{id}/download',
+    access: { role: 'viewer' },
+    summary: 'Download a package as it was signed',
+    tag,
+    answers: { 200: { description: 'A POSIX tar', type: 'application/x-tar' } },
+    problems: ['NOT_FOUND'],
+    async handler(call) {
+      const id = call.params.id ?? '';
+      const { bytes, package_hash } = await evidence.bytes(principalOf(call).tenantId, id);
+      call.reply.headers({
+        'content-disposition': `attachment; filename="${id}.tar"`,
+        etag: `"${package_hash}"`,
+        'x-svc-package-hash': package_hash,
+      });
+      return call.reply.type('application/x-tar').send(bytes);
+    },
+  };
+}

@@ -1,0 +1,124 @@
+import { globSync, readFileSync } from 'node:fs';
+import path from 'node:path';
+import { expect, test } from 'vitest';
+
+/**
+ * The import ladder: a file imports only from lower steps, folders on one step never import each other, and pure files
+ * (no clock, network or database) import only pure files. server/app.ts joins the features by passing functions.
+ */
+const STEPS: [prefix: string, step: number][] = [
+  // what the procedures of every feature are made with stands below them
+  ['server/api/trpc.ts', 1],
+  ['server/api/plain.ts', 1],
+  ['server/lib/', 0],
+  ['server/errors.ts', 0],
+  ['server/config.ts', 0],
+  ['machines/', 0],
+  ['db/', 1],
+  ['server/keys/', 2],
+  ['server/auth/', 2],
+  ['server/tenants/', 2],
+  ['server/actors/', 2],
+  ['server/jobs/', 2],
+  ['server/policy/', 3],
+  ['server/chain/', 3],
+  ['server/escrow/', 4],
+  ['server/subscriptions/', 4],
+  ['server/forensics/', 4],
+  ['server/decisions/', 5],
+  ['server/', 6],
+];
+
+const PURE = [
+  'machines/',
+  'server/lib/canonical-json.ts',
+  'server/lib/crypto.ts',
+  'server/auth/scopes.ts',
+  'server/policy/types.ts',
+  'server/policy/language/',
+  'server/policy/bundle.ts',
+  'server/policy/request.ts',
+  'server/policy/evaluate.ts',
+  'server/policy/action-hash.ts',
+  'server/chain/record.ts',
+  'server/chain/note.ts',
+  'server/chain/verify.ts',
+  'server/forensics/archive.ts',
+  'server/forensics/auditor-files.ts',
+  'server/forensics/check-package.ts',
+];
+/** Types and tables that every step speaks in. */
+const VOCABULARY = ['server/auth/audit.ts'];
+/** Programs beside the ladder: they import pure files only. */
+const BESIDE = ['server/forensics/svc-verify.ts'];
+
+const root = path.resolve(import.meta.dirname, '..');
+const starts = (file: string, prefixes: readonly string[]) => prefixes.some((prefix) => file.startsWith(prefix));
+
+function stepOf(file: string): number {
+  if (starts(file, PURE) || starts(file, VOCABULARY)) return 0;
+  return STEPS.find(([prefix]) => file.startsWith(prefix))?.[1] ?? 6;
+}
+
+function folderOf(file: string): string {
+  const parts = file.split('/');
+  return parts[0] === 'server' && parts.length > 2 ? parts.slice(0, 2).join('/') : parts[0]!;
+}
+
+/** Every import of a file, as paths from the root; packages as they are named. */
+function imports(file: string): string[] {
+  const text = readFileSync(path.join(root, file), 'utf8');
+  const found = [
+    ...text.matchAll(/^(?:import|export)\s[^;]*?from\s+'([^']+)'|import\('([^']+)'\)|^import\s+'([^']+)'/gm),
+  ];
+  return found
+    .map(([, a, b, c]) => (a ?? b ?? c)!)
+    .map((name) => (name.startsWith('.') ? path.normalize(path.join(path.dirname(file), name)) : name));
+}
+
+const files = globSync('{server,machines,db}/**/*.ts', { cwd: root });
+
+test('there is something to check', () => {
+  expect(files.length).toBeGreaterThan(40);
+});
+
+test('a file imports only from lower steps, and never from a neighbour', () => {
+  const wrong: string[] = [];
+  for (const file of files) {
+    for (const target of imports(file)) {
+      if (!/^(server|machines|db)\//.test(target)) continue;
+      const [from, to] = [stepOf(file), stepOf(target)];
+      if (to > from || (to === from && from > 0 && from < 6 && folderOf(file) !== folderOf(target))) {
+        wrong.push(`${file} (step ${from}) imports ${target} (step ${to})`);
+      }
+    }
+  }
+  expect(wrong).toEqual([]);
+});
+
+test('pure files import pure files only, and nothing that reaches a clock, the network or a database', () => {
+  const allowed =
+    /^(node:(crypto|zlib|util|path|net|buffer|module|fs|worker_threads|url|vm)|xstate|blake3|@cedar-policy\/|zod)/;
+  const wrong: string[] = [];
+  for (const file of files.filter((name) => starts(name, PURE))) {
+    for (const target of imports(file)) {
+      const ours = /^(server|machines|db)\//.test(target);
+      if (ours ? !starts(target, PURE) : !allowed.test(target)) wrong.push(`${file} imports ${target}`);
+      // only the language's engine and worker read files: the engine itself
+      if (/^node:(fs|worker_threads|module|vm)/.test(target) && !file.startsWith('server/policy/language/')) {
+        wrong.push(`${file} imports ${target}`);
+      }
+    }
+  }
+  expect(wrong).toEqual([]);
+});
+
+test('programs beside the ladder import pure files only', () => {
+  const wrong: string[] = [];
+  for (const file of BESIDE) {
+    for (const target of imports(file)) {
+      if (/^(server|machines|db)\//.test(target) && !starts(target, PURE)) wrong.push(`${file} imports ${target}`);
+    }
+  }
+  expect(wrong).toEqual([]);
+});

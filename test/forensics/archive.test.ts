@@ -1,0 +1,319 @@
+import { execFileSync, spawnSync } from 'node:child_process';
+import { mkdtempSync, readFileSync, rmSync, symlinkSync, unlinkSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import fc from 'fast-check';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { ArchiveError, readTar, splitNotes, writeTar } from '../../server/forensics/archive.ts';
+import { keyFingerprint, sha256Tag } from '../../server/lib/crypto.ts';
+import { vectorKey } from '../vectors/chain/samples.ts';
+import {
+  bundle,
+  chain,
+  FINGERPRINT,
+  goldenBroken,
+  goldenRange,
+  makePackage,
+  note,
+} from '../vectors/package/generate.ts';
+
+const tools = ['openssl', 'sha256sum', 'b3sum', 'bash', 'tar'];
+const lacking = tools.filter((tool) => spawnSync(tool, ['--version']).error !== undefined);
+const skipped = lacking.length === 0 ? '' : ` (SKIPPED: ${lacking.join(', ')} not on the PATH)`;
+
+let root: string;
+beforeAll(() => {
+  root = mkdtempSync(join(tmpdir(), 'svc-package-'));
+});
+afterAll(() => rmSync(root, { recursive: true, force: true }));
+
+/** The package unpacked with the system's tar into a new directory. */
+function unpack(bytes: Uint8Array): string {
+  const directory = mkdtempSync(join(root, 'p-'));
+  execFileSync('tar', ['-xf', '-', '-C', directory], { input: bytes });
+  return directory;
+}
+
+/** A shell command in a directory: its exit code and what it printed. */
+function bash(directory: string, ...args: string[]): { status: number | null; output: string } {
+  const { status, stdout, stderr } = spawnSync('bash', args, { cwd: directory, encoding: 'utf8' });
+  return { status, output: stdout + stderr };
+}
+
+describe('a package', () => {
+  test('has the same bytes whenever it is made of equal parts', () => {
+    const rows = chain(6);
+    const parts = { checkpoints: [note(rows[5]!)] };
+    const one = makePackage(rows, parts);
+    const other = makePackage(
+      rows.map((row) => ({ ...row, line: Buffer.from(row.line) as unknown as string })),
+      parts,
+    );
+    expect(one.bytes.equals(other.bytes)).toBe(true);
+    expect(one.package_hash).toBe(sha256Tag(one.bytes));
+  });
+
+  test('states in its manifest what is in it', () => {
+    const rows = chain(8);
+    const { manifest } = goldenRange();
+    expect(manifest).toMatchObject({
+      first_seq: 3,
+      last_seq: 6,
+      record_count: 4,
+      prev_hash_before_first: rows[1]!.hash.toString('hex'),
+      head_hash: rows[5]!.hash.toString('hex'),
+      chain_intact: true,
+      public_key_fingerprint: FINGERPRINT,
+    });
+    expect(manifest).not.toHaveProperty('first_mismatch_id');
+  });
+
+  test('holds exactly the files of its format, of which the manifest lists all but itself and its signature', () => {
+    const { bytes, manifest } = goldenRange();
+    const names = [...readTar(bytes).keys()];
+    expect(names).toEqual([
+      'B3SUMS',
+      'SHA256SUMS',
+      'VERIFY.md',
+      `bundles/${bundle.hash.slice(7)}.svcb`,
+      'check.sh',
+      'checkpoints.txt',
+      'manifest.json',
+      'manifest.json.sig',
+      'pubkey.pem',
+      'records.txt',
+    ]);
+    expect(Object.keys(manifest.files).sort()).toEqual(names.filter((name) => !name.startsWith('manifest.json')));
+  });
+
+  test('of a broken chain is made like any other and names the record where it starts', () => {
+    const { manifest } = goldenBroken();
+    expect(manifest).toMatchObject({ chain_intact: false, first_mismatch_id: 'evt_000004', record_count: 6 });
+    const rows = chain(6).toSpliced(3, 1);
+    expect(makePackage(rows).manifest).toMatchObject({ chain_intact: false, first_mismatch_id: 'evt_000005' });
+    const forged = { ...chain(6)[2]!, hash: Buffer.alloc(32) };
+    expect(makePackage(chain(6), { checkpoints: [note(forged)] }).manifest).toMatchObject({
+      chain_intact: false,
+      first_mismatch_id: 'evt_000003',
+    });
+  });
+
+  test('of a record with a newline forged into it is made too', () => {
+    const rows = chain(4);
+    rows[1] = { ...rows[1]!, line: rows[1]!.line.replace(',', '\n,') };
+    expect(makePackage(rows).manifest).toMatchObject({ chain_intact: false, last_seq: 4, record_count: 5 });
+  });
+
+  test('may hold no record at all', () => {
+    const { manifest } = makePackage([]);
+    expect(manifest).toMatchObject({ first_seq: null, last_seq: null, record_count: 0, chain_intact: true });
+    expect(manifest.head_hash).toBe(manifest.prev_hash_before_first);
+  });
+
+  test('is refused for more than 10,000 records, for a foreign checkpoint, and for a malformed signature', () => {
+    const many = Array.from({ length: 10_001 }, (_, i) => ({ seq: i + 1, hash: '0'.repeat(64), line: '{}' }));
+    expect(() => makePackage([], { records: many })).toThrow(RangeError);
+    expect(() => makePackage(chain(2), { sign: () => new Uint8Array(63) })).toThrow(RangeError);
+    expect(() => makePackage(chain(2), { checkpoints: [note(chain(2)[1]!, vectorKey(9))] })).toThrow('known key');
+    expect(() => makePackage(chain(2), { tenant_id: 'tnt_b', checkpoints: [note(chain(2)[1]!)] })).toThrow(
+      ArchiveError,
+    );
+    expect(() => makePackage(chain(2), { bundles: [{ hash: '../x', bytes: bundle.bytes }] })).toThrow(RangeError);
+  });
+});
+
+describe('the notes of a package', () => {
+  test('are split as they were joined', () => {
+    const notes = chain(4).map((row) => note(row));
+    expect(splitNotes(notes.join('\n'))).toEqual(notes);
+    expect(splitNotes('')).toEqual([]);
+    for (const malformed of ['x', `${notes[0]}\n`, notes[0]!.trimEnd(), `${notes[0]}\n${notes[1]!.split('\n\n')[0]}`]) {
+      expect(() => splitNotes(malformed)).toThrow(ArchiveError);
+    }
+  });
+});
+
+describe('the archive', () => {
+  const name = fc
+    .array(fc.stringMatching(/^[A-Za-z0-9_-][A-Za-z0-9._-]{0,20}$/), { minLength: 1, maxLength: 3 })
+    .map((parts) => parts.join('/'));
+  const files = fc
+    .array(fc.tuple(name, fc.uint8Array({ maxLength: 1500 })), { maxLength: 6 })
+    .map((members) => new Map(members));
+
+  test('gives back what was put into it, sorted, and has one form', () => {
+    fc.assert(
+      fc.property(files, (members) => {
+        const bytes = writeTar(members);
+        const read = readTar(bytes);
+        expect([...read.keys()]).toEqual([...members.keys()].sort());
+        for (const [name, content] of members) expect(Buffer.compare(read.get(name)!, content)).toBe(0);
+        expect(writeTar(read).equals(bytes)).toBe(true);
+      }),
+      { numRuns: 200 },
+    );
+  });
+
+  test.skipIf(skipped !== '')(`is byte for byte what GNU tar writes with fixed metadata${skipped}`, () => {
+    const { bytes } = goldenRange();
+    const directory = unpack(bytes);
+    const how = ['-b1', '--format=ustar', '--mtime=@0', '--owner=0', '--group=0', '--numeric-owner', '--mode=0644'];
+    const again = execFileSync('tar', [...how, '-cf', '-', ...readTar(bytes).keys()], { cwd: directory });
+    expect(again.equals(bytes)).toBe(true);
+  });
+
+  /** One member with its header changed and the checksum put right, unless the change is to the checksum. */
+  function crafted(change: (header: Buffer) => void): Buffer {
+    const bytes = writeTar(new Map([['a.txt', Buffer.from('content')]]));
+    change(bytes);
+    let sum = 256;
+    for (let i = 0; i < 512; i++) if (i < 148 || i >= 156) sum += bytes[i]!;
+    bytes.write(`${sum.toString(8).padStart(6, '0')}\0 `, 148);
+    return bytes;
+  }
+  const one = writeTar(new Map([['a.txt', Buffer.from('content')]]));
+  const rename = (name: string) => crafted((header) => header.fill(0, 0, 100).write(name, 0));
+
+  test.each([
+    ['nothing', Buffer.alloc(0)],
+    ['half an end', Buffer.alloc(512)],
+    ['a cut off header', one.subarray(0, 300)],
+    ['a cut off member', one.subarray(0, 1000)],
+    ['no end', one.subarray(0, 1024)],
+    ['one zero block', one.subarray(0, 1536)],
+    ['trailing zeros', Buffer.concat([one, Buffer.alloc(512)])],
+    ['trailing data', Buffer.concat([one, Buffer.from('x')])],
+    ['data in the last block', Buffer.concat([one.subarray(0, -1), Buffer.from('x')])],
+    ['a name twice', Buffer.concat([one.subarray(0, 1024), one])],
+    ['an absolute name', rename('/etc/passwd')],
+    ['a climbing name', rename('../a')],
+    ['a climbing name within', rename('a/../../b')],
+    ['a dot', rename('./a')],
+    ['an empty part', rename('a//b')],
+    ['a directory', rename('a/')],
+    ['a backslash', rename('a\\b')],
+    ['a control character', rename('a\u001b[2J')],
+    ['no name', rename('')],
+    ['a prefix', crafted((header) => header.write('etc', 345))],
+    ['a hard link', crafted((header) => header.write('1', 156))],
+    ['a symbolic link', crafted((header) => header.write('2', 156))],
+    ['a device', crafted((header) => header.write('3', 156))],
+    ['a directory entry', crafted((header) => header.write('5', 156))],
+    ['a pax header', crafted((header) => header.write('x', 156))],
+    ['a GNU long name', crafted((header) => header.write('L', 156))],
+    ['another magic', crafted((header) => header.write('ustar  \0', 257))],
+    ['a size beyond the file', crafted((header) => header.write('77777777777\0', 124))],
+    ['a size in base 256', crafted((header) => header.fill(0xff, 124, 136))],
+    ['a negative size', crafted((header) => header.write('-0000000007\0', 124))],
+    ['a size that is no number', crafted((header) => header.fill(0, 124, 136))],
+    ['a wrong checksum', Buffer.from(one).fill('x', 0, 1)],
+  ])('with %s is refused with words', (_, bytes) => {
+    expect(() => readTar(bytes)).toThrow(ArchiveError);
+  });
+
+  test('of random bytes is refused with words and nothing else', () => {
+    fc.assert(
+      fc.property(fc.uint8Array({ maxLength: 2048 }), (bytes) => {
+        expect(() => readTar(bytes)).toThrow(ArchiveError);
+      }),
+    );
+  });
+
+  test('takes no name that a package does not need', () => {
+    for (const bad of ['/a', '../a', 'a b', 'ä', 'x'.repeat(101), '']) {
+      expect(() => writeTar(new Map([[bad, new Uint8Array()]]))).toThrow(RangeError);
+    }
+  });
+});
+
+describe.skipIf(skipped !== '')(`an auditor without this software${skipped}`, () => {
+  const rows = chain(4);
+  const { bytes, manifest } = makePackage(rows, { checkpoints: [note(rows[1]!), note(rows[3]!)] });
+  /** The loop of VERIFY.md, as it is printed there. */
+  function documentedLoop(directory: string): string {
+    const text = readFileSync(join(directory, 'VERIFY.md'), 'utf8');
+    const loop = /^ {4}prev=<prev_hash_before_first>; n=0\n(?: {4}.*\n)+/m.exec(text)![0];
+    return loop.replace('<prev_hash_before_first>', manifest.prev_hash_before_first);
+  }
+
+  test('verifies a package with the commands that it brings, and with check.sh', () => {
+    const directory = unpack(bytes);
+    const signature =
+      'openssl pkeyutl -verify -pubin -inkey pubkey.pem -rawin -in manifest.json -sigfile manifest.json.sig';
+    expect(readFileSync(join(directory, 'VERIFY.md'), 'utf8')).toContain(signature);
+    expect(bash(directory, '-c', signature).status).toBe(0);
+    expect(bash(directory, '-c', 'sha256sum -c SHA256SUMS && b3sum --check B3SUMS').status).toBe(0);
+    expect(bash(directory, '-c', documentedLoop(directory))).toEqual({
+      status: 0,
+      output: `ok 4 ${manifest.head_hash}\n`,
+    });
+    const der = 'openssl pkey -pubin -in pubkey.pem -outform DER | sha256sum';
+    expect(bash(directory, '-c', der).output).toContain(FINGERPRINT.slice(7));
+    const script = bash(directory, 'check.sh', FINGERPRINT);
+    expect(script).toMatchObject({ status: 0, output: expect.stringContaining(`ok 4 ${manifest.head_hash}`) });
+    expect(bash(root, join(directory, 'check.sh'))).toMatchObject({ status: 0 });
+  });
+
+  test('verifies each checkpoint with the commands of VERIFY.md', () => {
+    const directory = unpack(bytes);
+    const text = readFileSync(join(directory, 'VERIFY.md'), 'utf8');
+    const commands = [...text.matchAll(/^ {4}(?:awk|openssl.*note\.txt|grep).*$/gm)].map(([line]) => line);
+    expect(commands.length).toBe(4);
+    for (const k of [1, 2]) {
+      const script = commands
+        .join(' && ')
+        .replace('NR == 1', `NR == ${2 * k - 1}`)
+        .replace('NR == 2', `NR == ${2 * k}`);
+      const { status, output } = bash(directory, '-c', script);
+      expect(status, output).toBe(0);
+      expect(output).toContain(`"id":"${rows[2 * k - 1]!.columns.event_id}"`);
+    }
+  });
+
+  test('finds one changed byte in every file', () => {
+    const directory = unpack(bytes);
+    for (const [name, content] of readTar(bytes)) {
+      const changed = Buffer.from(content);
+      // In check.sh itself a comment is changed, so that it still runs.
+      const at = name === 'check.sh' ? changed.indexOf('with nothing but') : changed.length >> 1;
+      changed[at]! ^= 1;
+      writeFileSync(join(directory, name), changed);
+      expect(bash(directory, 'check.sh'), name).toMatchObject({
+        status: 1,
+        output: expect.stringMatching(/^MISMATCH/),
+      });
+      writeFileSync(join(directory, name), content);
+    }
+    expect(bash(directory, 'check.sh').status).toBe(0);
+  });
+
+  test('finds the changed record by the loop alone', () => {
+    const directory = unpack(bytes);
+    const records = readFileSync(join(directory, 'records.txt'), 'utf8');
+    writeFileSync(join(directory, 'records.txt'), records.replace(/(?<="id":"evt_00000)3/, '9'));
+    expect(bash(directory, '-c', documentedLoop(directory))).toEqual({ status: 1, output: 'MISMATCH 3\n' });
+  });
+
+  test('finds a file too many, a file too few, a link, and another key than expected', () => {
+    const directory = unpack(bytes);
+    expect(bash(directory, 'check.sh', keyFingerprint(vectorKey(2).publicKey)).output).toContain(FINGERPRINT);
+    for (const name of ['.hidden', 'bundles/more', 'two words']) {
+      writeFileSync(join(directory, name), 'x');
+      expect(bash(directory, 'check.sh').output).toBe(`MISMATCH ${name}: not the file that the manifest lists\n`);
+      unlinkSync(join(directory, name));
+    }
+    const target = join(directory, 'VERIFY.md');
+    writeFileSync(join(root, 'VERIFY.md'), readFileSync(target));
+    unlinkSync(target);
+    expect(bash(directory, 'check.sh')).toMatchObject({ status: 1, output: expect.stringContaining('missing') });
+    symlinkSync(join(root, 'VERIFY.md'), target);
+    expect(bash(directory, 'check.sh')).toMatchObject({ status: 1, output: 'MISMATCH VERIFY.md: not a plain file\n' });
+  });
+
+  test('is told of a chain that was broken before', () => {
+    const directory = unpack(goldenBroken().bytes);
+    const { status, output } = bash(directory, 'check.sh');
+    expect(status).toBe(1);
+    expect(output).toBe('the manifest states a broken chain, first at: evt_000004\nMISMATCH records.txt: line 4\n');
+  });
+});

@@ -1,0 +1,518 @@
+import { spawnSync } from 'node:child_process';
+import { createHash, randomBytes, sign } from 'node:crypto';
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import fc from 'fast-check';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { fileSums, type Manifest, readTar, sumLists, writeTar } from '../../server/forensics/archive.ts';
+import { checkBundle, checkPackage, checkPackageFiles, type Report } from '../../server/forensics/check-package.ts';
+import { svcVerify } from '../../server/forensics/svc-verify.ts';
+import { canonicalJson } from '../../server/lib/canonical-json.ts';
+import { keyFingerprint } from '../../server/lib/crypto.ts';
+import { vectorKey } from '../vectors/chain/samples.ts';
+import {
+  bundle,
+  chain,
+  FINGERPRINT,
+  generate,
+  goldenBroken,
+  goldenRange,
+  makePackage,
+  note,
+} from '../vectors/package/generate.ts';
+
+const GOLDEN = fileURLToPath(new URL('../vectors/package/', import.meta.url));
+const PROGRAM = fileURLToPath(new URL('../../server/forensics/svc-verify.ts', import.meta.url));
+const rows = chain(4);
+const { bytes: sound } = makePackage(rows, { checkpoints: [note(rows[3]!)] });
+
+let root: string;
+beforeAll(() => {
+  root = mkdtempSync(join(tmpdir(), 'svc-verify-'));
+});
+afterAll(() => rmSync(root, { recursive: true, force: true }));
+
+/** A file with this content in a directory of its own. */
+function stored(content: string | Uint8Array, name = 'package.tar'): string {
+  const path = join(mkdtempSync(join(root, 'd-')), name);
+  writeFileSync(path, content);
+  return path;
+}
+
+/** The members of a package written into a new directory. */
+function unpacked(bytes: Uint8Array): string {
+  const directory = mkdtempSync(join(root, 'u-'));
+  for (const [name, content] of readTar(bytes)) {
+    mkdirSync(dirname(join(directory, name)), { recursive: true });
+    writeFileSync(join(directory, name), content);
+  }
+  return directory;
+}
+
+/** The names of the checks that failed. */
+function failed(report: Report): string[] {
+  return report.checks.filter((check) => !check.ok).map((check) => check.name);
+}
+
+/**
+ * A package with other content but right sums and a right signature: what only its signer, or someone with another key,
+ * could make.
+ */
+function forged(
+  bytes: Uint8Array,
+  change: {
+    files?: (files: Map<string, Uint8Array>) => void;
+    manifest?: (manifest: Manifest) => void;
+    text?: (text: string) => string;
+  },
+  key = vectorKey(1),
+): Buffer {
+  const files = readTar(bytes);
+  const manifest = JSON.parse(Buffer.from(files.get('manifest.json')!).toString()) as Manifest;
+  files.delete('manifest.json');
+  files.delete('manifest.json.sig');
+  change.files?.(files);
+  manifest.files = {};
+  for (const [name, content] of files) if (!/SUMS$/.test(name)) manifest.files[name] = fileSums(content);
+  for (const [name, list] of Object.entries(sumLists(manifest.files))) {
+    files.set(name, Buffer.from(list));
+    manifest.files[name] = fileSums(Buffer.from(list));
+  }
+  change.manifest?.(manifest);
+  const text = canonicalJson(manifest);
+  const signed = Buffer.from(change.text?.(text) ?? text);
+  files.set('manifest.json', signed).set('manifest.json.sig', sign(null, signed, key.privateKey));
+  return writeTar(files);
+}
+
+describe('every package ever shipped', () => {
+  const expected = JSON.parse(readFileSync(join(GOLDEN, 'expected.json'), 'utf8'));
+  const names = readdirSync(GOLDEN).filter((name) => name.endsWith('.tar'));
+
+  test('is among those expected', () => {
+    expect(names.length).toBeGreaterThanOrEqual(4);
+    expect(Object.keys(expected).sort()).toEqual(names.sort());
+  });
+
+  test.each(names)('%s is read as it was then', (name) => {
+    const { package_hash, record_count, chain_intact, first_mismatch_id } = expected[name];
+    const report = checkPackage(readFileSync(join(GOLDEN, name)), { fingerprint: FINGERPRINT });
+    expect(report).toMatchObject({
+      kind: 'package',
+      authentic: true,
+      verified: chain_intact,
+      package_hash,
+      record_count,
+    });
+    expect(report.chain_intact).toBe(chain_intact);
+    expect(report.first_mismatch_id).toBe(first_mismatch_id);
+    expect(report.public_key_fingerprint).toBe(FINGERPRINT);
+  });
+
+  test('would be made with the same bytes today', async () => {
+    for (const [name, content] of Object.entries(await generate())) {
+      expect(Buffer.from(content as string).equals(readFileSync(join(GOLDEN, name))), name).toBe(true);
+    }
+  });
+});
+
+describe('a package in which one byte was changed', () => {
+  test('never verifies, whichever byte of the file it is', () => {
+    const { bytes } = makePackage(rows.slice(0, 2), { bundles: [] });
+    expect(checkPackage(bytes).verified).toBe(true);
+    for (let at = 0; at < bytes.length; at++) {
+      const was = bytes[at]!;
+      bytes[at] = was ^ (1 << (at % 8));
+      const { verified, authentic } = checkPackage(bytes);
+      bytes[at] = was;
+      if (verified || authentic) expect.fail(`byte ${at} may be changed`);
+    }
+  }, 60_000);
+
+  test('never verifies, when it is a byte of a checkpoint or a bundle', () => {
+    const bytes = Buffer.from(goldenRange().bytes);
+    for (const [name, member] of readTar(bytes)) {
+      if (!/^(checkpoints\.txt|bundles\/.*)$/.test(name)) continue;
+      for (
+        let at = member.byteOffset - bytes.byteOffset;
+        at < member.byteOffset - bytes.byteOffset + member.length;
+        at++
+      ) {
+        bytes[at]! ^= 1;
+        if (checkPackage(bytes).authentic) expect.fail(`byte ${at} of ${name} may be changed`);
+        bytes[at]! ^= 1;
+      }
+    }
+    expect(checkPackage(bytes).verified).toBe(true);
+  }, 60_000);
+
+  test('never verifies when it was unpacked before, and the check names the file', () => {
+    for (const name of readTar(sound).keys()) {
+      const files = readTar(Buffer.from(sound));
+      files.get(name)![files.get(name)!.length >> 1]! ^= 1;
+      const report = checkPackageFiles(files);
+      expect(report, name).toMatchObject({ verified: false, authentic: false });
+      if (!name.startsWith('manifest.json')) expect(report.reason).toMatch(name);
+    }
+  });
+
+  test('is told by the record, when it is in a record', () => {
+    const files = readTar(Buffer.from(sound));
+    const records = Buffer.from(files.get('records.txt')!).toString();
+    files.set('records.txt', Buffer.from(records.replace('"agent_id":"agent-1"', '"agent_id":"agent-2"')));
+    const report = checkPackageFiles(files);
+    expect(failed(report)).toEqual(['files', 'chain', 'statement']);
+    expect(report).toMatchObject({ chain_intact: false, first_mismatch_id: 'evt_000003' });
+  });
+});
+
+describe('a package signed by its signer, but wrong', () => {
+  const hex = 'ab'.repeat(32);
+  test.each<[string, string[], (manifest: Manifest) => void]>([
+    ['an unknown version', ['version'], (m) => Object.assign(m, { version: 2 })],
+    ['a version that is no number', ['version'], (m) => Object.assign(m, { version: '1' })],
+    ['a member too many', ['manifest'], (m) => Object.assign(m, { more: 1 })],
+    ['a member too few', ['manifest'], (m) => Reflect.deleteProperty(m, 'purpose')],
+    ['another hash algorithm', ['manifest'], (m) => Object.assign(m, { record_alg: 'MD5' })],
+    ['another key', ['manifest key'], (m) => Object.assign(m, { public_key_fingerprint: `sha256:${hex}` })],
+    [
+      'a file that is not there',
+      ['files', 'sums'],
+      (m) => Object.assign(m.files, { [`bundles/${hex}.svcb`]: m.files['check.sh'] }),
+    ],
+    ['a file that no version has', ['manifest'], (m) => Object.assign(m.files, { 'run.sh': m.files['check.sh'] })],
+    ['no list of files', ['manifest'], (m) => Object.assign(m, { files: {} })],
+    [
+      'another tenant',
+      ['checkpoints', 'chain', 'statement', 'bundles'],
+      (m) => Object.assign(m, { tenant_id: 'tnt_b' }),
+    ],
+    ['another count', ['range'], (m) => Object.assign(m, { record_count: 5 })],
+    ['another first_seq', ['chain', 'statement'], (m) => Object.assign(m, { first_seq: 2 })],
+    ['another last_seq', ['range'], (m) => Object.assign(m, { last_seq: 5 })],
+    ['another head_hash', ['range'], (m) => Object.assign(m, { head_hash: hex })],
+    ['another hash before', ['chain', 'range', 'statement'], (m) => Object.assign(m, { prev_hash_before_first: hex })],
+    ['a chain that is said to be broken', ['statement'], (m) => Object.assign(m, { chain_intact: false })],
+    ['a mismatch that is none', ['statement'], (m) => Object.assign(m, { first_mismatch_id: 'evt_000002' })],
+    ['records but no first_seq', ['manifest'], (m) => Object.assign(m, { first_seq: null })],
+  ])('states %s: it does not verify', (_, checks, manifest) => {
+    const report = checkPackage(forged(sound, { manifest }));
+    expect(failed(report)).toEqual(checks);
+    expect(report).toMatchObject({ verified: false, authentic: false });
+  });
+
+  test('has a manifest in another spelling: it does not verify', () => {
+    for (const text of [
+      (t: string) => ` ${t}`,
+      (t: string) => `${t}\n`,
+      (t: string) => t.replace('{', '{"version":1,'),
+    ]) {
+      expect(failed(checkPackage(forged(sound, { text })))).toEqual(['manifest']);
+    }
+  });
+
+  test('denies that its chain is broken, or where: it does not verify and is not authentic', () => {
+    const { bytes } = goldenBroken();
+    const deny = (m: Manifest) => {
+      m.chain_intact = true;
+      Reflect.deleteProperty(m, 'first_mismatch_id');
+    };
+    expect(checkPackage(forged(bytes, { manifest: deny }))).toMatchObject({ verified: false, authentic: false });
+    const elsewhere = (m: Manifest) => Object.assign(m, { first_mismatch_id: 'evt_000005' });
+    expect(failed(checkPackage(forged(bytes, { manifest: elsewhere })))).toEqual(['chain', 'statement']);
+  });
+
+  test('holds a checkpoint with another hash, of another chain, or by an unknown key: it does not verify', () => {
+    const put = (text: string) => (files: Map<string, Uint8Array>) => files.set('checkpoints.txt', Buffer.from(text));
+    const wrong = note({ ...rows[2]!, hash: Buffer.alloc(32, 1) });
+    const report = checkPackage(forged(sound, { files: put(wrong) }));
+    expect(failed(report)).toEqual(['chain', 'statement']);
+    expect(report).toMatchObject({ first_mismatch_id: 'evt_000003', chain_intact: false });
+    for (const text of [
+      note(rows[3]!, vectorKey(3)),
+      'svc-chain-head/v1\n',
+      note(rows[3]!).replace('tnt_vectors', 'tnt_b'),
+    ]) {
+      expect(failed(checkPackage(forged(sound, { files: put(text) })))).toEqual(['checkpoints']);
+    }
+  });
+
+  test('holds a bundle under another name, of another tenant, or by an unknown key: it does not verify', () => {
+    const name = `bundles/${bundle.hash.slice(7)}.svcb`;
+    const other = `bundles/${hex}.svcb`;
+    const changes: ((files: Map<string, Uint8Array>) => void)[] = [
+      (files) => files.set(other, files.get(name)!),
+      (files) => files.set(name, files.get('check.sh')!),
+      (files) => files.set('pubkey.pem', Buffer.from(vectorKey(1).publicKey.export({ type: 'spki', format: 'pem' }))),
+    ];
+    for (const files of changes) expect(failed(checkPackage(forged(sound, { files })))).toEqual(['bundles']);
+  });
+
+  test('lacks a bundle that records name: it verifies and says so', () => {
+    const report = checkPackage(makePackage(rows, { bundles: [] }).bytes);
+    expect(report.verified).toBe(true);
+    expect(report.notes.join()).toContain(bundle.hash);
+    expect(checkPackage(sound).notes.join()).not.toContain(bundle.hash);
+  });
+});
+
+describe('the signer', () => {
+  const own = vectorKey(7);
+  const pem = own.publicKey.export({ type: 'spki', format: 'pem' }) as string;
+  /** Everything replaced and signed with a key of the forger's own: it agrees with itself. */
+  const counterfeit = forged(
+    makePackage(rows, { bundles: [] }).bytes,
+    {
+      files: (files) => files.set('pubkey.pem', Buffer.from(pem)),
+      manifest: (m) => Object.assign(m, { public_key_fingerprint: keyFingerprint(own.publicKey) }),
+    },
+    own,
+  );
+
+  test('is who the reader expects, or the package does not verify', () => {
+    const { publicKey } = vectorKey(1);
+    expect(checkPackage(counterfeit).verified).toBe(true);
+    expect(checkPackage(counterfeit).notes.join()).toContain('--fingerprint');
+    for (const trust of [{ fingerprint: FINGERPRINT }, { keys: [publicKey] }]) {
+      expect(failed(checkPackage(counterfeit, trust))).toContain('key');
+      expect(checkPackage(sound, trust)).toMatchObject({ verified: true, notes: [] });
+    }
+  });
+
+  test('must have signed: a package with the right key and a forger’s signature does not verify', () => {
+    expect(failed(checkPackage(forged(sound, {}, own)))).toEqual(['signature']);
+  });
+});
+
+describe('hostile input', () => {
+  test('of any kind gives a report in words, never an error', () => {
+    const hostile = fc.oneof(
+      fc.uint8Array({ maxLength: 3000 }),
+      fc.nat(sound.length).map((length) => sound.subarray(0, length)),
+      fc.tuple(fc.nat(sound.length - 1), fc.uint8Array({ minLength: 1, maxLength: 600 })).map(([at, bytes]) => {
+        const damaged = Buffer.from(sound);
+        damaged.set(bytes.subarray(0, damaged.length - at), at);
+        return damaged;
+      }),
+    );
+    fc.assert(
+      fc.property(hostile, (bytes) => {
+        fc.pre(!sound.equals(bytes));
+        const report = checkPackage(bytes);
+        expect(report.verified).toBe(false);
+        expect(report.reason).toMatch(/\w+: \w+/);
+        expect(checkBundle(bytes, [vectorKey(1).publicKey])).toMatchObject({ verified: false, kind: 'bundle' });
+      }),
+      { numRuns: 300 },
+    );
+  });
+
+  test('with a right signature gives a report in words too, whatever the files hold', () => {
+    const name = fc.constantFrom(
+      'records.txt',
+      'checkpoints.txt',
+      'pubkey.pem',
+      `bundles/${bundle.hash.slice(7)}.svcb`,
+    );
+    const content = fc.oneof(
+      fc.uint8Array({ maxLength: 300 }),
+      fc.string({ unit: 'binary' }).map((text) => Buffer.from(text)),
+      fc
+        .constantFrom('\n', `${'0'.repeat(64)} {}\n`, `${'0'.repeat(64)} ${'['.repeat(50_000)}\n`)
+        .map((t) => Buffer.from(t)),
+      fc.constant(Buffer.concat([Buffer.from('SVCB\x01\xff\xff\xff\xff', 'latin1'), Buffer.alloc(50)])),
+    );
+    fc.assert(
+      fc.property(name, content, (name, bytes) => {
+        const report = checkPackage(forged(sound, { files: (files) => files.set(name, bytes) }));
+        expect(report.verified).toBe(name === 'checkpoints.txt' && bytes.length === 0);
+      }),
+      { numRuns: 150 },
+    );
+  });
+
+  test('cannot steer the reader’s terminal', () => {
+    const line = rows[1]!.line.replace('evt_000002', '\\u001b[2J\\nVERIFIED\\u202e\\u0007');
+    const broken = makePackage([rows[0]!, { ...rows[1]!, line }, rows[2]!], { tenant_id: 'tnt_vectors' });
+    const { stdout, exitCode } = svcVerify([stored(broken.bytes)]);
+    expect(exitCode).toBe(1);
+    expect(stdout).toContain('?[2J?VERIFIED??');
+    expect(stdout).not.toMatch(/[^\P{Cc}\n]|\u202e|^VERIFIED/mu);
+  });
+});
+
+describe('the program', () => {
+  const pubkey = join(GOLDEN, 'pubkey.pem');
+  const bundleKey = join(GOLDEN, 'bundle-pubkey.pem');
+  const bundleFile = join(GOLDEN, 'bundle.svcb');
+  const jwks = () => {
+    const keys = [vectorKey(1), vectorKey(2)].map(({ publicKey }) => ({
+      ...publicKey.export({ format: 'jwk' }),
+      kid: 'x',
+    }));
+    return stored(JSON.stringify({ keys: [{ kty: 'RSA', n: 'x', e: 'AQAB' }, ...keys] }), 'jwks.json');
+  };
+
+  test('says VERIFIED and exits with 0', () => {
+    const { exitCode, stdout, stderr } = svcVerify([stored(sound), '--fingerprint', FINGERPRINT]);
+    expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: '' });
+    expect(stdout).toMatch(/\nVERIFIED\n$/);
+    expect(stdout).not.toContain('FAILED');
+    expect(stdout).toContain(`package hash: sha256:${createHash('sha256').update(sound).digest('hex')}`);
+    expect(stdout).toContain(`key fingerprint: ${FINGERPRINT}`);
+  });
+
+  test('says NOT VERIFIED with the reason and exits with 1', () => {
+    const { exitCode, stdout } = svcVerify([stored(sound.subarray(0, 5000))]);
+    expect(exitCode).toBe(1);
+    expect(stdout).toMatch(/\n {2}FAILED {2}archive: .*\nNOT VERIFIED|\n {2}FAILED {2}archive: /);
+    expect(stdout).toMatch(/\nNOT VERIFIED: archive: \S.*\n$/);
+  });
+
+  test('tells an authentic package of a broken chain from a forged one, and exits with 1 for both', () => {
+    const { exitCode, stdout } = svcVerify([stored(goldenBroken().bytes), '--json']);
+    expect(exitCode).toBe(1);
+    const report = JSON.parse(stdout);
+    expect(report).toMatchObject({
+      verified: false,
+      authentic: true,
+      chain_intact: false,
+      first_mismatch_id: 'evt_000004',
+    });
+    expect(report.reason).toContain('already broken when the package was signed');
+  });
+
+  test('prints one JSON object when asked', () => {
+    const path = stored(sound);
+    const { stdout } = svcVerify(['--json', path, '--pubkey', pubkey]);
+    expect(stdout.trimEnd()).not.toContain('\n');
+    expect(JSON.parse(stdout)).toMatchObject({
+      verified: true,
+      kind: 'package',
+      path,
+      record_count: 4,
+      first_seq: 1,
+      last_seq: 4,
+      chain_intact: true,
+      tenant_id: 'tnt_vectors',
+      public_key_fingerprint: FINGERPRINT,
+      checks: expect.arrayContaining([{ name: 'signature', ok: true }]),
+    });
+  });
+
+  test('checks a bundle with a key from elsewhere, and will not without one', () => {
+    expect(svcVerify([bundleFile, '--pubkey', bundleKey])).toMatchObject({ exitCode: 0 });
+    const report = JSON.parse(svcVerify([bundleFile, '--jwks', jwks(), '--json']).stdout);
+    expect(report).toMatchObject({
+      verified: true,
+      kind: 'bundle',
+      bundle_hash: bundle.hash,
+      tenant_id: 'tnt_vectors',
+    });
+    expect(svcVerify([bundleFile, '--pubkey', pubkey])).toMatchObject({ exitCode: 1 });
+    expect(svcVerify([bundleFile])).toMatchObject({ exitCode: 2, stderr: expect.stringContaining('--pubkey') });
+    const damaged = readFileSync(bundleFile);
+    damaged[damaged.length - 1]! ^= 1;
+    expect(svcVerify([stored(damaged, 'b.svcb'), '--pubkey', bundleKey])).toMatchObject({ exitCode: 1 });
+  });
+
+  test('checks an unpacked package, and refuses one with a file too many or a link in it', () => {
+    const directory = unpacked(sound);
+    expect(svcVerify([directory, '--pubkey', pubkey])).toMatchObject({ exitCode: 0 });
+    writeFileSync(join(directory, 'more'), '');
+    expect(svcVerify([directory])).toMatchObject({
+      exitCode: 1,
+      stdout: expect.stringContaining('more is not listed'),
+    });
+    rmSync(join(directory, 'more'));
+    rmSync(join(directory, 'VERIFY.md'));
+    symlinkSync(stored('x'), join(directory, 'VERIFY.md'));
+    expect(svcVerify([directory])).toMatchObject({ exitCode: 1, stdout: expect.stringContaining('not a plain file') });
+  });
+
+  test('checks each package and bundle of a directory', () => {
+    const directory = mkdtempSync(join(root, 'm-'));
+    writeFileSync(join(directory, 'a.tar'), sound);
+    writeFileSync(join(directory, 'b.svcb'), bundle.bytes);
+    writeFileSync(join(directory, 'readme.txt'), 'not looked at');
+    const keys = jwks();
+    const both = svcVerify([directory, '--jwks', keys]);
+    expect(both).toMatchObject({ exitCode: 0, stdout: expect.stringMatching(/\nVERIFIED\n\nVERIFIED\n$/) });
+    writeFileSync(join(directory, 'c.tar'), goldenBroken().bytes);
+    const { exitCode, stdout } = svcVerify([directory, '--jwks', keys, '--json']);
+    const report = JSON.parse(stdout);
+    expect({ exitCode, ...report }).toMatchObject({ exitCode: 1, verified: false, kind: 'directory', path: directory });
+    expect(report.reports.map((one: Report) => one.verified)).toEqual([true, true, false]);
+    expect(svcVerify([directory, '--jwks', keys]).stdout).toMatch(/\nNOT VERIFIED: 1 of 3\n$/);
+  });
+
+  test.each([
+    ['no path', []],
+    ['two paths', ['a', 'b']],
+    ['an unknown option', ['x', '--force']],
+    ['an option without its value', ['x', '--pubkey']],
+    ['a missing file', ['/nowhere/package.tar']],
+    ['a missing key', [GOLDEN, '--pubkey', '/nowhere/key.pem']],
+    ['a key file that holds none', [GOLDEN, '--pubkey', join(GOLDEN, 'expected.json')]],
+    ['a key set that is none', [GOLDEN, '--jwks', join(GOLDEN, 'expected.json')]],
+    ['a key set that is not JSON', [GOLDEN, '--jwks', join(GOLDEN, 'pubkey.pem')]],
+    ['a malformed fingerprint', [GOLDEN, '--fingerprint', 'sha256:12']],
+    ['a directory with nothing to verify', [dirname(PROGRAM)]],
+    ['a device', ['/dev/null']],
+  ])('exits with 2 and a word of help for %s', (_, args) => {
+    const { exitCode, stdout, stderr } = svcVerify(args);
+    expect({ exitCode, stdout }).toEqual({ exitCode: 2, stdout: '' });
+    expect(stderr).toMatch(/^svc-verify: /);
+    expect(stderr).not.toMatch(/\n\s+at /);
+  });
+
+  test('prints its help', () => {
+    expect(svcVerify(['--help'])).toMatchObject({
+      exitCode: 0,
+      stdout: expect.stringContaining('Usage: svc-verify PATH'),
+    });
+  });
+
+  test('runs as a program of its own', () => {
+    const run = (...args: string[]) => {
+      const { status, stdout, stderr } = spawnSync(process.execPath, [PROGRAM, ...args], { encoding: 'utf8' });
+      return { status, stdout, stderr };
+    };
+    expect(run(stored(sound), '--json')).toMatchObject({
+      status: 0,
+      stdout: expect.stringContaining('"verified":true'),
+    });
+    for (const at of [0, 700, sound.length >> 1, sound.length - 1]) {
+      const damaged = Buffer.from(sound);
+      damaged[at]! ^= 1;
+      expect(run(stored(damaged))).toMatchObject({
+        status: 1,
+        stderr: '',
+        stdout: expect.stringContaining('NOT VERIFIED'),
+      });
+    }
+    expect(run(stored(randomBytes(100_000)))).toMatchObject({ status: 1, stderr: '' });
+    expect(run('--nonsense')).toMatchObject({ status: 2, stdout: '' });
+  });
+
+  test('stands on pure files alone: no network, no database, no clock', () => {
+    const seen = new Set<string>();
+    const outside = new Set<string>();
+    const visit = (path: string) => {
+      if (seen.has(path)) return;
+      seen.add(path);
+      const source = readFileSync(path, 'utf8');
+      expect(source, path).not.toMatch(/Date\.now|new Date\(\)|performance\.now|fetch\(/);
+      for (const [, from] of source
+        .matchAll(/^(?:import|export) .*?from '([^']+)';$|^\} from '([^']+)';$/gm)
+        .map((m) => [0, m[1] ?? m[2]!] as const)) {
+        if (from.startsWith('.')) visit(join(dirname(path), from));
+        else outside.add(from);
+      }
+    };
+    visit(PROGRAM);
+    expect([...outside].sort()).toEqual(['blake3', 'node:crypto', 'node:fs', 'node:path', 'node:util', 'node:zlib']);
+  });
+});

@@ -1,0 +1,172 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { afterAll, beforeAll, expect } from 'vitest';
+import { type Core, createProgram, type Program } from '../../server/app.ts';
+import { readConfig } from '../../server/config.ts';
+import type { Clock } from '../../server/lib/clock.ts';
+import { createLog } from '../../server/lib/log.ts';
+import { createTenant } from '../../server/provision.ts';
+import { useDatabase } from './database.ts';
+
+/** A clock that a test can move forward. It never stands still: it runs with the real one from where it was put. */
+export class TestClock implements Clock {
+  #ahead = 0;
+  now(): number {
+    return Date.now() + this.#ahead;
+  }
+  advance(ms: number): void {
+    this.#ahead += ms;
+  }
+}
+
+export interface Answer<T = Record<string, unknown>> {
+  status: number;
+  headers: Headers;
+  body: T;
+  text: string;
+}
+
+export interface Credential {
+  key?: string;
+  cookie?: string;
+  headers?: Record<string, string>;
+}
+
+/** A tenant of a test's own, with a key of each scope and a person of each role. */
+export interface TestTenant {
+  id: string;
+  admin: { key: string; userId: string };
+  key(...scopes: ('proxy' | 'pipeline' | 'admin')[]): Promise<Credential>;
+  /** A signed-in person with these roles. */
+  person(...roles: string[]): Promise<Credential & { userId: string }>;
+  agent(agentId: string, agentRole: string): Promise<Credential>;
+}
+
+export interface TestServer {
+  readonly url: string;
+  readonly core: Core;
+  readonly clock: TestClock;
+  readonly logged: string[];
+  readonly databaseUrl: string;
+  /** Sends a request over HTTP and checks the status. */
+  call<T = Record<string, unknown>>(
+    expected: number,
+    line: string,
+    who: Credential | undefined,
+    body?: unknown,
+  ): Promise<Answer<T>>;
+  tenant(): Promise<TestTenant>;
+}
+
+let counter = 0;
+
+/** The real program on a database of the test file's own, over real HTTP. */
+export function useServer(env: Record<string, string> = {}): TestServer {
+  const box = useDatabase();
+  const state = {} as { program: Program; url: string; dir: string };
+  const clock = new TestClock();
+  const logged: string[] = [];
+  beforeAll(async () => {
+    state.dir = mkdtempSync(path.join(tmpdir(), 'svc-server-'));
+    const config = readConfig({
+      PORT: '0',
+      SVC_BASE_URL: 'http://control.test',
+      SVC_DATA_DIR: state.dir,
+      SVC_MASTER_KEY: Buffer.alloc(32, 7).toString('hex'),
+      SVC_RATE_KEY: '100000',
+      SVC_RATE_SESSION: '100000',
+      SVC_RATE_EVALUATE: '100000',
+      SVC_RATE_SIGN_IN: '100000',
+      SVC_RATE_EXPORT: '100000',
+      ...env,
+    });
+    const log = createLog('debug', { write: (line: string) => logged.push(line) });
+    state.program = await createProgram({ config, databaseUrl: box.url, log, clock });
+    state.url = await state.program.listen();
+  });
+  afterAll(async () => {
+    await state.program?.stop();
+    rmSync(state.dir, { recursive: true, force: true });
+  });
+  const server: TestServer = {
+    get url() {
+      return state.url;
+    },
+    get core() {
+      return state.program.core!;
+    },
+    get databaseUrl() {
+      return box.url;
+    },
+    clock,
+    logged,
+    async call<T>(expected: number, line: string, who: Credential | undefined, body?: unknown) {
+      const [method, target] = line.split(' ') as [string, string];
+      const raw = typeof body === 'string' || body instanceof Uint8Array;
+      const response = await fetch(state.url + target, {
+        method,
+        redirect: 'manual',
+        headers: {
+          ...(body !== undefined && { 'content-type': 'application/json' }),
+          ...(who?.key && { authorization: `Bearer ${who.key}` }),
+          ...(who?.cookie && { cookie: who.cookie, origin: state.url }),
+          ...who?.headers,
+        },
+        ...(body !== undefined && { body: raw ? (body as string) : JSON.stringify(body) }),
+      });
+      const bytes = Buffer.from(await response.arrayBuffer());
+      const text = bytes.toString();
+      const json = /json/.test(response.headers.get('content-type') ?? '') && text !== '';
+      expect(response.status, `${line}: ${text.slice(0, 500)}`).toBe(expected);
+      return {
+        status: response.status,
+        headers: response.headers,
+        body: (json ? JSON.parse(text) : bytes) as T,
+        text,
+      };
+    },
+    async tenant() {
+      const { core } = server;
+      const made = await createTenant(core, state.url, {
+        id: `t${++counter}-${Math.random().toString(36).slice(2, 8)}`,
+        name: 'Test',
+        adminEmail: 'admin@example.test',
+      });
+      const adminKey = { key: made.api_key };
+      const tenantId = made.tenant_id;
+      const signIn = async (url: string) => {
+        const response = await fetch(url, { redirect: 'manual' });
+        return response.headers.get('set-cookie')!.split(';')[0]!;
+      };
+      const operator = { type: 'operator', id: 'test' } as const;
+      const [member] = await core.db.query<{ id: string }>(tenantId, 'select id from member');
+      return {
+        id: tenantId,
+        admin: { ...adminKey, userId: member!.id },
+        async key(...scopes) {
+          const made = await core.keys.createApiKey(
+            tenantId,
+            { label: scopes.join(' '), scopes, owner: member!.id },
+            { actor: operator },
+          );
+          return { key: made.secret };
+        },
+        async person(...roles) {
+          const userId = await core.tenants.addMember(tenantId, { email: `u${++counter}@example.test`, roles });
+          const token = await core.sessions.createLink(tenantId, userId, 600);
+          return { userId, cookie: await signIn(`${state.url}/auth/magic-link/verify?token=${token}`) };
+        },
+        async agent(agentId, agentRole) {
+          const made = await core.keys.createAgentKey(
+            tenantId,
+            { label: agentId, agentId, agentRole, owner: member!.id },
+            { actor: operator },
+          );
+          return { key: made.secret, headers: { 'x-svc-tenant': tenantId } };
+        },
+      };
+    },
+  };
+  return server;
+}

@@ -1,0 +1,93 @@
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { pathToFileURL } from 'node:url';
+import { afterEach, describe, expect, it } from 'vitest';
+import { AuthorLanguage } from '../../server/policy/language/author.ts';
+import { schemaFor } from '../../server/policy/language/schema.ts';
+
+const ALL = 'permit(principal, action, resource);';
+const languages: AuthorLanguage[] = [];
+
+function language(options?: ConstructorParameters<typeof AuthorLanguage>[0]): AuthorLanguage {
+  const one = new AuthorLanguage(options);
+  languages.push(one);
+  return one;
+}
+
+/** A thread that does with the text "hang", "crash" and "exit" what they say, and answers the others. */
+function rogue(): { entry: URL; remove(): void } {
+  const dir = mkdtempSync(path.join(tmpdir(), 'svc-author-'));
+  const file = path.join(dir, 'rogue.mjs');
+  writeFileSync(
+    file,
+    `import { parentPort } from 'node:worker_threads';
+     parentPort.on('message', ({ text }) => {
+       if (text === 'hang') for (;;);
+       if (text === 'crash') throw new Error('crash');
+       if (text === 'exit') process.exit(7);
+       parentPort.postMessage({ errors: [], warnings: [], statements: [], scopes: [text], roles: [], any_role: false });
+     });
+     parentPort.postMessage('ready');`,
+  );
+  return { entry: pathToFileURL(file), remove: () => rmSync(dir, { recursive: true }) };
+}
+
+afterEach(async () => {
+  await Promise.all(languages.splice(0).map((one) => one.close()));
+});
+
+describe('the language for authors', () => {
+  it('compiles and formats in its thread, in the order of the calls', async () => {
+    const author = language();
+    const [good, bad, formatted] = await Promise.all([
+      author.compile('pol', ALL, schemaFor()),
+      author.compile('pol', `@escroww("x") ${ALL}`, schemaFor()),
+      author.format('permit( principal,action ,resource) ;'),
+    ]);
+    expect(good.statements.map(({ id }) => id)).toEqual(['pol#0']);
+    expect(bad.errors).toEqual([expect.objectContaining({ line: 1, column: 1 })]);
+    expect(formatted.formatted).toContain('permit (principal, action, resource);');
+  });
+
+  it('refuses hostile texts without losing its thread', async () => {
+    const author = language();
+    for (const text of [`${'('.repeat(60_000)}`, '\uD83D', 'x'.repeat(3_000_000), '']) {
+      expect((await author.compile('pol', text, schemaFor())).errors).toHaveLength(1);
+    }
+    expect((await author.compile('pol', ALL, schemaFor())).errors).toEqual([]);
+  });
+
+  it('answers a text that hangs or ends the thread with a diagnostic, and goes on with the next', async () => {
+    const { entry, remove } = rogue();
+    const author = language({ entry, limitMs: 300 });
+    const answers = await Promise.all(
+      ['a', 'hang', 'b', 'crash', 'c', 'exit', 'd'].map((text) => author.compile('pol', text, '')),
+    );
+    remove();
+    expect(answers.map(({ scopes, errors }) => scopes[0] ?? errors[0]?.message)).toEqual([
+      'a',
+      'the policy took longer than 0.3 s to check',
+      'b',
+      'the policy engine could not read this text',
+      'c',
+      'the policy engine could not read this text',
+      'd',
+    ]);
+  });
+
+  it('rejects, and does not hang, when its thread cannot start', async () => {
+    const author = language({ entry: new URL('./no-such-file.mjs', import.meta.url) });
+    await expect(author.compile('pol', ALL, schemaFor())).rejects.toThrow();
+    await expect(author.format(ALL)).rejects.toThrow();
+  });
+
+  it('rejects what is waiting when it is closed, and everything after', async () => {
+    const author = language();
+    const waiting = author.compile('pol', ALL, schemaFor());
+    const rejected = expect(waiting).rejects.toThrow(/closed/);
+    await author.close();
+    await rejected;
+    await expect(author.format(ALL)).rejects.toThrow(/closed/);
+  });
+});

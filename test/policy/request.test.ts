@@ -1,0 +1,292 @@
+import fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { newCedar } from '../../server/policy/language/host.ts';
+import { actionEntities, schemaFor } from '../../server/policy/language/schema.ts';
+import { flatten, mapRequest, numeric, RequestError } from '../../server/policy/request.ts';
+import type { ActionRequest } from '../../server/policy/types.ts';
+import { request } from './support.ts';
+
+const ACTIONS = actionEntities();
+const EVERYTHING = { keys: null, words: new Set<string>() };
+const map = (change: Partial<ActionRequest> = {}) => mapRequest(request(change), ACTIONS);
+const context = (change: Partial<ActionRequest>) => map(change).call(EVERYTHING).context;
+const tags = (change: Partial<ActionRequest>, type: string) =>
+  map(change)
+    .call(EVERYTHING)
+    .entities.find(({ uid }) => 'type' in uid && uid.type === type)?.tags;
+const number = (arg: string) => ({ __extn: { fn: 'decimal', arg } });
+/** An object within objects, `depth` members deep. */
+const nested = (depth: number): unknown => (depth === 0 ? 1 : { a: nested(depth - 1) });
+
+describe('flattening arguments', () => {
+  it('gives every leaf a key by its path, and every array its length', () => {
+    const found = flatten(
+      { refund: { total: 5 }, items: [{ sku: 'x' }, { sku: 'y' }], tags: ['a', 'b'], ok: true, no: null },
+      { ticket: 'T' },
+    );
+    expect(Object.fromEntries(found.str)).toEqual({
+      'items[0].sku': 'x',
+      'items[1].sku': 'y',
+      'tags[0]': 'a',
+      'tags[1]': 'b',
+      'context.ticket': 'T',
+    });
+    expect(Object.fromEntries(found.num)).toEqual({ 'refund.total': 5, 'items.length': 2, 'tags.length': 2 });
+    expect(Object.fromEntries(found.bool)).toEqual({ ok: true });
+    expect(Object.fromEntries(found.list)).toEqual({ tags: ['a', 'b'] });
+  });
+
+  it('takes what is no object as it is', () => {
+    expect(flatten('text', undefined).str.get('')).toBe('text');
+    expect(flatten([[1, 'x']], undefined).num).toEqual(
+      new Map([
+        ['length', 1],
+        ['[0].length', 2],
+        ['[0][0]', 1],
+      ]),
+    );
+    expect(flatten(null, null).str.size).toBe(0);
+    expect(flatten({ a: undefined }, undefined).str.size).toBe(0);
+  });
+
+  it.each([
+    ['a dotted name and a branch', { 'a.b': 1, a: { b: 2 } }],
+    ['the other way round', { a: { b: 2 }, 'a.b': 1 }],
+    ['two types', { 'a.b': 'x', a: { b: 2 } }],
+    ['two branches', { 'a.b': { c: 1 }, a: { b: { d: 1 } } }],
+    ['a null', { 'a.b': null, a: { b: 2 } }],
+    ['an element', { 'a[0]': 1, a: [2] }],
+    ['a length', { 'a.length': 1, a: [2, 3] }],
+    ['two lone surrogates', { '\uD83D': 1, '\uD83E': 2 }],
+    ['an argument that says it is a fact', { context: { x: 1 }, arguments: { context: { x: 2 } } }],
+  ])('refuses two arguments under one key: %s', (_, args) => {
+    expect(() => flatten(args, undefined)).toThrow(RequestError);
+  });
+
+  it('keeps the facts of the caller apart from an argument named context', () => {
+    const { str } = flatten(
+      { context: { ticket: 'agent' }, 'context.other': 'x', 'context[0]': 'y' },
+      { ticket: 'caller' },
+    );
+    expect(Object.fromEntries(str)).toEqual({
+      'context.ticket': 'caller',
+      'arguments.context.ticket': 'agent',
+      'arguments.context.other': 'x',
+      'arguments.context[0]': 'y',
+    });
+  });
+
+  it('goes to depth 16 and to 2,000 leaves, and no further', () => {
+    expect(() => flatten(nested(16), undefined)).not.toThrow();
+    expect(() => flatten(nested(17), undefined)).toThrow(/deeper than 16/);
+    expect(() => flatten(nested(5_000), undefined)).toThrow(/deeper than 16/);
+    const wide = (n: number, leaf: unknown) => Array.from({ length: n }, () => leaf);
+    expect(() => flatten(wide(2_000, 1), undefined)).not.toThrow();
+    for (const leaf of [1, 'x', null, true, {}, []]) {
+      expect(() => flatten(wide(2_001, leaf), undefined)).toThrow(/more than 2000/);
+    }
+    expect(() => flatten(wide(1_500, 1), wide(501, 1))).toThrow(/more than 2000/);
+    expect(() => flatten({ ['k'.repeat(1_025)]: 1 }, undefined)).toThrow(/too long/);
+  });
+
+  it('refuses what JSON cannot carry', () => {
+    for (const value of [Number.NaN, Infinity, -Infinity, 2 ** 53, 10n, () => 1, Symbol('x')]) {
+      expect(() => flatten({ value }, undefined), String(value)).toThrow(RequestError);
+    }
+  });
+
+  it("holds names of the language's own objects", () => {
+    const args = JSON.parse('{"__proto__": {"toString": "x"}, "constructor": "y", "hasOwnProperty": 1}');
+    expect(tags({ arguments: args }, 'StrArgs')).toEqual(
+      Object.assign(Object.create(null), { '__proto__.toString': 'x', constructor: 'y' }),
+    );
+    expect(Object.keys(tags({ arguments: JSON.parse('{"__proto__": "x"}') }, 'StrArgs') ?? {})).toEqual(['__proto__']);
+  });
+});
+
+describe('numbers in texts', () => {
+  it.each([
+    ['250.01', '250.01'],
+    ['-3', '-3'],
+    ['007', '007'],
+    [' 5\n', '5'],
+    ['+5', '+5'],
+    ['2.5e2', '2.5e2'],
+    ['0xff', '0xff'],
+    ['1_000', '1000'],
+    ['２５１', '251'],
+    ['.5', '.5'],
+  ])('%j is a number', (text, expected) => {
+    expect(numeric(text)).toBe(expected);
+  });
+
+  it.each([[''], [' '], ['x1'], ['1,000'], ['1.2.3'], ['2026-01-02'], ['1e'], ['--1'], ['10 EUR'], ['1'.repeat(65)]])(
+    '%j is none',
+    (text) => {
+      expect(numeric(text)).toBeUndefined();
+    },
+  );
+
+  it('become decimals of four digits, exactly where that is possible, at the end of the range where it is not', () => {
+    const arg = (value: unknown) => tags({ arguments: { v: value } }, 'NumArgs')?.v;
+    expect(arg('99999999999999.9999')).toEqual(number('99999999999999.9999'));
+    expect(arg(250)).toEqual(number('250.0000'));
+    expect(arg(0.1 + 0.2)).toEqual(number('0.3000'));
+    expect(arg(-1e-9)).toEqual(number('-0.0000'));
+    expect(arg(Number.MAX_SAFE_INTEGER)).toEqual(number('922337203685477.0000'));
+    expect(arg('-1e300')).toEqual(number('-922337203685477.0000'));
+    expect(arg('4111111111111111')).toEqual(number('922337203685477.0000'));
+  });
+});
+
+describe('mapping a request', () => {
+  it('makes uniform what policies compare', () => {
+    expect(context({ method: 'delete' }).method).toBe('DELETE');
+    expect(context({ value_currency: 'eur' }).currency).toBe('EUR');
+    expect(context({ estimated_value: 100.5 }).amount).toEqual(number('100.5000'));
+    expect(context({ now: '2026-01-02T10:30:00+02:00' }).now).toEqual({
+      __extn: { fn: 'datetime', arg: '2026-01-02T08:30:00.000Z' },
+    });
+    expect(context({ risk_score: undefined }).risk_score).toEqual(number('1.0000'));
+  });
+
+  it.each<[string, string | undefined, { host?: string; path?: string }]>([
+    ['https://API.Example.com:8443/v1/x?y=1#z', undefined, { host: 'api.example.com', path: '/v1/x' }],
+    ['https://api.example.com./%76%31/../%2e%2e/x', undefined, { host: 'api.example.com', path: '/x' }],
+    ['https://u:p@api.example.com', undefined, { host: 'api.example.com', path: '/' }],
+    ['https://a.example/a%2fb//c', undefined, { host: 'a.example', path: '/a%2Fb/c' }],
+    ['s3://Bucket/key', undefined, { host: 'bucket', path: '/key' }],
+    ['/v1/x?y=1', 'GET', { path: '/v1/x' }],
+    ['/v1/x?y=1', undefined, { path: '/v1/x?y=1' }],
+    ['/srv/../etc/./passwd', undefined, { path: '/etc/passwd' }],
+    ['../secret', undefined, { path: '../secret' }],
+    ['//etc/passwd', undefined, { path: '/etc/passwd' }],
+    ['notes.txt', undefined, { path: 'notes.txt' }],
+    ['a..b/c.', undefined, { path: 'a..b/c.' }],
+  ])('the resource %j with the method %j', (resource, method, expected) => {
+    const { host, path } = context({ resource, method });
+    expect({ host, path }).toEqual({ host: undefined, ...expected });
+  });
+
+  it.each([
+    ['10.1.2.3', '10.1.2.3'],
+    ['::ffff:10.1.2.3', '10.1.2.3'],
+    ['0:0:0:0:0:FFFF:0a01:0203', '10.1.2.3'],
+    ['2001:DB8::0:1', '2001:db8::1'],
+    ['fe80::1%eth0', 'fe80::1'],
+  ])('the address %s is %s', (source_ip, expected) => {
+    expect(context({ source_ip }).source_ip).toEqual({ __extn: { fn: 'ip', arg: expected } });
+  });
+
+  it.each<[string, Record<string, unknown>]>([
+    ['no agent', { agent_id: '' }],
+    ['no role', { agent_role: undefined }],
+    ['a tool that is no text', { tool_name: 5 }],
+    ['an unknown action type', { action_type: 'rocket_launch' }],
+    ['a group', { action_type: 'write' }],
+    ['an inherited name', { action_type: 'constructor' }],
+    ['a risk over 1', { risk_score: 1.01 }],
+    ['a risk that is no number', { risk_score: Number.NaN }],
+    ['a risk as a text', { risk_score: '0.1' }],
+    ['an endless amount', { estimated_value: Infinity }],
+    ['an amount beyond a decimal', { estimated_value: 1e15 }],
+    ['an amount that is no number', { estimated_value: Number.NaN }],
+    ['a null amount', { estimated_value: null }],
+    ['a range of addresses', { source_ip: '10.0.0.0/8' }],
+    ['no address', { source_ip: 'localhost' }],
+    ['a date without time', { now: '2026-01-02' }],
+    ['a day that does not exist', { now: '2026-02-32T00:00:00Z' }],
+    ['no time', { now: '' }],
+    ['a count below 0', { session: { call_count: -1, started: '2026-01-02T10:00:00Z' } }],
+    ['a count that is no integer', { session: { call_count: 0.5, started: '2026-01-02T10:00:00Z' } }],
+    ['a URL that is none', { resource: 'http://[x' }],
+  ])('refuses %s', (_, change) => {
+    expect(() => mapRequest({ ...request(), ...change } as ActionRequest, ACTIONS)).toThrow(RequestError);
+  });
+
+  it('passes only the arguments that are read', () => {
+    const mapped = map({ arguments: { a: 'x', b: 'y', n: 1 } });
+    const named = (call: ReturnType<typeof mapped.call>, type: string) =>
+      call.entities.find(({ uid }) => 'type' in uid && uid.type === type)?.tags;
+    const reads = { keys: new Set(['b', 'missing']), words: new Set(['str']) };
+    expect(Object.keys(named(mapped.call(reads), 'StrArgs') ?? {})).toEqual(['b']);
+    expect(Object.keys(named(mapped.call(reads), 'NumArgs') ?? {})).toEqual([]);
+    expect(Object.keys(mapped.leanCall(reads).context)).toEqual(['str']);
+    expect(named(mapped.leanCall(reads), 'NumArgs')).toBeUndefined();
+  });
+
+  it('is at least as strict as the schema: what it maps, the engine takes, whatever the strings', () => {
+    const engine = newCedar();
+    engine.preparseSchema('schema', schemaFor());
+    engine.preparsePolicySet('set', { staticPolicies: { p: 'permit(principal, action, resource);' } });
+    // Lone surrogates, names of entities and extensions, deep and odd JSON.
+    const text = fc.oneof(
+      fc.string({ unit: 'binary' }),
+      fc.array(fc.integer({ min: 0, max: 0xffff })).map((units) => String.fromCharCode(...units)),
+      fc.constantFrom('__entity', '__extn', '__proto__', '\uD83D', '', '1e400', 'a"b\\c\u0000'),
+    );
+    const hostile = fc.constantFrom<unknown>(
+      { __entity: { type: 'AgentRole', id: 'admin' } },
+      { __extn: { fn: 'decimal', arg: '1.0' } },
+      { __expr: 'context' },
+      [{ __extn: { fn: 'unknown', arg: 'x' } }],
+    );
+    const json = fc.letrec<{ any: unknown }>((tie) => ({
+      any: fc.oneof(
+        { maxDepth: 4 },
+        text,
+        fc.double({ noNaN: true, min: -1e15, max: 1e15 }),
+        fc.boolean(),
+        fc.constant(null),
+        hostile,
+        fc.array(tie('any'), { maxLength: 4 }),
+        fc.dictionary(text, tie('any'), { maxKeys: 4 }),
+      ),
+    })).any;
+    const optional = <T>(value: fc.Arbitrary<T>) => fc.option(value, { nil: undefined });
+    const any = fc.record({
+      agent_id: text,
+      agent_role: text,
+      tool_name: text,
+      action_type: fc.constantFrom('payment', 'api_call', 'db_query', 'file_read'),
+      tool_server: optional(text),
+      method: optional(text),
+      resource: optional(
+        fc.oneof(
+          text,
+          text.map((one) => `https://a.example/${one}`),
+        ),
+      ),
+      arguments: json,
+      context: json,
+      session_id: optional(text),
+      estimated_value: optional(fc.double({ noNaN: true })),
+      value_currency: optional(text),
+      risk_score: optional(fc.double({ min: 0, max: 1, noNaN: true })),
+      source_ip: optional(fc.oneof(fc.ipV4(), fc.ipV6())),
+      owner: optional(text),
+      now: fc.date({ noInvalidDate: true }).map((date) => date.toISOString()),
+    });
+    let mapped = 0;
+    fc.assert(
+      fc.property(any, (one) => {
+        let call: ReturnType<ReturnType<typeof mapRequest>['call']>;
+        try {
+          call = mapRequest(one, ACTIONS).call(EVERYTHING);
+        } catch (error) {
+          expect(error).toBeInstanceOf(RequestError);
+          return;
+        }
+        mapped++;
+        const answer = engine.statefulIsAuthorized({
+          ...call,
+          preparsedPolicySetId: 'set',
+          preparsedSchemaName: 'schema',
+        });
+        expect(answer).toMatchObject({ type: 'success', response: { decision: 'allow' } });
+      }),
+      { numRuns: 1_000, interruptAfterTimeLimit: 8_000 },
+    );
+    expect(mapped).toBeGreaterThan(300);
+  });
+});

@@ -1,0 +1,279 @@
+import fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { type Match, type SettleState, settle, type Verdict } from '../../server/policy/evaluate.ts';
+import { readAnnotations } from '../../server/policy/language/annotations.ts';
+import type { Annotations, BundleStatement } from '../../server/policy/types.ts';
+import { hit, NO_STATE, permitted } from './support.ts';
+
+const exceeded = (...rules: [string, number][]): SettleState => ({
+  exceeded: new Map(rules.map(([id, retry_after]) => [`pol#${id}`, { retry_after }])),
+});
+const covered = (...ids: string[]): SettleState => ({ ...NO_STATE, covered: new Set(ids.map((id) => `pol#${id}`)) });
+const rate = { limit: 1, window_seconds: 60 };
+
+describe('settling', () => {
+  it('denies before it looks at anything else', () => {
+    const state = { ...exceeded(['a', 5]), ...covered('a') };
+    const hits = [hit('a', { escrow: 'single', rate, mask: ['$.x'] }, 'forbid')];
+    for (const outcome of ['error', 'forbidden', 'unpermitted'] as const) {
+      expect(settle({ outcome, hits, rates: [] }, state)).toMatchObject({ decision: 'deny', consumes: false });
+    }
+  });
+
+  it('limits before it holds, with the longest wait', () => {
+    const match = permitted(hit('a', { rate, escrow: 'single' }), hit('b', { rate }), hit('c', { rate }));
+    expect(settle(match, exceeded(['b', 5], ['a', 5], ['c', 4]))).toMatchObject({
+      decision: 'rate_limited',
+      rule_id: 'pol#a',
+      retry_after: 5,
+    });
+    expect(settle(match, exceeded(['c', 9]))).toMatchObject({ rule_id: 'pol#c', retry_after: 9 });
+    expect(settle(match, { ...exceeded(['a', 5]), ...{ covered: new Set(['pol#a']) } }).consumes).toBe(false);
+  });
+
+  it('ignores a counter of a rule that was not hit or has no rate', () => {
+    expect(settle(permitted(hit('a')), exceeded(['a', 5], ['z', 5])).decision).toBe('allow');
+  });
+
+  it('holds by the strictest: kind, then approvals, then ttl, then id', () => {
+    const order: Annotations[] = [
+      { escrow: 'multi_party', approvals: 3 },
+      { escrow: 'multi_party', approvals: 2, ttl: 60 },
+      { escrow: 'multi_party', approvals: 2 },
+      { escrow: 'single', ttl: 60 },
+      { escrow: 'single', ttl: 120 },
+      { escrow: 'conditional', condition: ['c'], approvals: 1 },
+      { escrow: 'conditional', condition: ['c'] },
+      { escrow: 'time_delayed', delay: 5 },
+    ];
+    for (let from = 0; from < order.length; from++) {
+      // ids the other way round, so that they cannot be what decides
+      const hits = order.slice(from).map((annotations, n) => hit(String.fromCharCode(122 - n), annotations));
+      expect(settle(permitted(...hits), NO_STATE).rule_id).toBe('pol#z');
+    }
+    const equal = permitted(hit('b', { escrow: 'single' }), hit('a', { escrow: 'single' }));
+    expect(settle(equal, NO_STATE).rule_id).toBe('pol#a');
+  });
+
+  it('opens one hold that satisfies all rules, where they combine', () => {
+    const { escrow } = settle(
+      permitted(
+        hit('a', { escrow: 'single', ttl: 7_200, reason: 'one', notify: ['https://b.example', 'https://a.example'] }),
+        hit('b', {
+          escrow: 'multi_party',
+          quorum: [
+            { group: 'finance', count: 2 },
+            { group: 'legal', count: 1 },
+          ],
+          reason: 'two',
+          notify: ['https://a.example', 'https://c.example'],
+          execute_within: 900,
+        }),
+        hit('c', {
+          escrow: 'multi_party',
+          approvals: 2,
+          quorum: [
+            { group: 'finance', count: 1 },
+            { group: 'board', count: 1 },
+          ],
+          execute_within: 600,
+        }),
+        hit('d', { escrow: 'conditional', condition: ['kyc'], ttl: 3_600, reason: 'one' }),
+      ),
+      NO_STATE,
+    );
+    expect(escrow).toEqual({
+      hold_type: 'multi_party',
+      required_approvals: 4,
+      quorum: [
+        { group: 'board', count: 1 },
+        { group: 'finance', count: 2 },
+        { group: 'legal', count: 1 },
+      ],
+      ttl_seconds: 3_600,
+      execute_within_seconds: 600,
+      notify_targets: ['https://a.example', 'https://c.example', 'https://b.example'],
+      reason: 'two; one',
+      rule_ids: ['pol#a', 'pol#b', 'pol#c', 'pol#d'],
+    });
+  });
+
+  it('joins all conditions of a conditional hold, and keeps the longest delay of a delayed one', () => {
+    const conditional = permitted(
+      hit('a', { escrow: 'conditional', condition: ['b', 'a'] }),
+      hit('b', { escrow: 'conditional', condition: ['c', 'a'], approvals: 1 }),
+      hit('c', { escrow: 'time_delayed', delay: 60 }),
+    );
+    expect(settle(conditional, NO_STATE).escrow).toEqual({
+      hold_type: 'conditional',
+      required_approvals: 1,
+      conditions: ['a', 'b', 'c'],
+      ttl_seconds: 86_400,
+      rule_ids: ['pol#a', 'pol#b', 'pol#c'],
+    });
+    const delayed = permitted(
+      hit('a', { escrow: 'time_delayed', delay: 60, ttl: 7_200 }),
+      hit('b', { escrow: 'time_delayed', delay: 3_600 }),
+    );
+    expect(settle(delayed, NO_STATE).escrow).toMatchObject({
+      required_approvals: 0,
+      delay_seconds: 3_600,
+      ttl_seconds: 7_200,
+    });
+  });
+
+  it('consumes a released hold only when it covers every escrow rule hit', () => {
+    const match = permitted(hit('a', { escrow: 'single' }), hit('b', { escrow: 'single', mask: ['$.x'] }), hit('c'));
+    expect(settle(match, covered('a'))).toMatchObject({ decision: 'escrow', consumes: false });
+    expect(settle(match, covered('a', 'b'))).toMatchObject({ decision: 'allow_with_masking', consumes: true });
+    expect(settle(match, covered('a', 'b', 'c', 'z')).consumes).toBe(true);
+    expect(settle(permitted(hit('c')), covered('a'))).toMatchObject({ decision: 'allow', consumes: false });
+  });
+
+  it('joins all masks', () => {
+    const match = permitted(hit('a'), hit('b', { mask: ['$.y', '$.x'] }, 'forbid'), hit('c', { mask: ['$.x', '$.z'] }));
+    expect(settle(match, NO_STATE)).toEqual({
+      decision: 'allow_with_masking',
+      rule_id: 'pol#b',
+      policy_id: 'pol',
+      policy_version: 1,
+      rule_ids: ['pol#a', 'pol#b', 'pol#c'],
+      masks: ['$.x', '$.y', '$.z'],
+      consumes: false,
+    });
+  });
+
+  it('an allowed action names a permit, not the guardrail that let it pass', () => {
+    const match = permitted(hit('a', { rate }, 'forbid'), hit('b'));
+    expect(settle(match, NO_STATE)).toMatchObject({ decision: 'allow', rule_id: 'pol#b' });
+  });
+});
+
+describe('the algebra of settling', () => {
+  const RANK = { deny: 0, rate_limited: 1, escrow: 2, allow_with_masking: 3, allow: 4 };
+  const HOLD_RANK = { multi_party: 0, single: 1, conditional: 2, time_delayed: 3 };
+
+  const raw = fc.record(
+    {
+      escrow: fc.constantFrom('single', 'multi_party', 'conditional', 'time_delayed'),
+      approvals: fc.constantFrom('1', '2', '3'),
+      quorum: fc.constantFrom('a:1', 'a:2,b:1', 'b:2'),
+      condition: fc.constantFrom('c1', 'c1,c2'),
+      delay: fc.constantFrom('1m', '1h'),
+      ttl: fc.constantFrom('2h', '1d'),
+      mask: fc.constantFrom('$.a', '$.a,$.b'),
+      rate: fc.constantFrom('1/s', '5/m'),
+    },
+    { requiredKeys: [] },
+  );
+  /** Only what the language accepts: what would be a fault in a policy cannot be hit. */
+  const annotations = raw
+    .map((one) => {
+      const written = new Map(Object.entries(one).filter(([, value]) => value !== undefined));
+      return readAnnotations(written as Map<string, string>);
+    })
+    .filter(({ faults }) => faults.length === 0)
+    .map((read) => read.annotations);
+  const hitsOf = (prefix: string, effect: 'permit' | 'forbid') =>
+    fc
+      .array(annotations, { maxLength: 4 })
+      .map((all) => all.map((one, n) => hit(`${prefix}${n}`, one, effect)))
+      .map((all) => (effect === 'permit' && all.length === 0 ? [hit(`${prefix}0`)] : all));
+  const guardrail = annotations
+    .filter(({ escrow, mask, rate }) => Boolean(escrow || mask || rate))
+    .map((one) => hit('new', one, 'forbid'));
+  const subset = fc.subarray(['p0', 'p1', 'p2', 'p3', 'g0', 'g1', 'g2', 'g3', 'new'].map((id) => `pol#${id}`));
+  const state = fc.record({ over: subset, covered: subset }).map(({ over, covered }) => ({
+    exceeded: new Map(over.map((id, n) => [id, { retry_after: n + 1 }])),
+    covered: new Set(covered),
+  }));
+  const check = (
+    property: (match: Match, hits: BundleStatement[], state: SettleState, added: BundleStatement) => void,
+  ) =>
+    fc.assert(
+      fc.property(
+        hitsOf('p', 'permit'),
+        hitsOf('g', 'forbid'),
+        state,
+        guardrail,
+        (permits, guardrails, state, added) => {
+          const hits = [...permits, ...guardrails];
+          property(permitted(...hits), hits, state, added);
+        },
+      ),
+      { numRuns: 1_500 },
+    );
+
+  it('a guardrail more never makes a decision more permissive', () => {
+    check((match, hits, state, added) => {
+      const before = settle(match, state);
+      const after = settle(permitted(...hits, added), state);
+      expect(RANK[after.decision]).toBeLessThanOrEqual(RANK[before.decision]);
+      if (!before.escrow || !after.escrow) return;
+      expect(HOLD_RANK[after.escrow.hold_type]).toBeLessThanOrEqual(HOLD_RANK[before.escrow.hold_type]);
+      expect(after.escrow.required_approvals).toBeGreaterThanOrEqual(before.escrow.required_approvals);
+      expect(after.escrow.ttl_seconds).toBeLessThanOrEqual(before.escrow.ttl_seconds);
+      expect(after.escrow.rule_ids).toEqual(expect.arrayContaining(before.escrow.rule_ids));
+    });
+  });
+
+  it('an exceeded rate more, or a covered rule less, never makes a decision more permissive', () => {
+    check((match, hits, state) => {
+      const { decision } = settle(match, state);
+      const over = new Map([...state.exceeded, ...hits.map(({ id }) => [id, { retry_after: 1 }] as const)]);
+      expect(RANK[settle(match, { ...state, exceeded: over }).decision]).toBeLessThanOrEqual(RANK[decision]);
+      expect(RANK[settle(match, { exceeded: state.exceeded }).decision]).toBeLessThanOrEqual(RANK[decision]);
+    });
+  });
+
+  it('an error or a hard forbid is a denial, whatever else', () => {
+    check((match, _, state) => {
+      for (const outcome of ['error', 'forbidden', 'unpermitted'] as const) {
+        expect(settle({ ...match, outcome }, state)).toMatchObject({ decision: 'deny', consumes: false });
+      }
+    });
+  });
+
+  it('consumes exactly when it passes escrow rules, and then all of them are covered', () => {
+    check((match, hits, state) => {
+      const verdict = settle(match, state);
+      const holding = hits.filter(({ annotations }) => annotations.escrow);
+      const passes = verdict.decision === 'allow' || verdict.decision === 'allow_with_masking';
+      expect(verdict.consumes).toBe(passes && holding.length > 0);
+      if (verdict.consumes) expect(holding.every(({ id }) => state.covered?.has(id))).toBe(true);
+    });
+  });
+
+  it('a released hold that was opened for a decision covers that decision', () => {
+    check((match, _, state) => {
+      const { escrow } = settle(match, { exceeded: state.exceeded });
+      if (!escrow) return;
+      const retried = settle(match, { exceeded: state.exceeded, covered: new Set(escrow.rule_ids) });
+      expect(retried).toMatchObject({ consumes: true });
+      expect(RANK[retried.decision]).toBeGreaterThan(RANK.escrow);
+    });
+  });
+
+  it('says nothing that depends on the order of the hits, and has the members of its decision only', () => {
+    const members: Record<Verdict['decision'], string[]> = {
+      deny: ['deny_reason'],
+      rate_limited: ['retry_after'],
+      escrow: ['escrow'],
+      allow_with_masking: ['masks'],
+      allow: [],
+    };
+    check((_, hits, state) => {
+      const verdict = settle(permitted(...hits), state);
+      expect(settle(permitted(...hits.toReversed()), state)).toEqual(verdict);
+      const { decision, rule_id, policy_id, policy_version, rule_ids, consumes, ...rest } = verdict;
+      expect(Object.keys(rest)).toEqual(members[decision]);
+      expect(rule_ids).toEqual(hits.map(({ id }) => id).sort());
+      expect([typeof rule_id, typeof policy_id, typeof policy_version, typeof consumes]).toEqual([
+        'string',
+        'string',
+        'number',
+        'boolean',
+      ]);
+    });
+  });
+});
