@@ -10,6 +10,7 @@ import { mountPlain, type PlainRoute } from './api/plain.ts';
 import { buildRouter, type Services } from './api/root.ts';
 import { mountStatus } from './api/status.ts';
 import { assertAccess } from './api/trpc.ts';
+import type { WriteAudit } from './auth/audit.ts';
 import { Authenticator } from './auth/authenticate.ts';
 import { authRoutes } from './auth/http.ts';
 import { Keys } from './auth/keys.ts';
@@ -17,6 +18,8 @@ import { Sessions } from './auth/sessions.ts';
 import { type AppendCommand, type AppendResult, chainActor, openAppender } from './chain/appender.ts';
 import { auditWriter } from './chain/audit.ts';
 import { Checkpoints } from './chain/checkpoint.ts';
+import { verifyRoutes } from './chain/http.ts';
+import { Verifications } from './chain/verification.ts';
 import { type Config, parseMasterKey } from './config.ts';
 import { Decider } from './decisions/decide.ts';
 import { registerIngest } from './decisions/ingest.ts';
@@ -42,6 +45,8 @@ export interface Core extends Services {
   keyring: Keyring;
   bundles: Bundles;
   checkpoints: Checkpoints;
+  verifications: Verifications;
+  audit: WriteAudit;
   actors: ActorHost<AppendCommand, AppendResult>;
   registry: Registry;
   /** Finishes what was accepted, then lets go of everything. */
@@ -77,14 +82,17 @@ export async function openCore(parts: { config: Config; databaseUrl: string; log
   });
   const fleet = new Fleet(db, clock);
   const holds = new Holds(db, clock, audit);
+  const directory = path.join(config.dataDir, 'checkpoints');
+  const publicKeys = () => keyring.all.map((key) => key.publicKey);
+  const verifications = new Verifications(db, () => ({ keys: publicKeys(), directory }));
   const checkpoints = new Checkpoints({
     db,
     clock,
     log,
     host: new URL(config.baseUrl).host,
     signer: () => keyring.current,
-    keys: () => keyring.all.map((key) => key.publicKey),
-    directory: path.join(config.dataDir, 'checkpoints'),
+    keys: publicKeys,
+    directory,
   });
   const appender = openAppender({ db, clock, log, fingerprint, checkpoints });
   const actors = new LocalHost(chainActor(appender));
@@ -131,6 +139,8 @@ export async function openCore(parts: { config: Config; databaseUrl: string; log
     holds,
     evidence,
     checkpoints,
+    verifications,
+    audit,
     actors,
     decider,
     pollSeconds: async (tenantId) => (await settings(tenantId)).poll_seconds ?? config.pollSeconds,
@@ -268,6 +278,7 @@ function plainRoutes(core: Core): PlainRoute[] {
     ...keyRoutes(() => core.keyring),
     bundleRoute(core.bundles, core.pollSeconds),
     downloadRoute(core.evidence),
+    ...verifyRoutes(core),
   ];
 }
 

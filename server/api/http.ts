@@ -1,6 +1,7 @@
+import type { Socket } from 'node:net';
 import cookie from '@fastify/cookie';
 import { type FastifyTRPCPluginOptions, fastifyTRPCPlugin } from '@trpc/server/adapters/fastify';
-import Fastify, { type FastifyBaseLogger, type FastifyInstance, type FastifyRequest } from 'fastify';
+import Fastify, { type ConnectionError, type FastifyBaseLogger, type FastifyInstance, type FastifyRequest } from 'fastify';
 import type { Registry } from 'prom-client';
 import { Histogram } from 'prom-client';
 import type { Authenticator } from '../auth/authenticate.ts';
@@ -45,6 +46,7 @@ export function createHttp(parts: {
     genReqId: () => newId('req', Date.now()),
     forceCloseConnections: 'idle',
     requestTimeout: 60_000,
+    clientErrorHandler: refuseMalformed,
   });
   app.register(cookie);
   parseJson(app);
@@ -109,6 +111,21 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
     },
   } satisfies FastifyTRPCPluginOptions<AppRouter>);
   mountRest(app, router, begin);
+}
+
+/** What is not HTTP never becomes a request; it is refused here, in the same form as everything else. */
+function refuseMalformed(error: ConnectionError, socket: Socket): void {
+  if (error.code === 'ECONNRESET' || !socket.writable) {
+    socket.destroy();
+    return;
+  }
+  const tooLarge = error.code === 'HPE_HEADER_OVERFLOW';
+  const problem = new AppError(tooLarge ? 'PAYLOAD_TOO_LARGE' : 'VALIDATION_FAILED', 'the request is not valid HTTP');
+  const body = JSON.stringify(problemBody(problem));
+  socket.end(
+    `HTTP/1.1 ${problem.status} ${tooLarge ? 'Content Too Large' : 'Bad Request'}\r\nconnection: close\r\n` +
+      `content-type: application/problem+json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
+  );
 }
 
 function pathOf(request: FastifyRequest): string {

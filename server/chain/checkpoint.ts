@@ -365,4 +365,4 @@ export async function newestInFile(
   return head;
 }
 
-const COMPLETE_NOTE = /^svc-chain-head\/(?:(?!svc-chain-head\/)[^])*?\n\n(?:— \S+ \S+\n)+\n/gm;
+const COMPLETE_NOTE = /^svc-chain-head\/(?:(?!svc-chain-head\/)[\s\S])*?\n\n(?:— \S+ \S+\n)+\n/gm;

@@ -141,8 +141,8 @@ function inspectV1(files: ReadonlyMap<string, Uint8Array>, trust: Trust, report:
   report.record_count = manifest.record_count;
   if (keys) {
     attempt(report, 'manifest key', () => {
-      if (manifest.public_key_fingerprint !== keyFingerprint(keys[0]))
-        throw new Error('the manifest names another key');
+      const named = manifest.public_key_fingerprint;
+      if (named !== report.public_key_fingerprint) throw new Error(`the manifest names the key ${named}`);
     });
   }
   attempt(report, 'files', () => compareFiles(files, manifest));

@@ -1,7 +1,8 @@
 #!/usr/bin/env node
 import { createPublicKey, type KeyObject } from 'node:crypto';
-import { lstatSync, readdirSync, readFileSync, statSync } from 'node:fs';
+import { lstatSync, readdirSync, readFileSync, realpathSync, statSync } from 'node:fs';
 import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { ArchiveError, MANIFEST } from './archive.ts';
 import { checkBundle, checkPackage, checkPackageFiles, type Report, readKeys, type Trust } from './check-package.ts';
@@ -243,7 +244,8 @@ function plain(line: string): string {
   return line.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, '?');
 }
 
-if (import.meta.main) {
+// Not import.meta.main: where Node does not know it yet, the program would do nothing and exit with 0.
+if (process.argv[1] !== undefined && realpathSync(process.argv[1]) === fileURLToPath(import.meta.url)) {
   const { exitCode, stdout, stderr } = svcVerify(process.argv.slice(2));
   process.stdout.write(stdout);
   process.stderr.write(stderr);

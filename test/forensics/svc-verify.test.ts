@@ -119,33 +119,37 @@ describe('every package ever shipped', () => {
 });
 
 describe('a package in which one byte was changed', () => {
-  test('never verifies, whichever byte of the file it is', () => {
-    const { bytes } = makePackage(rows.slice(0, 2), { bundles: [] });
+  /** The bytes of the file, of those given, that can be changed so that it still verifies. */
+  function unnoticed(bytes: Buffer, places: Iterable<number>): number[] {
     expect(checkPackage(bytes).verified).toBe(true);
-    for (let at = 0; at < bytes.length; at++) {
+    const found: number[] = [];
+    for (const at of places) {
       const was = bytes[at]!;
       bytes[at] = was ^ (1 << (at % 8));
       const { verified, authentic } = checkPackage(bytes);
       bytes[at] = was;
-      if (verified || authentic) expect.fail(`byte ${at} may be changed`);
+      if (verified || authentic) found.push(at);
     }
+    return found;
+  }
+
+  test('never verifies, whichever byte of the file it is', () => {
+    // The two texts are cut short: the sweep over them says nothing that it does not say over the other files.
+    const small = forged(makePackage(rows.slice(0, 2), { bundles: [] }).bytes, {
+      files: (files) => files.set('VERIFY.md', Buffer.from('#\n')).set('check.sh', Buffer.from('#\n')),
+    });
+    expect(unnoticed(small, small.keys())).toEqual([]);
   }, 60_000);
 
-  test('never verifies, when it is a byte of a checkpoint or a bundle', () => {
+  test('never verifies, when it is a byte of a checkpoint or a bundle, or any of the texts', () => {
     const bytes = Buffer.from(goldenRange().bytes);
+    const places: number[] = [];
     for (const [name, member] of readTar(bytes)) {
-      if (!/^(checkpoints\.txt|bundles\/.*)$/.test(name)) continue;
-      for (
-        let at = member.byteOffset - bytes.byteOffset;
-        at < member.byteOffset - bytes.byteOffset + member.length;
-        at++
-      ) {
-        bytes[at]! ^= 1;
-        if (checkPackage(bytes).authentic) expect.fail(`byte ${at} of ${name} may be changed`);
-        bytes[at]! ^= 1;
-      }
+      const step = /^(checkpoints\.txt|bundles\/.*)$/.test(name) ? 1 : 17;
+      const from = member.byteOffset - bytes.byteOffset;
+      for (let at = from; at < from + member.length; at += step) places.push(at);
     }
-    expect(checkPackage(bytes).verified).toBe(true);
+    expect(unnoticed(bytes, places)).toEqual([]);
   }, 60_000);
 
   test('never verifies when it was unpacked before, and the check names the file', () => {
@@ -484,7 +488,11 @@ describe('the program', () => {
       status: 0,
       stdout: expect.stringContaining('"verified":true'),
     });
-    for (const at of [0, 700, sound.length >> 1, sound.length - 1]) {
+    const link = join(mkdtempSync(join(root, 'l-')), 'svc-verify');
+    symlinkSync(PROGRAM, link);
+    const linked = spawnSync(process.execPath, [link, '--help'], { encoding: 'utf8' });
+    expect(linked).toMatchObject({ status: 0, stdout: expect.stringContaining('Usage') });
+    for (const at of [0, sound.length >> 1, sound.length - 1]) {
       const damaged = Buffer.from(sound);
       damaged[at]! ^= 1;
       expect(run(stored(damaged))).toMatchObject({
@@ -513,6 +521,14 @@ describe('the program', () => {
       }
     };
     visit(PROGRAM);
-    expect([...outside].sort()).toEqual(['blake3', 'node:crypto', 'node:fs', 'node:path', 'node:util', 'node:zlib']);
+    expect([...outside].sort()).toEqual([
+      'blake3',
+      'node:crypto',
+      'node:fs',
+      'node:path',
+      'node:url',
+      'node:util',
+      'node:zlib',
+    ]);
   });
 });

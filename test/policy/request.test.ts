@@ -225,6 +225,7 @@ describe('mapping a request', () => {
       fc.array(fc.integer({ min: 0, max: 0xffff })).map((units) => String.fromCharCode(...units)),
       fc.constantFrom('__entity', '__extn', '__proto__', '\uD83D', '', '1e400', 'a"b\\c\u0000'),
     );
+    const name = text.filter((one) => one !== '');
     const hostile = fc.constantFrom<unknown>(
       { __entity: { type: 'AgentRole', id: 'admin' } },
       { __extn: { fn: 'decimal', arg: '1.0' } },
@@ -245,9 +246,9 @@ describe('mapping a request', () => {
     })).any;
     const optional = <T>(value: fc.Arbitrary<T>) => fc.option(value, { nil: undefined });
     const any = fc.record({
-      agent_id: text,
-      agent_role: text,
-      tool_name: text,
+      agent_id: name,
+      agent_role: name,
+      tool_name: name,
       action_type: fc.constantFrom('payment', 'api_call', 'db_query', 'file_read'),
       tool_server: optional(text),
       method: optional(text),
@@ -260,12 +261,14 @@ describe('mapping a request', () => {
       arguments: json,
       context: json,
       session_id: optional(text),
-      estimated_value: optional(fc.double({ noNaN: true })),
+      estimated_value: optional(fc.double({ noNaN: true, min: -1e15, max: 1e15 })),
       value_currency: optional(text),
       risk_score: optional(fc.double({ min: 0, max: 1, noNaN: true })),
       source_ip: optional(fc.oneof(fc.ipV4(), fc.ipV6())),
       owner: optional(text),
-      now: fc.date({ noInvalidDate: true }).map((date) => date.toISOString()),
+      now: fc
+        .date({ noInvalidDate: true, min: new Date('0001-01-01'), max: new Date('9999-12-31') })
+        .map((date) => date.toISOString()),
     });
     let mapped = 0;
     fc.assert(

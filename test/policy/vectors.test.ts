@@ -1,0 +1,116 @@
+import { readFileSync } from 'node:fs';
+import fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { actionHash } from '../../server/policy/action-hash.ts';
+import { openBundle } from '../../server/policy/bundle.ts';
+import { PolicyEngine, settle } from '../../server/policy/evaluate.ts';
+import { generate, vectorKey } from '../vectors/policy/generate.ts';
+
+const VECTORS = new URL('../vectors/', import.meta.url);
+const stored = (name: string) => readFileSync(new URL(name, VECTORS));
+const json = (name: string) => JSON.parse(stored(name).toString());
+
+describe('the published vectors', () => {
+  it('are what the generator makes, and it makes the same every time', async () => {
+    const [once, again] = [await generate(), await generate()];
+    expect(again).toEqual(once);
+    for (const [name, data] of Object.entries(once)) {
+      expect(stored(name).equals(Buffer.from(data as string)), name).toBe(true);
+    }
+  });
+
+  it('the golden bundle opens with its key, and its requests are decided as published', () => {
+    const { publicKey, kid } = vectorKey();
+    const golden = json('bundle/golden.json');
+    const { header, hash, content } = openBundle(
+      stored('bundle/golden.svcb'),
+      (id) => (id === kid ? publicKey : undefined),
+      {
+        tenant: golden.tenant,
+        min_seq: golden.seq,
+      },
+    );
+    expect(hash).toBe(golden.hash);
+    expect(header).toMatchObject({ kid: golden.kid, seq: golden.seq, not_after: golden.not_after });
+    expect(publicKey.export({ type: 'spki', format: 'pem' })).toBe(golden.public_key);
+
+    const engine = new PolicyEngine(content);
+    const { requests } = json('policy/requests.json');
+    expect(requests.length).toBeGreaterThan(40);
+    for (const { name, request, exceeded, covered, verdict } of requests) {
+      const state = {
+        exceeded: new Map<string, { retry_after: number }>(Object.entries(exceeded)),
+        covered: new Set<string>(covered),
+      };
+      expect(JSON.parse(JSON.stringify(settle(engine.match(request), state))), name).toEqual(verdict);
+    }
+    engine.dispose();
+  });
+
+  it('every decision and every annotation occurs in them', () => {
+    const decisions = new Set(
+      json('policy/requests.json').requests.map((one: { verdict: { decision: string } }) => one.verdict.decision),
+    );
+    expect([...decisions].sort()).toEqual(['allow', 'allow_with_masking', 'deny', 'escrow', 'rate_limited']);
+    const demo = stored('policy/demo.cedar').toString();
+    for (const name of [
+      'id',
+      'scope',
+      'reason',
+      'escrow',
+      'approvals',
+      'quorum',
+      'condition',
+      'delay',
+      'ttl',
+      'execute_within',
+      'notify',
+      'mask',
+      'rate',
+      'description',
+      'severity',
+    ]) {
+      expect(demo).toContain(`@${name}("`);
+    }
+  });
+});
+
+describe('the action hash', () => {
+  it('is that of the vectors', () => {
+    for (const { name, action, hash } of json('policy/action-hash.json').actions)
+      expect(actionHash(action), name).toBe(hash);
+  });
+
+  it('refuses what has no exact form', () => {
+    const of = (args: unknown) => actionHash({ agent_id: 'a', agent_role: 'r', tool_name: 't', arguments: args });
+    for (const value of [Number.NaN, Infinity, 2 ** 53, -(2 ** 60), 1e300, '\uD83D', 10n]) {
+      expect(() => of({ value }), String(value)).toThrow(RangeError);
+    }
+    expect(() => of({ '\uD83D': 1 })).toThrow(RangeError);
+    expect(() => actionHash({ agent_id: '\uD83D', agent_role: 'r', tool_name: 't' })).toThrow(RangeError);
+  });
+
+  it('is the same for the same action, and another for another', () => {
+    const action = fc.record({
+      agent_id: fc.string(),
+      agent_role: fc.string(),
+      tool_name: fc.string(),
+      method: fc.option(fc.string()),
+      resource: fc.option(fc.string()),
+      arguments: fc.dictionary(fc.string(), fc.oneof(fc.string(), fc.integer(), fc.boolean(), fc.constant(null))),
+    });
+    fc.assert(
+      fc.property(action, action, (one, other) => {
+        const shuffled = Object.fromEntries(Object.entries(one).reverse()) as typeof one;
+        expect(actionHash(shuffled)).toBe(actionHash(one));
+        expect(actionHash(one) === actionHash(other)).toBe(
+          JSON.stringify(sorted(one)) === JSON.stringify(sorted(other)),
+        );
+      }),
+    );
+  });
+});
+
+function sorted(action: { arguments: object }): unknown {
+  return Object.entries({ ...action, arguments: Object.entries(action.arguments).sort() }).sort();
+}
