@@ -155,8 +155,9 @@ interface Batch {
 interface Place {
   readonly seq: number;
   readonly receivedAt: string;
-  readonly previous: Buffer;
-  readonly hash: Buffer;
+  /** In hex: thousands of these are kept, and strings weigh less than buffers. */
+  readonly previous: string;
+  readonly hash: string;
 }
 
 /** Where a chain stood before a group. */
@@ -165,6 +166,8 @@ interface Move {
   readonly seq: number;
   readonly hash: Buffer;
   readonly signed: number | undefined;
+  /** The ids that the group added to the chain. */
+  readonly ids: string[];
 }
 
 /** The batches of one transaction. */
@@ -173,8 +176,6 @@ interface Group {
   /** Of the only batch, only this event. */
   readonly pick: number | undefined;
   readonly moves: Map<Chain, Move>;
-  /** Keys of the recent ids that the group added. */
-  readonly keys: string[];
   readonly checkpoints: Checkpoint[];
   state: 'under way' | 'committed' | 'failed';
   error: Error | undefined;
@@ -403,7 +404,6 @@ class Writer {
       batches,
       pick,
       moves: new Map(),
-      keys: [],
       checkpoints: [],
       state: 'under way',
       error: undefined,
@@ -412,34 +412,36 @@ class Writer {
     let inputs: CopyRows | undefined;
     for (const batch of batches) {
       const { chain, events, results, final } = batch;
+      const recent = this.#recent.of(chain.tenantId, events.length);
+      let move = group.moves.get(chain);
       let receivedAt = '';
       if (chain.seq === 0) {
-        begin(group, chain, now);
-        this.#genesis(rows, chain, group);
+        move = begin(group, chain, now);
+        this.#genesis(rows, chain);
       }
+      let previousHex = chain.hash.toString('hex');
       const first = pick ?? 0;
       const end = pick === undefined ? events.length : pick + 1;
       for (let i = first; i < end; i++) {
         if (final?.[i]) continue;
         const { event, input } = events[i]!;
-        const key = `${chain.tenantId}\0${event.event_id}`;
-        const known = this.#recent.get(key);
+        const known = recent.get(event.event_id);
         if (known) {
           results[i] = sameContent(chain.tenantId, event, known)
-            ? { seq: known.seq, hash: known.hash.toString('hex'), duplicate: true }
+            ? { seq: known.seq, hash: known.hash, duplicate: true }
             : { conflict: true };
           continue;
         }
-        if (!group.moves.has(chain)) begin(group, chain, now);
+        move ??= begin(group, chain, now);
         if (receivedAt === '') receivedAt = new Date(chain.at).toISOString();
-        const previous = chain.hash;
         const seq = chain.seq + 1;
         const line = decisionLine(chain.tenantId, seq, receivedAt, event);
         if (line.includes('\\ud') && !isWellFormed(event)) {
           results[i] = { refused: true };
           continue;
         }
-        const hash = chainHash(previous, line);
+        const hash = chainHash(chain.hash, line);
+        const hex = hash.toString('hex');
         chain.seq = seq;
         chain.hash = hash;
         rows.row(9);
@@ -460,9 +462,10 @@ class Writer {
           inputs.timestamp(chain.at);
           inputs.text(input);
         }
-        this.#recent.add(key, { seq, receivedAt, previous, hash });
-        group.keys.push(key);
-        results[i] = { seq, hash: hash.toString('hex'), duplicate: false };
+        recent.add(event.event_id, { seq, receivedAt, previous: previousHex, hash: hex });
+        move.ids.push(event.event_id);
+        previousHex = hex;
+        results[i] = { seq, hash: hex, duplicate: false };
       }
     }
     if (rows.count === 0) {
@@ -484,12 +487,12 @@ class Writer {
     return { group, done };
   }
 
-  #genesis(rows: CopyRows, chain: Chain, group: Group): void {
-    const { tenantId, hash: previous } = chain;
+  #genesis(rows: CopyRows, chain: Chain): void {
     const receivedAt = new Date(chain.at).toISOString();
-    const line = genesisLine(tenantId, 'forensics', receivedAt, this.#options.fingerprint());
+    const line = genesisLine(chain.tenantId, 'forensics', receivedAt, this.#options.fingerprint());
+    const previous = chain.hash.toString('hex');
     chain.seq = 1;
-    chain.hash = chainHash(previous, line);
+    chain.hash = chainHash(chain.hash, line);
     rows.row(9);
     rows.int8(1);
     rows.timestamp(chain.at);
@@ -497,12 +500,11 @@ class Writer {
     rows.int4(0);
     rows.int2(0);
     rows.bytes(chain.hash);
-    rows.text(tenantId);
+    rows.text(chain.tenantId);
     rows.text(GENESIS_ID);
     rows.text(line);
-    const key = `${tenantId}\0${GENESIS_ID}`;
-    this.#recent.add(key, { seq: 1, receivedAt, previous, hash: chain.hash });
-    group.keys.push(key);
+    const place = { seq: 1, receivedAt, previous, hash: chain.hash.toString('hex') };
+    this.#recent.of(chain.tenantId, 0).add(GENESIS_ID, place);
   }
 
   /** Checkpoints that fall due with this group commit with it. */
@@ -552,8 +554,12 @@ class Writer {
 
   /** Takes a failed group's records back out of memory. */
   #undo(group: Group): void {
-    for (const { chain, seq, hash, signed } of group.moves.values()) Object.assign(chain, { seq, hash, signed });
-    for (const key of group.keys) this.#recent.delete(key);
+    for (const { chain, seq, hash, signed, ids } of group.moves.values()) {
+      Object.assign(chain, { seq, hash, signed });
+      const recent = this.#recent.of(chain.tenantId, 0);
+      for (const id of ids) recent.delete(id);
+      if (seq === 0) recent.delete(GENESIS_ID);
+    }
   }
 
   /**
@@ -799,10 +805,12 @@ function insertCheckpoints(checkpoints: readonly Checkpoint[]): string {
 }
 
 /** Notes where the chain stands before the group. Time never goes back, not even when the group is undone. */
-function begin(group: Group, chain: Chain, now: number): void {
+function begin(group: Group, chain: Chain, now: number): Move {
   const { seq, hash, signed } = chain;
-  group.moves.set(chain, { chain, seq, hash, signed });
+  const move = { chain, seq, hash, signed, ids: [] };
+  group.moves.set(chain, move);
   if (now > chain.at) chain.at = now;
+  return move;
 }
 
 function bytea(bytes: Buffer): string {
@@ -811,7 +819,7 @@ function bytea(bytes: Buffer): string {
 
 function sameContent(tenantId: string, event: DecisionEvent, place: Place): boolean {
   const line = decisionLine(tenantId, place.seq, place.receivedAt, event);
-  return chainHash(place.previous, line).equals(place.hash);
+  return chainHash(Buffer.from(place.previous, 'hex'), line).toString('hex') === place.hash;
 }
 
 function sameLine(tenantId: string, event: DecisionEvent, line: string): boolean {
@@ -863,30 +871,56 @@ function unavailable(detail: string, cause?: unknown): AppError {
   return new AppError('UNAVAILABLE', detail, { headers: { 'retry-after': '1' }, cause });
 }
 
-/** The ids written last. Two generations: when the younger is full it becomes the older, and the older is forgotten. */
+/**
+ * The ids written last, by tenant. Two generations: when the younger is full it becomes the older, and the older is
+ * forgotten.
+ */
 class RecentIds {
   readonly #half: number;
-  #young = new Map<string, Place>();
-  #old = new Map<string, Place>();
+  #count = 0;
+  #young = new Map<string, Map<string, Place>>();
+  #old = new Map<string, Map<string, Place>>();
 
   constructor(size: number) {
     this.#half = Math.ceil(size / 2);
   }
 
-  get(key: string): Place | undefined {
-    return this.#young.get(key) ?? this.#old.get(key);
-  }
-
-  add(key: string, place: Place): void {
-    if (this.#young.size >= this.#half) {
+  /** The ids of a tenant, which is about to add as many as `adding`. What it gives is good until the next call. */
+  of(tenantId: string, adding: number): TenantIds {
+    this.#count += adding;
+    if (this.#count > this.#half) {
       this.#old = this.#young;
       this.#young = new Map();
+      this.#count = adding;
     }
-    this.#young.set(key, place);
+    let young = this.#young.get(tenantId);
+    if (!young) {
+      young = new Map();
+      this.#young.set(tenantId, young);
+    }
+    return new TenantIds(young, this.#old.get(tenantId));
+  }
+}
+
+class TenantIds {
+  readonly #young: Map<string, Place>;
+  readonly #old: Map<string, Place> | undefined;
+
+  constructor(young: Map<string, Place>, old: Map<string, Place> | undefined) {
+    this.#young = young;
+    this.#old = old;
   }
 
-  delete(key: string): void {
-    this.#young.delete(key);
-    this.#old.delete(key);
+  get(id: string): Place | undefined {
+    return this.#young.get(id) ?? this.#old?.get(id);
+  }
+
+  add(id: string, place: Place): void {
+    this.#young.set(id, place);
+  }
+
+  delete(id: string): void {
+    this.#young.delete(id);
+    this.#old?.delete(id);
   }
 }

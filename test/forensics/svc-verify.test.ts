@@ -135,17 +135,17 @@ describe('a package in which one byte was changed', () => {
 
   test('never verifies, whichever byte of the file it is', () => {
     // The two texts are cut short: the sweep over them says nothing that it does not say over the other files.
-    const small = forged(makePackage(rows.slice(0, 2), { bundles: [] }).bytes, {
+    const small = forged(makePackage(rows.slice(0, 2), { bundles: [], checkpoints: [note(rows[1]!)] }).bytes, {
       files: (files) => files.set('VERIFY.md', Buffer.from('#\n')).set('check.sh', Buffer.from('#\n')),
     });
     expect(unnoticed(small, small.keys())).toEqual([]);
   }, 60_000);
 
-  test('never verifies, when it is a byte of a checkpoint or a bundle, or any of the texts', () => {
+  test('never verifies, when it is a byte of a bundle or of the texts', () => {
     const bytes = Buffer.from(goldenRange().bytes);
     const places: number[] = [];
     for (const [name, member] of readTar(bytes)) {
-      const step = /^(checkpoints\.txt|bundles\/.*)$/.test(name) ? 1 : 17;
+      const step = name.startsWith('bundles/') ? 5 : 41;
       const from = member.byteOffset - bytes.byteOffset;
       for (let at = from; at < from + member.length; at += step) places.push(at);
     }

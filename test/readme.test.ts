@@ -1,0 +1,77 @@
+import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { mkdtempSync, readFileSync, rmSync, symlinkSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { promisify } from 'node:util';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { settingsHelp } from '../server/config.ts';
+
+const root = path.resolve(import.meta.dirname, '..');
+const readme = readFileSync(path.join(root, 'README.md'), 'utf8');
+const blocks = [...readme.matchAll(/^```sh tested\n([\s\S]*?)^```/gm)].map(([, block]) => block!);
+
+let dir: string;
+let server: ChildProcess;
+let shown: { base: string; key: string; link: string };
+
+/** A user's folder: the project as links, so that what the commands write does not land in it. */
+beforeAll(async () => {
+  dir = mkdtempSync(path.join(tmpdir(), 'svc-readme-'));
+  for (const name of ['package.json', 'node_modules', 'server', 'machines', 'db', 'web']) {
+    symlinkSync(path.join(root, name), path.join(dir, name));
+  }
+  const env = {
+    ...process.env,
+    PORT: await freePort(),
+    SVC_DATA_DIR: path.join(tmpdir(), path.basename(dir), '.data'),
+  };
+  server = spawn('npm', ['start'], { cwd: dir, env, stdio: ['ignore', 'pipe', 'inherit'] });
+  shown = await new Promise((resolve, reject) => {
+    let text = '';
+    server.once('exit', (code) => reject(new Error(`npm start ended with ${code}: ${text}`)));
+    server.stdout!.on('data', (chunk) => {
+      text += chunk;
+      const key = /svc_key_\w+/.exec(text)?.[0];
+      const link = /http\S+verify\?token=\w+/.exec(text)?.[0];
+      if (key && link && text.includes('(tenant default)')) resolve({ key, link, base: new URL(link).origin });
+    });
+  });
+}, 60_000);
+
+afterAll(async () => {
+  const ended = new Promise((resolve) => server.once('exit', resolve));
+  server.kill('SIGTERM');
+  await ended;
+  rmSync(dir, { recursive: true, force: true });
+}, 30_000);
+
+test('every command of the README does what it says, from a fresh start on', async () => {
+  expect(blocks.length).toBeGreaterThan(5);
+  const script = ['set -euo pipefail', `BASE=${shown.base} KEY=${shown.key} SIGN_IN_LINK='${shown.link}'`, ...blocks];
+  const env = { ...process.env, PORT: new URL(shown.base).port, SVC_DATA_DIR: path.join(dir, '.data') };
+  const { stdout } = await promisify(execFile)('bash', ['-c', script.join('\n')], { cwd: dir, env, timeout: 120_000 });
+  for (const decision of ['allow', 'escrow', 'deny']) expect(stdout).toContain(`"decision":"${decision}"`);
+  expect(stdout).toContain('"verified":true');
+  expect(stdout.match(/^VERIFIED/gm)).toHaveLength(2);
+  expect(stdout).toContain('Signature Verified Successfully');
+  expect(stdout).toMatch(/^ok \d+ [0-9a-f]{64}/m);
+  expect(stdout).toMatch(/^304$/m);
+}, 150_000);
+
+test('every setting is in the README with its default, and nothing else is', () => {
+  const listed = [...readme.matchAll(/^\| `([A-Z_]+)` \| ([^|]*) \| ([^|]*) \|$/gm)].map(([, name, fallback]) => [
+    name,
+    fallback!.replaceAll('`', '').trim(),
+  ]);
+  expect(listed).toEqual(settingsHelp().map(({ name, fallback }) => [name, fallback]));
+});
+
+async function freePort(): Promise<string> {
+  const { createServer } = await import('node:net');
+  return new Promise((resolve) => {
+    const probe = createServer().listen(0, '127.0.0.1', () => {
+      const { port } = probe.address() as { port: number };
+      probe.close(() => resolve(String(port)));
+    });
+  });
+}
