@@ -154,7 +154,9 @@ function plainPaths(plain: readonly PlainDescription[]): NonNullable<GenerateOpe
       ...(route.query && { query: z.object(route.query) }),
     };
     const slug = route.path.replace(/[{}]/g, '').split('/').filter(Boolean).join('-').replaceAll('.', '');
-    (paths[route.path] ??= {})[route.method.toLowerCase()] = {
+    const operations = paths[route.path] ?? {};
+    paths[route.path] = operations;
+    operations[route.method.toLowerCase()] = {
       operationId: `${route.method.toLowerCase()}-${slug}`,
       summary: route.summary,
       ...(route.description && { description: route.description }),

@@ -60,18 +60,18 @@ export class Bundles {
     const wanted = scopes && [...new Set(scopes)].sort();
     const key = wanted ? `=${wanted.join(',')}` : '';
     if (!this.#db.notices.healthy) return this.#build(tenantId, wanted, key);
-    let ofTenant = this.#current.get(tenantId);
-    if (!ofTenant) this.#current.set(tenantId, (ofTenant = new Map()));
+    const ofTenant = this.#current.get(tenantId) ?? new Map<string, Promise<PublishedBundle>>();
+    this.#current.set(tenantId, ofTenant);
     const kept = ofTenant.get(key);
     if (kept) {
       const bundle = await kept;
       if (bundle.notAfter.getTime() - this.#clock.now() > (BUNDLE_SECONDS / 2) * 1000) return bundle;
     }
+    // a proxy chooses its scopes: the number of sets kept is bounded
     if (ofTenant.size > 200) ofTenant.clear();
     const building = this.#build(tenantId, wanted, key);
-    const place = ofTenant;
-    place.set(key, building);
-    building.catch(() => place.get(key) === building && place.delete(key));
+    ofTenant.set(key, building);
+    building.catch(() => ofTenant.get(key) === building && ofTenant.delete(key));
     return building;
   }
 

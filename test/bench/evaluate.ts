@@ -1,0 +1,138 @@
+import { Agent, request } from 'node:http';
+import { performance } from 'node:perf_hooks';
+import pg from 'pg';
+import { openBundle } from '../../server/policy/bundle.ts';
+import { CedarHost } from '../../server/policy/language/host.ts';
+import { mapRequest } from '../../server/policy/request.ts';
+import type { ActionRequest } from '../../server/policy/types.ts';
+import { type BenchContext, type Figure, figure, median, quantile } from './lib.ts';
+import { withProgram } from './program.ts';
+
+const STATEMENTS = 100;
+const CALLS = 1500;
+
+/** 100 live statements over ten tools: permits with limits, guardrails, and hard denials. */
+function policyText(tool: number): string {
+  const of = `principal in AgentRole::"support", action == Action::"tool_call", resource == Tool::"tool_${tool}"`;
+  const amount = 'context.num.hasTag("amount") && context.num.getTag("amount")';
+  return Array.from({ length: STATEMENTS / 10 }, (_, i) => {
+    if (i === 0) return `permit(${of});`;
+    if (i % 3 === 0) return `@escrow("single") forbid(${of}) when { ${amount}.greaterThan(decimal("${1000 * i}.0")) };`;
+    if (i % 3 === 1) return `forbid(${of}) when { ${amount}.greaterThan(decimal("${9000 + i}.0")) };`;
+    return `permit(${of}) when { ${amount}.lessThan(decimal("${i}.0")) && context.str.hasTag("user.id") };`;
+  }).join('\n');
+}
+
+const INPUT = {
+  action_type: 'tool_call',
+  tool_name: 'tool_3',
+  method: 'POST',
+  session_id: 'ses_bench',
+  risk_score: 0.2,
+  arguments: { amount: 42.5, user: { id: 'u_1', tier: 'gold' }, items: [{ sku: 'a-1', count: 2 }], note: 'as agreed' },
+};
+
+/**
+ * One evaluation over HTTP, its durable record included, beside the two things that it cannot do without: the prepared
+ * Cedar calls over the same 100 statements, and one durable single-row commit. One caller, one call after the other.
+ */
+export async function bench(ctx: BenchContext): Promise<Figure[]> {
+  return withProgram(ctx.url, async ({ url, core, tenantId }) => {
+    const by = { person: 'bench', actor: { type: 'operator', id: 'bench' } as const };
+    for (let tool = 0; tool < 10; tool++) {
+      await core.policies.create(tenantId, { id: `p${tool}`, dsl_source: policyText(tool) }, by);
+      await core.policies.approve(tenantId, `p${tool}`, 1, undefined, by);
+    }
+    const { secret } = await core.keys.createAgentKey(
+      tenantId,
+      { label: 'bench', agentId: 'bench', agentRole: 'support', owner: null },
+      { actor: by.actor },
+    );
+    const agent = new Agent({ keepAlive: true, maxSockets: 1 });
+    const headers = {
+      authorization: `Bearer ${secret}`,
+      'x-svc-tenant': tenantId,
+      'content-type': 'application/json',
+    };
+    const body = JSON.stringify(INPUT);
+    const evaluate = () =>
+      new Promise<void>((resolve, reject) => {
+        const sent = request(`${url}/v1/evaluate`, { method: 'POST', agent, headers }, (answer) => {
+          let text = '';
+          answer.on('data', (data) => {
+            text += data;
+          });
+          answer.once('end', () =>
+            text.includes('"decision":"allow"') ? resolve() : reject(new Error(text.slice(0, 300))),
+          );
+        });
+        sent.once('error', reject);
+        sent.end(body);
+      });
+
+    const cedar = await bareCedar(core, tenantId);
+    const client = new pg.Client(ctx.url);
+    await client.connect();
+    await client.query('create table if not exists bench_row (id bigserial primary key, line text not null)');
+    const line = 'x'.repeat(700);
+    const commit = () =>
+      client.query({ name: 'row', text: 'insert into bench_row (line) values ($1)', values: [line] });
+
+    const took = { http: [] as number[], cedar: [] as number[], commit: [] as number[] };
+    const measure = async (into: number[], what: () => unknown, calls: number) => {
+      for (let i = 0; i < calls; i++) {
+        const began = performance.now();
+        await what();
+        into.push(performance.now() - began);
+      }
+    };
+    // a warm-up of each, then in turns, so that what else the machine does meets all three alike
+    for (const what of [evaluate, cedar, commit]) await measure([], what, 300);
+    for (let turn = 0; turn < 10; turn++) {
+      await measure(took.http, evaluate, CALLS / 10);
+      await measure(took.cedar, cedar, CALLS / 10);
+      await measure(took.commit, commit, CALLS / 10);
+    }
+    await client.end();
+    agent.destroy();
+    const sorted = took.http.toSorted((a, b) => a - b);
+    const limit = median(took.cedar) + median(took.commit);
+    return [
+      figure('bare prepared Cedar calls, 100 statements: p50', median(took.cedar), 'ms'),
+      figure('durable single-row commit: p50', median(took.commit), 'ms'),
+      figure('evaluate over HTTP: p50', median(took.http), 'ms'),
+      figure('evaluate over HTTP: p99', quantile(sorted, 0.99), 'ms'),
+      figure('evaluate / (Cedar + commit), p50', median(took.http) / limit, 'ratio', 1.5, true),
+    ];
+  });
+}
+
+/** The two calls of a decision on the engine itself, with all statements prepared and nothing sliced. */
+async function bareCedar(core: import('../../server/app.ts').Core, tenantId: string): Promise<() => void> {
+  const bundle = await core.bundles.current(tenantId, null);
+  const { content } = openBundle(bundle.bytes, (kid) => core.keyring.find(kid));
+  const host = new CedarHost();
+  const texts = (soft: boolean) =>
+    Object.fromEntries(
+      content.policies
+        .filter(({ effect, annotations }) => (effect === 'forbid' && annotations.escrow !== undefined) === soft)
+        .map(({ id, cedar }) => [id, cedar]),
+    );
+  const main = {};
+  const soft = {};
+  const ids = [host.prepareSet(main, () => texts(false)), host.prepareSet(soft, () => texts(true))];
+  const preparsedSchemaName = host.prepareSchema(content.schema);
+  const action: ActionRequest = {
+    ...INPUT,
+    agent_id: 'bench',
+    agent_role: 'support',
+    now: new Date().toISOString(),
+  };
+  const call = mapRequest(action, content.action_entities).call({ keys: null, words: new Set(['num', 'str']) });
+  return () => {
+    for (const preparsedPolicySetId of ids) {
+      const answer = host.call('statefulIsAuthorized', { ...call, preparsedPolicySetId, preparsedSchemaName });
+      if (answer.type !== 'success') throw new Error('the engine refused the request');
+    }
+  };
+}

@@ -1,0 +1,34 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { type Core, createProgram } from '../../server/app.ts';
+import { readConfig } from '../../server/config.ts';
+import { createLog } from '../../server/lib/log.ts';
+import { createTenant } from '../../server/provision.ts';
+
+/** The real program on a database, with limits that a benchmark does not reach, while `work` runs. */
+export async function withProgram<T>(
+  databaseUrl: string,
+  work: (program: { url: string; core: Core; tenantId: string; adminKey: string }) => Promise<T>,
+): Promise<T> {
+  const dir = mkdtempSync(path.join(tmpdir(), 'svc-bench-program-'));
+  const most = '1000000';
+  const config = readConfig({
+    PORT: '0',
+    SVC_DATA_DIR: dir,
+    SVC_BASE_URL: 'http://bench.test',
+    SVC_RATE_EVALUATE: most,
+    SVC_RATE_INGEST: most,
+    SVC_RATE_KEY: most,
+  });
+  const program = await createProgram({ config, databaseUrl, log: createLog('error') });
+  try {
+    const url = await program.listen();
+    const core = program.core!;
+    const made = await createTenant(core, url, { name: 'Bench', adminEmail: 'bench@example.test' });
+    return await work({ url, core, tenantId: made.tenant_id, adminKey: made.api_key });
+  } finally {
+    await program.stop();
+    rmSync(dir, { recursive: true, force: true });
+  }
+}
