@@ -83,6 +83,8 @@ export function decisionHost(): CedarHost {
 
 /** Entries of the map from scopes to slices; a slice itself is shared by all scopes that it fits. */
 const MOST_SCOPES = 4_096;
+/** Statements in all slices of one engine together. */
+const MOST_SLICED = 200_000;
 
 interface Indexed {
   statement: BundleStatement;
@@ -117,6 +119,7 @@ export class PolicyEngine {
   readonly #named = new Set<string>();
   readonly #slices = new Map<string, Slice>();
   readonly #byScope = new Map<string, Slice>();
+  #sliced = 0;
 
   /** Throws a RangeError on a bundle for a newer language, or one whose derived fields contradict its Cedar text. */
   constructor(content: BundleContent) {
@@ -154,6 +157,7 @@ export class PolicyEngine {
     }
     this.#slices.clear();
     this.#byScope.clear();
+    this.#sliced = 0;
   }
 
   #match(request: MappedRequest): Match {
@@ -216,9 +220,13 @@ export class PolicyEngine {
       ({ head }) => admits(head.principal, principal) && admits(head.action, action) && admits(head.resource, resource),
     );
     const name = fitting.map(({ statement }) => statement.id).join('\n');
-    const slice = this.#slices.get(name) ?? sliceOf(fitting);
-    if (this.#byScope.size >= MOST_SCOPES) this.dispose();
-    this.#slices.set(name, slice);
+    if (this.#byScope.size >= MOST_SCOPES || this.#sliced > MOST_SLICED) this.dispose();
+    let slice = this.#slices.get(name);
+    if (!slice) {
+      slice = sliceOf(fitting);
+      this.#sliced += fitting.length;
+      this.#slices.set(name, slice);
+    }
     this.#byScope.set(scope, slice);
     return slice;
   }
@@ -333,8 +341,8 @@ function ttl({ annotations }: BundleStatement): number {
 /**
  * One hold for all escrow rules that were hit, strictest first. Its kind is that of the strictest; approvals are the
  * most that any asks for, groups are joined with the larger count each, the ttl and the time to execute are the
- * shortest, targets and reasons are joined. Conditions and delays bind only a hold of their own kind: where a person
- * must approve, the person stands in for them (all conditions and the longest delay of that kind are kept).
+ * shortest, targets, reasons and conditions are joined. A delay binds only a time-delayed hold (the longest of them):
+ * where somebody must approve or report, that somebody is the check that the delay leaves time for.
  */
 function terms(holding: BundleStatement[]): EscrowTerms {
   const all = holding.map(({ annotations }) => annotations);
@@ -355,7 +363,8 @@ function terms(holding: BundleStatement[]): EscrowTerms {
     hold_type: holdType,
     required_approvals: Math.max(quorumSeats(quorum), ...all.map(requiredApprovals)),
     ...(quorum.length > 0 && { quorum }),
-    ...(holdType === 'conditional' && { conditions }),
+    // INVARIANT: an approval does not stand in for a condition that another rule names
+    ...(conditions.length > 0 && { conditions }),
     ...(holdType === 'time_delayed' && { delay_seconds: Math.max(...delays) }),
     ttl_seconds: Math.min(...holding.map(ttl)),
     ...(within.length > 0 && { execute_within_seconds: Math.min(...within) }),

@@ -27,10 +27,11 @@ export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) =>
       const { query, request, reply } = call;
       const { tenantId } = principalOf(call);
       const scopes = query.scopes === undefined ? null : scopeList(query.scopes);
-      const known = query.current_hash ?? etagOf(request.headers['if-none-match']);
+      const known = query.current_hash !== undefined ? [query.current_hash] : etagsOf(request.headers['if-none-match']);
+      const has = (hash: string) => known.includes(hash) || known.includes('*');
       const wait = waitSeconds(request.headers.prefer);
       let bundle = await bundles.current(tenantId, scopes);
-      if (wait > 0 && known === bundle.hash) {
+      if (wait > 0 && has(bundle.hash)) {
         const gone = new AbortController();
         const leave = () => gone.abort();
         reply.raw.once('close', leave);
@@ -49,7 +50,7 @@ export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) =>
         'cache-control': 'private, no-cache',
         vary: 'authorization',
       });
-      if (known === bundle.hash) return reply.code(304).send();
+      if (has(bundle.hash)) return reply.code(304).send();
       return reply.type('application/vnd.svc.bundle.v1').send(bundle.bytes);
     },
   };
@@ -68,8 +69,10 @@ function scopeList(text: string): string[] {
   return scopes;
 }
 
-function etagOf(header: string | undefined): string | undefined {
-  return header && /^(?:W\/)?"([^"]+)"$/.exec(header.trim())?.[1];
+/** The entity tags of If-None-Match (RFC 9110 §13.1.2), weak ones too, and `*` where that is said. */
+function etagsOf(header: string | undefined): string[] {
+  if (header?.trim() === '*') return ['*'];
+  return Array.from((header ?? '').matchAll(/"([^"]*)"/g), ([, tag]) => tag!);
 }
 
 function waitSeconds(header: string | string[] | undefined): number {

@@ -86,7 +86,8 @@ export class Policies {
   /** Checks a text and saves nothing. */
   async validate(tenantId: string, source: string, policyId = 'policy'): Promise<Compilation> {
     const { action_types } = await this.#rules(tenantId);
-    return this.#language.compile(policyId, source, schemaFor(action_types));
+    const compiled = await this.#language.compile(policyId, source, schemaFor(action_types));
+    return compiled.errors.length > 0 ? compiled : { ...compiled, errors: nulFaults(source, compiled) };
   }
 
   async format(source: string): Promise<{ formatted?: string; errors: Diagnostic[] }> {
@@ -492,6 +493,19 @@ function versionView(revision: PolicyRevisionRow, live: number | null) {
     ...(revision.note != null && { note: revision.note }),
     ...(last && { review: last, reviews: revision.reviews }),
   };
+}
+
+/** Where a text has NUL, as such or written as an escape in what is read of it: PostgreSQL holds it neither way. */
+function nulFaults(source: string, { statements }: Compilation): Diagnostic[] {
+  const message = 'the character NUL cannot be stored';
+  const place = source.indexOf('\0');
+  if (place >= 0) {
+    const before = source.slice(0, place).split('\n');
+    return [{ line: before.length, column: before.at(-1)!.length + 1, message }];
+  }
+  return statements
+    .filter(({ annotations, roles, scopes }) => JSON.stringify([annotations, roles, scopes]).includes('\\u0000'))
+    .map(({ line }) => ({ line, column: 1, message }));
 }
 
 /** An array as PostgreSQL reads it from a parameter. */

@@ -90,6 +90,7 @@ describe('settling', () => {
         { group: 'finance', count: 2 },
         { group: 'legal', count: 1 },
       ],
+      conditions: ['kyc'],
       ttl_seconds: 3_600,
       execute_within_seconds: 600,
       notify_targets: ['https://a.example', 'https://c.example', 'https://b.example'],

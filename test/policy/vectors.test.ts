@@ -15,7 +15,7 @@ describe('the published vectors', () => {
     const [once, again] = [await generate(), await generate()];
     expect(again).toEqual(once);
     for (const [name, data] of Object.entries(once)) {
-      expect(stored(name).equals(Buffer.from(data as string)), name).toBe(true);
+      expect(stored(`policy/${name}`).equals(Buffer.from(data as string)), name).toBe(true);
     }
   });
 

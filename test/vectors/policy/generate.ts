@@ -31,15 +31,15 @@ export function demoContent(): BundleContent {
   });
 }
 
-/** The vectors of the policy language, the decisions, the action hash and the bundle, by path under test/vectors. */
+/** The vectors of the policy language, the decisions, the action hash and the bundle, by path from this folder. */
 export async function generate(): Promise<Record<string, string | Uint8Array>> {
   const content = demoContent();
   return {
-    'policy/demo.cedar': DEMO,
-    'policy/schema.cedarschema': schemaFor(),
-    'policy/texts.json': json({ v: 1, texts: texts() }),
-    'policy/requests.json': json({ v: 1, policies: ['demo.cedar'], requests: requests(content) }),
-    'policy/action-hash.json': json({ v: 1, actions: actions() }),
+    'demo.cedar': DEMO,
+    'schema.cedarschema': schemaFor(),
+    'texts.json': json({ v: 1, texts: texts() }),
+    'requests.json': json({ v: 1, policies: ['demo.cedar'], requests: requests(content) }),
+    'action-hash.json': json({ v: 1, actions: actions() }),
     ...bundle(content),
   };
 }
@@ -99,9 +99,9 @@ function bundle(content: BundleContent): Record<string, string | Uint8Array> {
   const how = { seq: 42, not_after: '2030-01-01T00:00:00.000Z', kid, privateKey, level: 0 };
   const { bytes, hash, canonical } = packBundle(content, how);
   return {
-    'bundle/golden.svcb': bytes,
-    'bundle/golden.canonical.json': canonical,
-    'bundle/golden.json': json({
+    '../bundle/golden.svcb': bytes,
+    '../bundle/golden.canonical.json': canonical,
+    '../bundle/golden.json': json({
       v: 1,
       hash,
       bundle_sha256: sha256Tag(bytes),
