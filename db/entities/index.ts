@@ -1,4 +1,5 @@
 import { defineEntity, type InferEntity, p } from '@mikro-orm/postgresql';
+import { HOLD_STATES, type HoldContext } from '../../machines/escrow.ts';
 import type { PolicyContext } from '../../machines/policy.ts';
 import type { BundleStatement } from '../../server/policy/types.ts';
 
@@ -151,16 +152,13 @@ export const PolicyRevision = defineEntity({
 });
 export type PolicyRevisionRow = InferEntity<typeof PolicyRevision>;
 
-export const HOLD_STATUSES = ['held', 'released', 'rejected', 'consumed', 'expired', 'cancelled'] as const;
-
-/** What a hold shows beside its filterable columns. */
+/** What a hold shows beside its filterable columns and the state of its machine. It does not change. */
 export interface HoldDetails {
   policy_id: string | null;
   rule_ids: string[];
   reason?: string | undefined;
   quorum?: { group: string; count: number }[] | undefined;
-  conditions: { condition_id: string; description?: string | undefined; satisfied: boolean }[];
-  delay_seconds?: number | undefined;
+  conditions: { condition_id: string; description?: string | undefined }[];
   execute_within_seconds?: number | undefined;
   notify_targets: string[];
   session_id?: string | undefined;
@@ -175,9 +173,10 @@ export const Hold = defineEntity({
   properties: {
     tenantId: p.string().primary(),
     id: p.string().primary(),
-    status: p.enum(HOLD_STATUSES),
+    /** As of the last event. What time has done since then is in `releasesAt` and `endsAt`. */
+    status: p.enum(HOLD_STATES),
     machineVersion: p.integer(),
-    machineContext: p.json<Record<string, unknown>>().columnType('jsonb'),
+    machineContext: p.json<HoldContext>().columnType('jsonb'),
     agentRole: p.text(),
     agentId: p.text(),
     agentOwner: p.string().nullable(),
@@ -193,9 +192,19 @@ export const Hold = defineEntity({
     riskScore: p.float().columnType('double precision').nullable(),
     ttlSeconds: p.integer(),
     source: p.enum(['evaluate', 'proxy'] as const),
+    /** The credential that opened it. */
     createdBy: p.text(),
+    /** The person who asked for it, where one did: they do not vote on it. */
+    requestedBy: p.string().nullable(),
+    idempotencyKey: p.text().nullable(),
+    idempotencyHash: p.text().nullable(),
     createdAt: time(),
     expiresAt: time(),
+    /** When time alone releases it; null when it does not. */
+    releasesAt: time().nullable(),
+    /** When time alone expires it; null when it has ended. */
+    endsAt: time().nullable(),
+    /** When the timers must look at it: the earlier of the two. */
     wakeAt: time().nullable(),
     rowVersion: p.integer().version(),
   },

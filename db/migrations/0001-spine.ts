@@ -24,6 +24,8 @@ const TENANT_TABLES: Record<string, string> = {
   audit_record: 'select, insert',
   decision_input: 'select, delete',
   escrow_hold: 'select, insert, update',
+  escrow_vote: 'select, insert',
+  event_outbox: 'select, insert',
   evidence_package: 'select, insert',
   proxy_instance: 'select, insert, update, delete',
   rate_counter: 'select, insert, update, delete',
@@ -259,17 +261,50 @@ export class Spine extends Migration {
         ttl_seconds integer not null,
         source text not null check (source in ('evaluate', 'proxy')),
         created_by text not null,
+        requested_by text collate "C",
+        idempotency_key text collate "C",
+        idempotency_hash text,
         created_at timestamptz(3) not null,
         expires_at timestamptz(3) not null,
+        releases_at timestamptz(3),
+        ends_at timestamptz(3),
         wake_at timestamptz(3),
         row_version integer not null default 1,
-        primary key (tenant_id, id)
+        primary key (tenant_id, id),
+        check ((wake_at is null) = (ends_at is null)),
+        check ((status in ('held', 'released')) = (wake_at is not null))
       )`);
     // a repeated identical action finds the hold that is still open, also when both requests arrive at once
     this.addSql(`create unique index escrow_hold_open on escrow_hold (tenant_id, agent_id, agent_role, action_hash)
       where status = 'held' and source = 'evaluate'`);
+    this.addSql(`create unique index escrow_hold_idempotency on escrow_hold (tenant_id, created_by, idempotency_key)
+      where idempotency_key is not null`);
     this.addSql(`create index escrow_hold_status on escrow_hold (tenant_id, status, created_at)`);
     this.addSql(`create index escrow_hold_wake on escrow_hold (wake_at) where wake_at is not null`);
+    // one vote per person is the primary key; a vote is never changed
+    this.addSql(`
+      create table escrow_vote (
+        tenant_id text collate "C" not null,
+        hold_id text collate "C" not null,
+        user_id text collate "C" not null,
+        decision text not null check (decision in ('approve', 'reject')),
+        reason text not null,
+        shown_hash text not null,
+        created_at timestamptz(3) not null,
+        primary key (tenant_id, hold_id, user_id),
+        foreign key (tenant_id, hold_id) references escrow_hold,
+        foreign key (tenant_id, user_id) references member
+      )`);
+    // what subscribers must hear, written with the change that it tells of; delivered from here later
+    this.addSql(`
+      create table event_outbox (
+        tenant_id text collate "C" not null references tenant,
+        id text collate "C" not null,
+        event_type text not null,
+        payload jsonb not null,
+        created_at timestamptz(3) not null,
+        primary key (tenant_id, id)
+      )`);
     this.addSql(`
       create table evidence_package (
         tenant_id text collate "C" not null references tenant,
