@@ -155,10 +155,15 @@ const RecordsBody = z.strictObject({ records: IngestBody.shape.events });
 
 function faultsOf(error: z.ZodError): Fault[] {
   return error.issues.flatMap((issue) => {
-    const pointer = issue.path.map((part) => `/${String(part).replaceAll('~', '~0').replaceAll('/', '~1')}`).join('');
-    if (issue.code !== 'unrecognized_keys') return [{ pointer, message: issue.message }];
-    return issue.keys.map((key) => ({ pointer: `${pointer}/${key}`, message: 'is not known here' }));
+    const paths = issue.code === 'unrecognized_keys' ? issue.keys.map((key) => [...issue.path, key]) : [issue.path];
+    const message = issue.code === 'unrecognized_keys' ? 'is not known here' : issue.message;
+    return paths.map((path) => ({ pointer: path.map(token).join(''), message }));
   });
+}
+
+/** A part of a JSON pointer (RFC 6901). */
+function token(part: PropertyKey): string {
+  return `/${String(part).replaceAll('~', '~0').replaceAll('/', '~1')}`;
 }
 
 function decisionEvent(e: IngestedEvent): DecisionEvent {

@@ -104,7 +104,9 @@ export async function searchEvents(
   db: Pick<Database, 'readOnly'>,
   tenantId: string,
   query: EventQuery,
+  options: { scanRecords?: number } = {},
 ): Promise<EventPage> {
+  const { scanRecords = SCAN_RECORDS } = options;
   const limit = Number(query.limit ?? DEFAULT_PAGE);
   if (limit < 1 || limit > MAX_PAGE) throw invalid('?limit', `must be 1 to ${MAX_PAGE}`);
   const after = query.after === undefined ? undefined : openCursor(query.after);
@@ -130,7 +132,7 @@ export async function searchEvents(
     const place = `tenant_id = $1 and seq between $2 and $3 ${filters.indexed}`;
     const scanned = `select seq, line from forensic_record where ${place} order by seq ${order}`;
     const sql = filters.scanned
-      ? `select seq, line from (${scanned} limit ${SCAN_RECORDS}) r where true ${filters.scanned} order by seq ${order}`
+      ? `select seq, line from (${scanned} limit ${scanRecords}) r where true ${filters.scanned} order by seq ${order}`
       : scanned;
     const found =
       none || first > last
@@ -142,7 +144,7 @@ export async function searchEvents(
     if (found.length > limit) next = page.at(-1)!.seq;
     else if (filters.scanned && !none && first <= last) {
       const bound = await client.query<{ seq: number }>(
-        `select seq from forensic_record where ${place} order by seq ${order} offset ${SCAN_RECORDS - 1} limit 1`,
+        `select seq from forensic_record where ${place} order by seq ${order} offset ${scanRecords - 1} limit 1`,
         // the scanned filters' parameters come last and do not occur here
         values.slice(0, 3 + filters.indexedCount),
       );
@@ -312,8 +314,10 @@ function cursorOf(order: 'asc' | 'desc', seq: number): string {
 
 function openCursor(text: string): { order: 'asc' | 'desc'; seq: number } {
   const [, order, seq] = /^1([ad])(\d{1,15})$/.exec(Buffer.from(text, 'base64url').toString('latin1')) ?? [];
-  if (!order || !seq) throw invalid('?after', 'is not a cursor');
-  return { order: order === 'a' ? 'asc' : 'desc', seq: Number(seq) };
+  const cursor = { order: order === 'a' ? ('asc' as const) : ('desc' as const), seq: Number(seq) };
+  // decoding passes over what is not base64url
+  if (!order || !seq || cursorOf(cursor.order, cursor.seq) !== text) throw invalid('?after', 'is not a cursor');
+  return cursor;
 }
 
 function invalid(pointer: string, message: string): AppError {

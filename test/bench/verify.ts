@@ -1,0 +1,147 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { performance } from 'node:perf_hooks';
+import { openDatabase } from '../../db/index.ts';
+import { openAppender } from '../../server/chain/appender.ts';
+import { copyOut } from '../../server/chain/copy.ts';
+import { chainHash, type DecisionEvent } from '../../server/chain/record.ts';
+import { verifyChain } from '../../server/chain/verification.ts';
+import { systemClock } from '../../server/lib/clock.ts';
+import { createLog } from '../../server/lib/log.ts';
+import { type BenchContext, type Figure, figure, median, wireEvent } from './lib.ts';
+
+const SIZES = [100_000, 1_000_000];
+const ROUNDS = 3;
+
+type Mode = 'verify' | 'copy' | 'hash';
+interface Run {
+  recordsPerSecond: number;
+  /** The most memory that the process ever held, in MB. */
+  peakMb: number;
+}
+
+/**
+ * The verification of a stored chain beside its two parts: reading the rows (COPY OUT, thrown away) and hashing lines
+ * that are in memory. Each run is a process of its own, so that its peak memory is its own too.
+ */
+export async function bench(ctx: BenchContext): Promise<Figure[]> {
+  const print = ctx.print ?? console.log;
+  const figures: Figure[] = [];
+  const tenants: string[] = [];
+  for (const size of SIZES) tenants.push(await fill(ctx.url, size));
+  const [small, large] = [tenants[0]!, tenants.at(-1)!];
+  const runs: Record<Mode, Run[]> = { verify: [], copy: [], hash: [] };
+  for (let round = 0; round < ROUNDS; round++) {
+    for (const mode of ['copy', 'hash', 'verify'] as const) runs[mode].push(await run(mode, ctx.url, large));
+    const line = Object.entries(runs).map(([mode, all]) => `${mode} ${all[round]!.recordsPerSecond.toFixed(0)}/s`);
+    print(`round ${round + 1}: ${line.join(', ')}`);
+  }
+  const rate = (mode: Mode) => median(runs[mode].map((each) => each.recordsPerSecond));
+  const ratios = runs.verify.map((each, i) => {
+    const slower = Math.min(runs.copy[i]!.recordsPerSecond, runs.hash[i]!.recordsPerSecond);
+    return each.recordsPerSecond / slower;
+  });
+  figures.push(figure('COPY OUT alone', rate('copy'), 'records/s'));
+  figures.push(figure('hashing alone', rate('hash'), 'records/s'));
+  figures.push(figure('verify, 1 M records', rate('verify'), 'records/s'));
+  figures.push(figure('verify / the slower of the two', median(ratios), 'ratio', 0.6));
+  const peaks = {
+    small: (await run('verify', ctx.url, small)).peakMb,
+    large: median(runs.verify.map((r) => r.peakMb)),
+  };
+  figures.push(figure('peak memory, verify of 100 k records', peaks.small, 'MB'));
+  figures.push(figure('peak memory, verify of 1 M records', peaks.large, 'MB'));
+  figures.push(figure('memory of 1 M beyond that of 100 k', peaks.large - peaks.small, 'MB', 40, true));
+  return figures;
+}
+
+async function fill(url: string, size: number): Promise<string> {
+  const db = await openDatabase(url, { poolSize: 2 });
+  const tenantId = `verify_${size}_${Date.now().toString(36)}`;
+  await db.owner.query(`insert into tenant values ($1, $1, '{}', now())`, [tenantId]);
+  const appender = openAppender({ db, clock: systemClock, log: createLog('error'), fingerprint: () => 'sha256:' });
+  let next = 0;
+  const fillers = Array.from({ length: 4 }, async () => {
+    while (next < size) {
+      const events = Array.from({ length: 1000 }, () => {
+        const event = { ...wireEvent(next, tenantId), event_id: `evt_${String(next++).padStart(12, '0')}` };
+        return { event: event as unknown as DecisionEvent };
+      });
+      await appender.append(tenantId, events);
+    }
+  });
+  await Promise.all(fillers);
+  await appender.stop();
+  await db.owner.query('analyze forensic_record');
+  await db.close();
+  return tenantId;
+}
+
+async function run(mode: Mode, url: string, tenantId: string): Promise<Run> {
+  const args = [new URL(import.meta.url).pathname, mode, url, tenantId];
+  const child = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'inherit'] });
+  let out = '';
+  child.stdout.on('data', (data) => {
+    out += data;
+  });
+  const [code] = await once(child, 'close');
+  if (code !== 0) throw new Error(`the run of ${mode} failed with ${code}`);
+  return JSON.parse(out) as Run;
+}
+
+const PASSES: Record<Mode, (url: string, tenantId: string) => Promise<number>> = {
+  async verify(url, tenantId) {
+    const db = await openDatabase(url, { poolSize: 2 });
+    const result = await verifyChain(db, tenantId, 'forensics', { keys: [] });
+    await db.close();
+    if (!result.verified) throw new Error(result.reason);
+    return result.records_checked;
+  },
+  async copy(url, tenantId) {
+    const db = await openDatabase(url, { poolSize: 2 });
+    const client = await db.connectOwner();
+    await client.query('set enable_seqscan = off; set enable_bitmapscan = off; set enable_sort = off');
+    let rows = 0;
+    let before: number;
+    let from = 0;
+    do {
+      before = rows;
+      await copyOut(
+        client,
+        `copy (select seq, hash, line, event_id, received_at, agent_h, session_h, decision from forensic_record
+         where tenant_id = '${tenantId}' and seq > ${from} and seq <= ${from + 100_000} order by seq)
+         to stdout (format binary)`,
+        () => rows++,
+      );
+      rows--; // the trailer
+      from += 100_000;
+    } while (rows > before);
+    await client.end();
+    await db.close();
+    return rows;
+  },
+  async hash(url, tenantId) {
+    const db = await openDatabase(url, { poolSize: 2 });
+    const { rows } = await db.owner.query<{ line: string }>(
+      'select line from forensic_record where tenant_id = $1 and seq <= 20000',
+      [tenantId],
+    );
+    await db.close();
+    const lines = rows.map((row) => Buffer.from(row.line));
+    began = performance.now();
+    let hash: Buffer = Buffer.alloc(32);
+    const passes = 30;
+    for (let i = 0; i < passes; i++) for (const line of lines) hash = chainHash(hash, line);
+    return passes * lines.length;
+  },
+};
+let began = 0;
+
+if (import.meta.main) {
+  const [mode, url, tenantId] = process.argv.slice(2) as [Mode, string, string];
+  began = performance.now();
+  const records = await PASSES[mode](url, tenantId);
+  const seconds = (performance.now() - began) / 1000;
+  const peakMb = process.resourceUsage().maxRSS / 1024;
+  console.log(JSON.stringify({ recordsPerSecond: records / seconds, peakMb } satisfies Run));
+}

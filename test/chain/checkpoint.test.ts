@@ -1,0 +1,251 @@
+import { appendFile, mkdtemp, readFile, rm, truncate, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import type { Appender } from '../../server/chain/appender.ts';
+import {
+  type Checkpoint,
+  type CheckpointOptions,
+  Checkpoints,
+  checkpointFile,
+  InconsistentChain,
+  newestInFile,
+} from '../../server/chain/checkpoint.ts';
+import { openHead } from '../../server/chain/note.ts';
+import { chainHash, genesisLine, ZERO_HASH } from '../../server/chain/record.ts';
+import { useDatabase } from '../helpers/database.ts';
+import {
+  appenderOn,
+  eventsOf,
+  newSigner,
+  newTenant,
+  rewrite,
+  signer,
+  silent,
+  storedRows,
+  verdictOf,
+} from './helpers.ts';
+
+const box = useDatabase();
+let directory: string;
+let now: number;
+let told: Checkpoint[];
+const open: { stop(): Promise<void> }[] = [];
+beforeEach(async () => {
+  directory = await mkdtemp(path.join(tmpdir(), 'svc-checkpoints-'));
+  now = Date.UTC(2026, 0, 1);
+  told = [];
+});
+afterEach(async () => {
+  for (const each of open.splice(0)) await each.stop();
+  await rm(directory, { recursive: true });
+});
+
+const keys = [signer.publicKey];
+function checkpointsOf(options: Partial<CheckpointOptions> = {}): Checkpoints {
+  const made = new Checkpoints({
+    db: box.db,
+    clock: { now: () => now },
+    log: silent,
+    host: 'svc.test',
+    signer: () => signer,
+    keys: () => keys,
+    directory,
+    onCheckpoint: (checkpoint) => told.push(checkpoint),
+    ...options,
+  });
+  open.push(made);
+  return made;
+}
+function appender(checkpoints?: Checkpoints): Appender {
+  const made = appenderOn(box.db, { clock: { now: () => now }, checkpoints });
+  open.unshift(made);
+  return made;
+}
+/** Every checkpoint of the tenant states what the chain holds, in order, under our signature. */
+async function consistent(checkpoints: Checkpoints, tenantId: string): Promise<number[]> {
+  const rows = await storedRows(box.db, tenantId);
+  const list = await checkpoints.list(tenantId, 'forensics', 1, 1e9);
+  for (const { seq, hash, note } of list) {
+    expect(openHead(note, keys)).toEqual({ origin: `svc.test/${tenantId}/forensics`, seq, hash });
+    expect(rows[seq - 1]!.hash.toString('hex')).toBe(hash);
+  }
+  return list.map(({ seq }) => seq);
+}
+
+describe('checkpoints', () => {
+  test('the writer signs every so many records, in the transaction of the head', async () => {
+    const tenantId = await newTenant(box.db);
+    const checkpoints = checkpointsOf({ everyRecords: 50 });
+    const writer = appender(checkpoints);
+    for (let i = 0; i < 20; i++) await writer.append(tenantId, eventsOf(20));
+    expect(await consistent(checkpoints, tenantId)).toEqual([61, 121, 181, 241, 301, 361]);
+    expect(told.map(({ seq }) => seq)).toEqual([61, 121, 181, 241, 301, 361]);
+    // what is not committed is not told, and a replay signs nothing
+    await writer.append(tenantId, eventsOf(5));
+    expect(told).toHaveLength(6);
+    expect((await checkpoints.latest(tenantId, 'forensics'))?.seq).toBe(361);
+    expect((await checkpoints.list(tenantId, 'forensics', 100, 250)).map(({ seq }) => seq)).toEqual([121, 181, 241]);
+  });
+
+  test('a chain with few new records is signed after the interval, once', async () => {
+    const [busy, idle] = [await newTenant(box.db), await newTenant(box.db)];
+    const checkpoints = checkpointsOf();
+    const writer = appender();
+    await writer.append(busy, eventsOf(3));
+    await writer.append(idle, eventsOf(3));
+    const swept = async () => {
+      await checkpoints.sweep();
+      const mine = told.splice(0).filter(({ tenantId }) => tenantId === busy || tenantId === idle);
+      return mine.map(({ tenantId, seq }) => [tenantId, seq]).sort();
+    };
+    expect(await swept()).toEqual([
+      [busy, 4],
+      [idle, 4],
+    ]);
+    expect(await swept()).toEqual([]);
+    await writer.append(busy, eventsOf(1));
+    expect(await swept()).toEqual([]);
+    now += 60_000;
+    expect(await swept()).toEqual([[busy, 5]]);
+    now += 600_000;
+    expect(await swept()).toEqual([]);
+    expect(await consistent(checkpoints, busy)).toEqual([4, 5]);
+    expect(await consistent(checkpoints, idle)).toEqual([4]);
+  });
+
+  test('the audit chain is signed like the other', async () => {
+    const tenantId = await newTenant(box.db);
+    const checkpoints = checkpointsOf();
+    const line = genesisLine(tenantId, 'audit', new Date(now).toISOString(), 'sha256:00');
+    const hash = chainHash(Buffer.from(ZERO_HASH, 'hex'), line);
+    const { owner } = box.db;
+    await owner.query(`insert into chain_head values ($1, 'audit', 1, $2, 0)`, [tenantId, hash]);
+    await owner.query(`insert into audit_record values ($1, 1, 'genesis_audit', $2, $3, $4)`, [
+      tenantId,
+      new Date(now),
+      hash,
+      line,
+    ]);
+    const checkpoint = await checkpoints.take(tenantId, 'audit');
+    expect(checkpoint).toMatchObject({ chain: 'audit', seq: 1, hash: hash.toString('hex') });
+    expect(await checkpoints.take(tenantId, 'audit')).toBeUndefined();
+    await checkpoints.flushed();
+    expect(await newestInFile(directory, tenantId, 'audit', keys)).toMatchObject({ seq: 1 });
+    expect(await newestInFile(directory, tenantId, 'forensics', keys)).toBeUndefined();
+  });
+
+  test('signed from two sides under load, no two contradict each other', async () => {
+    const tenantId = await newTenant(box.db);
+    const checkpoints = [checkpointsOf({ everyRecords: 30 }), checkpointsOf()] as const;
+    const writer = appender(checkpoints[0]);
+    let running = true;
+    const sweeping = (async () => {
+      while (running) await checkpoints[1].take(tenantId, 'forensics');
+    })();
+    for (let i = 0; i < 60; i++) await writer.append(tenantId, eventsOf(13));
+    running = false;
+    await sweeping;
+    expect((await consistent(checkpoints[0], tenantId)).length).toBeGreaterThan(20);
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 781 });
+  });
+
+  test('a chain that contradicts its last checkpoint is not signed again, by sweep or by writer; it still grows', async () => {
+    for (const kind of ['rewritten', 'cut', 'edited'] as const) {
+      const tenantId = await newTenant(box.db);
+      const checkpoints = checkpointsOf({ everyRecords: 10 });
+      const { owner } = box.db;
+      await appender().append(tenantId, eventsOf(30));
+      await checkpoints.take(tenantId, 'forensics');
+      if (kind === 'rewritten') await rewrite(box.db, tenantId, 4, (record) => ({ ...record, method: 'forged' }));
+      if (kind === 'cut') {
+        await owner.query('delete from forensic_record where tenant_id = $1 and seq > 20', [tenantId]);
+        const { hash } = (await storedRows(box.db, tenantId)).at(-1)!;
+        await owner.query('update chain_head set seq = 20, hash = $2 where tenant_id = $1', [tenantId, hash]);
+      }
+      if (kind === 'edited') {
+        await owner.query(
+          `update chain_checkpoint set note = replace(note, E'\\n31\\n', E'\\n32\\n') where tenant_id = $1`,
+          [tenantId],
+        );
+      }
+      await appender(checkpoints).append(tenantId, eventsOf(50));
+      await expect(checkpoints.take(tenantId, 'forensics')).rejects.toThrow(InconsistentChain);
+      await checkpoints.sweep();
+      expect((await checkpoints.latest(tenantId, 'forensics'))?.seq).toBe(31);
+      expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true });
+    }
+  });
+
+  test('a rotated key signs at once, and the one before still opens what it signed', async () => {
+    const tenantId = await newTenant(box.db);
+    const second = newSigner();
+    let current = signer;
+    const checkpoints = checkpointsOf({ signer: () => current, keys: () => [second.publicKey, signer.publicKey] });
+    const writer = appender();
+    await writer.append(tenantId, eventsOf(1));
+    await checkpoints.take(tenantId, 'forensics');
+    current = second;
+    await writer.append(tenantId, eventsOf(1));
+    expect(await checkpoints.take(tenantId, 'forensics')).toMatchObject({ kid: second.kid, seq: 3 });
+  });
+
+  test('without a key to sign with, records are stored all the same', async () => {
+    const tenantId = await newTenant(box.db);
+    const checkpoints = checkpointsOf({
+      everyRecords: 5,
+      signer: () => {
+        throw new Error('sealed');
+      },
+    });
+    await appender(checkpoints).append(tenantId, eventsOf(20));
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 21 });
+    expect(told).toEqual([]);
+  });
+});
+
+describe('the checkpoint file', () => {
+  test('holds every checkpoint in order; the newest complete one counts, and a torn one is passed over', async () => {
+    const tenantId = await newTenant(box.db);
+    const checkpoints = checkpointsOf({ everyRecords: 10 });
+    const writer = appender(checkpoints);
+    for (let i = 0; i < 10; i++) await writer.append(tenantId, eventsOf(10));
+    await checkpoints.flushed();
+    const file = checkpointFile(directory, tenantId, 'forensics');
+    const text = await readFile(file, 'utf8');
+    expect(text).toBe(told.map(({ note }) => `${note}\n`).join(''));
+    const newest = told.at(-1)!;
+    const before = told.at(-2)!;
+    for (let cut = 1; cut < newest.note.length; cut += 7) {
+      await writeFile(file, text);
+      await truncate(file, Buffer.byteLength(text) - cut);
+      const head = await newestInFile(directory, tenantId, 'forensics', keys);
+      expect(head?.seq).toBe(before.seq);
+      if (cut % 3 === 0) {
+        checkpoints.publish([newest]);
+        await checkpoints.flushed();
+        expect((await newestInFile(directory, tenantId, 'forensics', keys))?.seq).toBe(newest.seq);
+      }
+    }
+  });
+
+  test('a forged newest entry is an error, not an older answer', async () => {
+    const tenantId = await newTenant(box.db);
+    const checkpoints = checkpointsOf();
+    await appender().append(tenantId, eventsOf(10));
+    const { note } = (await checkpoints.take(tenantId, 'forensics'))!;
+    await checkpoints.flushed();
+    await appendFile(checkpointFile(directory, tenantId, 'forensics'), `${note.replace('\n11\n', '\n10\n')}\n`);
+    await expect(newestInFile(directory, tenantId, 'forensics', keys)).rejects.toThrow(/no signature/);
+  });
+
+  test('an unwritable directory is logged and stops nothing', async () => {
+    const tenantId = await newTenant(box.db);
+    const file = path.join(directory, 'file');
+    await writeFile(file, '');
+    const checkpoints = checkpointsOf({ directory: path.join(file, 'below'), everyRecords: 5 });
+    await appender(checkpoints).append(tenantId, eventsOf(20));
+    await checkpoints.flushed();
+    expect(told).toHaveLength(1);
+  });
+});
