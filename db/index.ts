@@ -101,7 +101,7 @@ export async function openDatabase(url: string, options: { poolSize?: number } =
           sent.push(notice);
         }),
       );
-      for (const notice of sent) notices.deliver(notice);
+      await Promise.all(sent.map((notice) => notices.deliver(notice)));
       return result;
     },
     reader: fork,

@@ -16,10 +16,16 @@ export interface Notice {
   id: string;
 }
 
+/**
+ * `own`: this process made the change, and its caller waits for the promise. The process's own changes come twice, the
+ * second time like another's.
+ */
+type Handler = (notice: Notice, own: boolean) => unknown;
+
 const CHANNEL = 'svc_notice';
 
 export class Notices {
-  readonly #handlers = new Map<Topic, Set<(notice: Notice) => void>>();
+  readonly #handlers = new Map<Topic, Set<Handler>>();
   readonly #connect: () => Promise<pg.Client>;
   #client: pg.Client | undefined;
   #closed = false;
@@ -34,8 +40,8 @@ export class Notices {
     return this.#client !== undefined;
   }
 
-  on(topic: Topic, handler: (notice: Notice) => void): () => void {
-    const handlers = this.#handlers.get(topic) ?? new Set();
+  on(topic: Topic, handler: Handler): () => void {
+    const handlers = this.#handlers.get(topic) ?? new Set<Handler>();
     this.#handlers.set(topic, handlers.add(handler));
     return () => handlers.delete(handler);
   }
@@ -45,9 +51,13 @@ export class Notices {
     return { sql: 'select pg_notify(?, ?)', params: [CHANNEL, `${notice.topic} ${notice.tenantId} ${notice.id}`] };
   }
 
-  /** Tells this process's own handlers. */
-  deliver(notice: Notice): void {
-    for (const handler of this.#handlers.get(notice.topic) ?? []) handler(notice);
+  /** Tells this process's handlers of its own change. Resolves when they have done what the change asks for. */
+  async deliver(notice: Notice): Promise<void> {
+    await this.#tell(notice, true);
+  }
+
+  async #tell(notice: Notice, own: boolean): Promise<void> {
+    await Promise.all([...(this.#handlers.get(notice.topic) ?? [])].map((handler) => handler(notice, own)));
   }
 
   async start(): Promise<void> {
@@ -61,11 +71,11 @@ export class Notices {
     client.on('end', lost);
     client.on('notification', ({ payload }) => {
       const [topic, tenantId, id] = (payload ?? '').split(' ') as [Topic, string, string];
-      this.deliver({ topic, tenantId, id });
+      void this.#tell({ topic, tenantId, id }, false);
     });
     await client.query(`listen ${CHANNEL}`);
     this.#client = client;
-    for (const topic of TOPICS) this.deliver({ topic, tenantId: '*', id: '' });
+    for (const topic of TOPICS) void this.#tell({ topic, tenantId: '*', id: '' }, false);
   }
 
   #restart(): void {

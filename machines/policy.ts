@@ -196,6 +196,10 @@ export function createPolicy(author: string): [PolicySnapshot, PolicyEffect[]] {
 /** One step. Ask `policyRefusal` first: an event that is refused there must not come here. */
 export function stepPolicy(snapshot: PolicySnapshot, event: PolicyEvent): [PolicySnapshot, PolicyEffect[]] {
   const [next, actions] = transition(policyMachine, snapshot, event);
-  const effects = actions.filter((a) => a.type === 'audit' || a.type === 'publish');
-  return [next, effects as unknown as PolicyEffect[]];
+  // plain data: the library's actions also carry what would run them
+  const effects = actions.flatMap(({ type, params }): PolicyEffect[] => {
+    if (type === 'audit') return [{ type, params: params as Extract<PolicyEffect, { type: 'audit' }>['params'] }];
+    return type === 'publish' ? [{ type }] : [];
+  });
+  return [next, effects];
 }

@@ -2,8 +2,10 @@ import { randomBytes } from 'node:crypto';
 import { chmodSync, existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
+import { claimDatabase } from '../db/claim.ts';
 import { type Database, migrate, openDatabase } from '../db/index.ts';
 import { type ActorHost, LocalHost } from './actors/host.ts';
+import { RedisHost } from './actors/redis.ts';
 import { createHttp, mountApi } from './api/http.ts';
 import { openApiDocument } from './api/openapi.ts';
 import { mountPlain, type PlainRoute } from './api/plain.ts';
@@ -25,6 +27,7 @@ import { Decider } from './decisions/decide.ts';
 import { registerIngest } from './decisions/ingest.ts';
 import { INGEST_ACCESS, ingestRoutes } from './decisions/router.ts';
 import { Holds } from './escrow/holds.ts';
+import { holdTimers } from './escrow/timers.ts';
 import { Evidence } from './forensics/export.ts';
 import { downloadRoute } from './forensics/router.ts';
 import { type Job, startJobs } from './jobs/jobs.ts';
@@ -33,6 +36,8 @@ import { Keyring, SealedError } from './keys/keyring.ts';
 import { type Clock, systemClock } from './lib/clock.ts';
 import { SecretBox } from './lib/crypto.ts';
 import type { Log } from './lib/log.ts';
+import { PushedCache } from './lib/pushed-cache.ts';
+import { RedisLink } from './lib/redis.ts';
 import { Fleet } from './policy/fleet.ts';
 import { bundleRoute } from './policy/http.ts';
 import { AuthorLanguage } from './policy/language/author.ts';
@@ -49,6 +54,9 @@ export interface Core extends Services {
   audit: WriteAudit;
   actors: ActorHost<AppendCommand, AppendResult>;
   registry: Registry;
+  /** With several processes only. */
+  redis: RedisLink | undefined;
+  shared: PushedCache | undefined;
   /** Finishes what was accepted, then lets go of everything. */
   stop(): Promise<void>;
 }
@@ -60,12 +68,18 @@ export async function openCore(parts: { config: Config; databaseUrl: string; log
   const registry = new Registry();
   const db = await openDatabase(parts.databaseUrl);
   let keyring: Keyring;
+  let redis: RedisLink | undefined;
   try {
-    keyring = await Keyring.open(db, new SecretBox(masterKey(config)), clock);
+    const secret = masterKey(config);
+    keyring = await Keyring.open(db, new SecretBox(secret), clock);
+    if (config.redisUrl) {
+      redis = await RedisLink.open(config.redisUrl, { log, secret, installation: await installationOf(db) });
+    }
   } catch (error) {
     await db.close();
     throw error;
   }
+  const shared = redis && new PushedCache(redis);
   const fingerprint = () => keyring.current.fingerprint;
   const audit = auditWriter(clock, fingerprint);
   const keys = new Keys(db, clock, audit);
@@ -79,9 +93,11 @@ export async function openCore(parts: { config: Config; databaseUrl: string; log
     clock,
     signer: () => keyring.current,
     actionTypes: async (tenantId) => (await settings(tenantId)).action_types,
+    shared,
   });
   const fleet = new Fleet(db, clock);
-  const holds = new Holds(db, clock, audit);
+  // the database's time, unless the program was given another one
+  const holds = new Holds({ db, audit, settings, clock: parts.clock });
   const directory = path.join(config.dataDir, 'checkpoints');
   const publicKeys = () => keyring.all.map((key) => key.publicKey);
   const verifications = new Verifications(db, () => ({ keys: publicKeys(), directory }));
@@ -95,7 +111,8 @@ export async function openCore(parts: { config: Config; databaseUrl: string; log
     directory,
   });
   const appender = openAppender({ db, clock, log, fingerprint, checkpoints });
-  const actors = new LocalHost(chainActor(appender));
+  const kind = chainActor(appender);
+  const actors = redis ? await RedisHost.start(kind, { redis, log }) : new LocalHost(kind);
   new Gauge({
     name: 'svc_chain_waiting_events',
     help: 'Events that wait for their commit',
@@ -131,6 +148,8 @@ export async function openCore(parts: { config: Config; databaseUrl: string; log
     keyring,
     bundles,
     registry,
+    redis,
+    shared,
     keys,
     sessions,
     tenants,
@@ -149,6 +168,7 @@ export async function openCore(parts: { config: Config; databaseUrl: string; log
       await appender.stop();
       await checkpoints.stop();
       await language.close();
+      await redis?.close();
       await db.close();
     },
   };
@@ -167,6 +187,14 @@ function masterKey(config: Config): Buffer {
     chmodSync(file, 0o600);
   }
   return parseMasterKey(readFileSync(file, 'utf8').trim(), file);
+}
+
+/** Tells installations apart that share a Redis: restored copies of one database have other oids, as a rule. */
+async function installationOf(db: Database): Promise<string> {
+  const { rows } = await db.owner.query<{ id: string }>(
+    `select encode(i.canary, 'hex') || '/' || d.oid as id from instance i, pg_database d where d.datname = current_database()`,
+  );
+  return rows[0]!.id;
 }
 
 export interface Program {
@@ -189,18 +217,32 @@ export async function createProgram(parts: {
 }): Promise<Program> {
   const { config, log } = parts;
   await migrate(parts.databaseUrl);
+  const claim = await claimDatabase(parts.databaseUrl, {
+    alone: !config.redisUrl,
+    onConflict: (err) => log.error({ err }, 'the connection to the database was lost, and another server took it'),
+  });
   let core: Core | undefined;
   try {
     core = await openCore(parts);
   } catch (error) {
-    if (!(error instanceof SealedError)) throw error;
+    if (!(error instanceof SealedError)) {
+      await claim.release();
+      throw error;
+    }
     log.error({ err: error }, 'sealed: the server answers nothing until it has the right master key');
+  }
+  try {
+    await core?.holds.assertReadable();
+  } catch (error) {
+    await core?.stop();
+    await claim.release();
+    throw error;
   }
   const registry = core?.registry ?? new Registry();
   collectDefaultMetrics({ register: registry, prefix: 'svc_' });
   const clock = parts.clock ?? systemClock;
-  const authenticator = core && new Authenticator(core.db, core.sessions, clock, log);
-  const server = createHttp({ config, log, authenticator, registry });
+  const authenticator = core && new Authenticator(core.db, core.sessions, clock, log, core.shared);
+  const server = createHttp({ config, log, authenticator, registry, redis: core?.redis });
   const { app } = server;
   let stopping = false;
   mountStatus(app, {
@@ -212,7 +254,7 @@ export async function createProgram(parts: {
     },
   });
   let jobs: { stop(): Promise<void> } | undefined;
-  if (core) {
+  if (core && config.roles.includes('web')) {
     const services = core;
     const document = JSON.stringify(describeApi());
     app.get('/openapi.json', async (_request, reply) => reply.type('application/json; charset=utf-8').send(document));
@@ -226,8 +268,10 @@ export async function createProgram(parts: {
         return { tenantId: principal!.tenantId };
       },
     });
-    services.checkpoints.start();
-    jobs = startJobs([forgetInputs(services, clock)], log);
+  }
+  if (core && config.roles.includes('worker')) {
+    core.checkpoints.start();
+    jobs = startJobs([forgetInputs(core, clock), holdTimers(core.holds, log)], log);
   }
   return {
     core,
@@ -237,6 +281,7 @@ export async function createProgram(parts: {
       await app.close();
       await jobs?.stop();
       await core?.stop();
+      await claim.release();
     },
   };
 }

@@ -13,13 +13,27 @@ const list = z
       .filter(Boolean),
   );
 
+export const ROLES = ['web', 'worker'] as const;
+export type ProcessRole = (typeof ROLES)[number];
+
 /** Every setting of the program, with its default. `describe` is what `svc doctor` and the README say of it. */
 const environment = z.object({
   PORT: int(8080, 0, 65535).describe('port of the HTTP server'),
   HOST: z.string().default('127.0.0.1').describe('address to listen on; 0.0.0.0 for all'),
-  SVC_BASE_URL: z.url().optional().describe('public address of the server; default http://localhost:PORT'),
+  SVC_BASE_URL: z
+    .url({ protocol: /^https?$/, error: 'must be an http or https address' })
+    .optional()
+    .describe('public address of the server; default http://localhost:PORT'),
   SVC_DATA_DIR: z.string().default('./.data').describe('database, generated master key, mail, checkpoint file'),
   DATABASE_URL: z.string().optional().describe('an external PostgreSQL (15 or later) in place of the embedded one'),
+  REDIS_URL: z
+    .string()
+    .regex(/^rediss?:\/\//, 'must begin with redis:// or rediss://')
+    .optional()
+    .describe('a Redis (6 or later), so that several processes can serve one database; default: one process'),
+  SVC_ROLES: list
+    .pipe(z.array(z.enum(ROLES)))
+    .describe('what this process does: web (answers requests), worker (jobs and timers); default: both'),
   SVC_MASTER_KEY: z
     .string()
     .optional()
@@ -42,6 +56,9 @@ export interface Config {
   readonly baseUrl: string;
   readonly dataDir: string;
   readonly databaseUrl: string | undefined;
+  readonly redisUrl: string | undefined;
+  /** What this process does; never empty. */
+  readonly roles: readonly ProcessRole[];
   /** The master key as given; undefined means: read or generate it in the data directory. */
   readonly masterKey: Buffer | undefined;
   readonly pollSeconds: number;
@@ -61,7 +78,7 @@ export class ConfigError extends Error {}
 
 /** Reads the settings. Throws one ConfigError that lists every fault; a fault never shows a secret's value. */
 export function readConfig(env: Record<string, string | undefined> = process.env): Config {
-  const given = Object.fromEntries(Object.entries(env).filter(([, value]) => value !== undefined && value !== ''));
+  const given = Object.fromEntries(Object.entries(env).filter(([, value]) => value?.trim()));
   const parsed = environment.safeParse(given);
   const faults = parsed.success ? [] : parsed.error.issues.map((i) => `${i.path.join('.')}: ${i.message}`);
   let masterKey: Buffer | undefined;
@@ -69,6 +86,13 @@ export function readConfig(env: Record<string, string | undefined> = process.env
     masterKey = masterKeyOf(given.SVC_MASTER_KEY, given.SVC_MASTER_KEY_FILE);
   } catch (error) {
     faults.push((error as Error).message);
+  }
+  if (parsed.success) {
+    const { REDIS_URL, DATABASE_URL, SVC_ROLES } = parsed.data;
+    // an embedded PostgreSQL belongs to one process; without Redis there is no second one that could do the rest
+    if (SVC_ROLES.length === 1 && !(REDIS_URL && DATABASE_URL)) {
+      faults.push('SVC_ROLES: to share the work with other processes, set REDIS_URL and DATABASE_URL');
+    }
   }
   if (!parsed.success || faults.length > 0) throw new ConfigError(`Wrong settings:\n  ${faults.join('\n  ')}`);
   const e = parsed.data;
@@ -78,6 +102,8 @@ export function readConfig(env: Record<string, string | undefined> = process.env
     baseUrl: (e.SVC_BASE_URL ?? `http://localhost:${e.PORT}`).replace(/\/+$/, ''),
     dataDir: path.resolve(e.SVC_DATA_DIR),
     databaseUrl: e.DATABASE_URL,
+    redisUrl: e.REDIS_URL,
+    roles: e.SVC_ROLES.length > 0 ? [...new Set(e.SVC_ROLES)] : ROLES,
     masterKey,
     pollSeconds: e.SVC_POLL_SECONDS,
     trustProxy: e.SVC_TRUST_PROXY,
@@ -116,9 +142,14 @@ function masterKeyOf(text: string | undefined, file: string | undefined): Buffer
   return parseMasterKey(raw!.trim(), file ? 'SVC_MASTER_KEY_FILE' : 'SVC_MASTER_KEY');
 }
 
-/** A master key from hex or base64. Throws without showing it. */
+/**
+ * A master key from hex or base64. Throws without showing it. A text of hex digits alone is hex: a key with a digit lost
+ * must not pass as another key in base64, nor a pass phrase as one of those letters that base64 knows.
+ */
 export function parseMasterKey(text: string, name: string): Buffer {
-  const key = /^[0-9a-fA-F]{64,}$/.test(text) ? Buffer.from(text, 'hex') : Buffer.from(text, 'base64');
-  if (key.length < 32) throw new Error(`${name}: needs at least 32 bytes in hex or base64`);
+  const hex = /^[0-9a-fA-F]+$/.test(text);
+  const sound = hex ? text.length % 2 === 0 : /^[A-Za-z0-9+/_-]+={0,2}$/.test(text);
+  const key = Buffer.from(text, hex ? 'hex' : 'base64');
+  if (!sound || key.length < 32) throw new Error(`${name}: needs at least 32 bytes in hex or base64`);
   return key;
 }

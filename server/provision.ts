@@ -12,7 +12,8 @@ export interface NewTenant {
   sign_in_url: string;
 }
 
-const OPERATOR = { type: 'operator', id: 'operator' } as const;
+/** Whoever has the database and the settings, as the audit chain names them. */
+export const OPERATOR = { type: 'operator', id: 'operator' } as const;
 
 /** A tenant with its first admin, an admin API key and a sign-in link. */
 export async function createTenant(
@@ -26,11 +27,18 @@ export async function createTenant(
     { label: 'first admin key', scopes: ['admin'], owner: adminId },
     { actor: OPERATOR },
   );
-  const token = await services.sessions.createLink(tenantId, adminId, OPERATOR_LINK_SECONDS);
-  return {
-    tenant_id: tenantId,
-    admin_email: input.adminEmail,
-    api_key: secret,
-    sign_in_url: `${baseUrl}/auth/magic-link/verify?token=${token}`,
-  };
+  const { sign_in_url } = await newSignInLink(services, baseUrl, tenantId, adminId);
+  return { tenant_id: tenantId, admin_email: input.adminEmail, api_key: secret, sign_in_url };
+}
+
+/** A link that signs a member in, once. */
+export async function newSignInLink(
+  services: { sessions: Sessions },
+  baseUrl: string,
+  tenantId: string,
+  userId: string,
+): Promise<{ sign_in_url: string; expires_at: string }> {
+  const expires_at = new Date(Date.now() + OPERATOR_LINK_SECONDS * 1000).toISOString();
+  const token = await services.sessions.createLink(tenantId, userId, OPERATOR_LINK_SECONDS);
+  return { sign_in_url: `${baseUrl}/auth/magic-link/verify?token=${token}`, expires_at };
 }

@@ -40,6 +40,8 @@ const PURE = [
   'server/policy/request.ts',
   'server/policy/evaluate.ts',
   'server/policy/action-hash.ts',
+  'server/escrow/kinds/',
+  'server/escrow/quorum.ts',
   'server/chain/record.ts',
   'server/chain/note.ts',
   'server/chain/verify.ts',

@@ -1,10 +1,13 @@
+import { isUtf8 } from 'node:buffer';
 import type { Socket } from 'node:net';
 import cookie from '@fastify/cookie';
-import { type FastifyTRPCPluginOptions, fastifyTRPCPlugin } from '@trpc/server/adapters/fastify';
+import type { AnyProcedure } from '@trpc/server';
+import { fastifyRequestHandler } from '@trpc/server/adapters/fastify';
 import Fastify, {
   type ConnectionError,
   type FastifyBaseLogger,
   type FastifyInstance,
+  type FastifyReply,
   type FastifyRequest,
   LogController,
 } from 'fastify';
@@ -12,17 +15,18 @@ import type { Registry } from 'prom-client';
 import { Histogram } from 'prom-client';
 import type { Authenticator } from '../auth/authenticate.ts';
 import { assertSameOrigin } from '../auth/authenticate.ts';
-import type { Principal } from '../auth/scopes.ts';
+import { type Principal, personOf } from '../auth/scopes.ts';
 import { SESSION_COOKIE } from '../auth/sessions.ts';
 import type { Config } from '../config.ts';
 import { AppError, problemBody } from '../errors.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
 import { RateLimiter, type RateState } from '../lib/rate-limit.ts';
+import type { RedisLink } from '../lib/redis.ts';
 import type { Begin } from './plain.ts';
 import { mountRest } from './rest.ts';
 import type { AppRouter } from './root.ts';
-import { type Context, toAppError } from './trpc.ts';
+import { type Context, type Meta, toAppError } from './trpc.ts';
 
 /** Bodies over this many bytes are refused. Ingest has its own, larger bound for what a compressed body unpacks to. */
 export const BODY_LIMIT = 1024 * 1024;
@@ -40,6 +44,7 @@ export function createHttp(parts: {
   log: Log;
   authenticator: Authenticator | undefined;
   registry: Registry;
+  redis?: RedisLink | undefined;
 }): HttpServer {
   const { config, log, authenticator } = parts;
   const app: FastifyInstance = Fastify({
@@ -53,9 +58,18 @@ export function createHttp(parts: {
     forceCloseConnections: 'idle',
     requestTimeout: 60_000,
     clientErrorHandler: refuseMalformed,
+    // a path that cannot be decoded reaches no route, and thereby no hook
+    frameworkErrors: (error, request, reply) => {
+      reply.headers(headersOf(request));
+      return answerProblem(error, request, reply);
+    },
   });
   app.register(cookie);
-  parseJson(app);
+  const read = jsonReader(app);
+  app.removeAllContentTypeParsers();
+  app.addContentTypeParser('application/json', { parseAs: 'buffer' }, (request, body, done) =>
+    read(request, body as Buffer, done),
+  );
   const seconds = new Histogram({
     name: 'svc_http_request_seconds',
     help: 'Time from request to answer',
@@ -64,7 +78,7 @@ export function createHttp(parts: {
     registers: [parts.registry],
   });
   app.addHook('onRequest', async (request, reply) => {
-    reply.headers({ 'x-request-id': request.id, 'x-content-type-options': 'nosniff', 'cache-control': 'no-store' });
+    reply.headers(headersOf(request));
   });
   app.addHook('onResponse', async (request, reply) => {
     const route = request.routeOptions.url ?? 'none';
@@ -74,21 +88,11 @@ export function createHttp(parts: {
       'answered',
     );
   });
-  app.setErrorHandler((error, request, reply) => {
-    const problem = toAppError(error);
-    if (problem.status >= 500) {
-      request.log.error({ err: problem.cause ?? problem, path: pathOf(request) }, 'a request failed');
-    }
-    reply.headers(problem.headers);
-    return reply
-      .code(problem.status)
-      .type('application/problem+json')
-      .send(JSON.stringify(problemBody(problem, request.id, pathOf(request))));
-  });
+  app.setErrorHandler(answerProblem);
   app.setNotFoundHandler(async () => {
     throw new AppError('NOT_FOUND', 'there is no such route');
   });
-  return { app, begin: beginner(config, authenticator) };
+  return { app, begin: beginner(config, authenticator, parts.redis) };
 }
 
 /** The procedures, as /trpc and as REST. */
@@ -100,22 +104,39 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
       app.log.error({ err: problem.cause ?? problem, path, reqId: ctx?.requestId }, 'a request failed');
     }
   };
-  app.register(fastifyTRPCPlugin, {
-    prefix: '/trpc',
-    trpcOptions: {
-      router,
-      maxBatchSize: 20,
-      createContext: ({ req, res }) => begin(req, res, '/trpc'),
-      onError,
-      responseMeta: ({ errors, ctx, info }) => {
-        const headers = { ...(ctx?.answer as Record<string, string> | undefined) };
-        // a batch has a status for each of its calls in the body, and 207 for itself
-        if (info?.isBatchCall || errors.length !== 1) return { headers };
-        const problem = toAppError(errors[0]);
-        return { status: problem.status, headers: { ...headers, ...problem.headers } };
-      },
-    },
-  } satisfies FastifyTRPCPluginOptions<AppRouter>);
+  const procedures = router._def.procedures as unknown as Record<string, AnyProcedure>;
+  const restPath = (name: string) => (procedures[name]?._def.meta as Meta | undefined)?.openapi?.path ?? '/trpc';
+  app.register(async (scope) => {
+    // tRPC reads the text itself; here it only passes when REST would take it too
+    const read = jsonReader(scope);
+    scope.removeContentTypeParser('application/json');
+    scope.addContentTypeParser('application/json', { parseAs: 'buffer' }, (request, body, done) => {
+      read(request, body as Buffer, (error) => done(error, error ? undefined : body.toString()));
+    });
+    scope.route({
+      method: ['GET', 'POST'],
+      url: '/trpc/:path',
+      exposeHeadRoute: false,
+      handler: (req, res) =>
+        fastifyRequestHandler({
+          router,
+          req,
+          res,
+          path: (req.params as { path: string }).path,
+          maxBatchSize: 20,
+          // every call of a batch counts against the limit of its own route
+          createContext: ({ info }) => begin(req, res, ...info.calls.map(({ path }) => restPath(path))),
+          onError,
+          responseMeta: ({ errors, ctx, info }) => {
+            const headers = { ...(ctx?.answer as Record<string, string> | undefined) };
+            // a batch has a status for each of its calls in the body, and 207 for itself
+            if (info?.isBatchCall || errors.length !== 1) return { headers };
+            const problem = toAppError(errors[0]);
+            return { status: problem.status, headers: { ...headers, ...problem.headers } };
+          },
+        }),
+    });
+  });
   mountRest(app, router, begin);
 }
 
@@ -134,24 +155,47 @@ function refuseMalformed(error: ConnectionError, socket: Socket): void {
   );
 }
 
+function headersOf(request: FastifyRequest): Record<string, string> {
+  return { 'x-request-id': request.id, 'x-content-type-options': 'nosniff', 'cache-control': 'no-store' };
+}
+
+/** Answers an error as a problem; what the server did wrong goes to the log, with its cause. */
+function answerProblem(error: unknown, request: FastifyRequest, reply: FastifyReply) {
+  const problem = toAppError(error);
+  if (problem.status >= 500) {
+    request.log.error({ err: problem.cause ?? problem, path: pathOf(request) }, 'a request failed');
+  }
+  reply.headers(problem.headers);
+  return reply
+    .code(problem.status)
+    .type('application/problem+json')
+    .send(JSON.stringify(problemBody(problem, request.id, pathOf(request))));
+}
+
 function pathOf(request: FastifyRequest): string {
   return request.url.split('?', 1)[0]!;
 }
 
-/** JSON within the limits of size and depth. A body that is empty counts as none, whatever its content type says. */
-function parseJson(app: FastifyInstance): void {
+type ReadJson = (request: FastifyRequest, body: Buffer, done: (error: Error | null, value?: unknown) => void) => void;
+
+/**
+ * Reads JSON within the limit of depth, without members that would become prototypes. A body that is empty counts as
+ * none, whatever its content type says.
+ */
+function jsonReader(app: FastifyInstance): ReadJson {
   const parse = app.getDefaultJsonParser('error', 'error');
-  app.removeAllContentTypeParsers();
-  app.addContentTypeParser('application/json', { parseAs: 'string' }, (request, body, done) => {
-    const text = body as string;
-    if (text === '') return done(null, undefined);
+  return (request, body, done) => {
+    if (body.length === 0) return done(null, undefined);
+    // a decoder would put U+FFFD for each wrong byte: then two different bodies would be one
+    if (!isUtf8(body)) return done(new AppError('VALIDATION_FAILED', 'the body is not valid UTF-8'));
+    const text = body.toString();
     if (depthOf(text) > DEPTH_LIMIT) {
-      return done(new AppError('VALIDATION_FAILED', `the JSON is nested deeper than ${DEPTH_LIMIT}`), undefined);
+      return done(new AppError('VALIDATION_FAILED', `the JSON is nested deeper than ${DEPTH_LIMIT}`));
     }
     parse(request, text, (error, value) => {
       done(error ? new AppError('VALIDATION_FAILED', 'the body is not valid JSON', { cause: error }) : null, value);
     });
-  });
+  };
 }
 
 /** How deep the brackets of a JSON text nest; brackets within strings do not count. Never throws. */
@@ -170,25 +214,28 @@ export function depthOf(json: string): number {
   return deepest;
 }
 
-function beginner(config: Config, authenticator: Authenticator | undefined): Begin {
+const INGEST = new Set(['/v1/events/ingest', '/v1/forensics/records']);
+/** The routes that count by address, because they are called without a credential. */
+const isSignIn = (path: string) => path.startsWith('/auth/') && path !== '/auth/me';
+
+function beginner(config: Config, authenticator: Authenticator | undefined, redis: RedisLink | undefined): Begin {
   const { rates } = config;
   const limiters = {
-    evaluate: new RateLimiter({ name: 'evaluate', limit: rates.evaluate, seconds: 1 }),
-    ingest: new RateLimiter({ name: 'ingest', limit: rates.ingest, seconds: 1 }),
-    key: new RateLimiter({ name: 'key', limit: rates.key, seconds: 1 }),
-    session: new RateLimiter({ name: 'session', limit: rates.session, seconds: 1 }),
-    export: new RateLimiter({ name: 'export', limit: rates.export, seconds: 3600 }),
-    signIn: new RateLimiter({ name: 'sign-in', limit: rates.signIn, seconds: 60 }),
+    evaluate: new RateLimiter({ name: 'evaluate', limit: rates.evaluate, seconds: 1 }, redis),
+    ingest: new RateLimiter({ name: 'ingest', limit: rates.ingest, seconds: 1 }, redis),
+    key: new RateLimiter({ name: 'key', limit: rates.key, seconds: 1 }, redis),
+    session: new RateLimiter({ name: 'session', limit: rates.session, seconds: 1 }, redis),
+    export: new RateLimiter({ name: 'export', limit: rates.export, seconds: 3600 }, redis),
+    signIn: new RateLimiter({ name: 'sign-in', limit: rates.signIn, seconds: 60 }, redis),
   };
   const limiterFor = (principal: Principal | null, path: string): [RateLimiter, string] | undefined => {
-    if (path.startsWith('/auth/') && path !== '/auth/me') return undefined;
-    if (!principal) return undefined;
-    if (path === '/v1/forensics/export') return [limiters.export, principal.id];
+    if (!principal || isSignIn(path)) return undefined;
+    if (path === '/v1/forensics/export') return [limiters.export, `${principal.tenantId}/${personOf(principal)}`];
     if (path === '/v1/evaluate') return [limiters.evaluate, principal.id];
     if (principal.kind === 'session') return [limiters.session, principal.id];
-    return [path === '/v1/events/ingest' ? limiters.ingest : limiters.key, principal.id];
+    return [INGEST.has(path) ? limiters.ingest : limiters.key, principal.id];
   };
-  return async (request, reply, path) => {
+  return async (request, reply, ...paths) => {
     if (!authenticator) {
       throw new AppError('UNAVAILABLE', 'the server is sealed: its master key does not open its keys', {
         headers: { 'retry-after': '60' },
@@ -200,12 +247,14 @@ function beginner(config: Config, authenticator: Authenticator | undefined): Beg
         throw new AppError('RATE_LIMITED', `try again in ${retryAfterSeconds} s`, { headers });
       }
     };
-    if (path.startsWith('/auth/') && path !== '/auth/me') count(await limiters.signIn.take(request.ip));
+    for (const path of paths) if (isSignIn(path)) count(await limiters.signIn.take(request.ip));
     const authorization = request.headers.authorization;
     const cookieValue = authorization === undefined ? request.cookies[SESSION_COOKIE] : undefined;
     const principal = await authenticator.authenticate({ authorization, cookie: cookieValue });
-    const limiter = limiterFor(principal, path);
-    if (limiter) count(await limiter[0].take(limiter[1]));
+    for (const path of paths) {
+      const limiter = limiterFor(principal, path);
+      if (limiter) count(await limiter[0].take(limiter[1]));
+    }
     if (principal?.kind === 'session') {
       assertSameOrigin(request.method, request.headers.origin, request.headers.host);
     }

@@ -4,8 +4,11 @@ import type { Access, Principal } from '../auth/scopes.ts';
 import { AppError, type ErrorCode } from '../errors.ts';
 import { assertAccess, type Context, toAppError } from './trpc.ts';
 
-/** Begins a request: authenticates it and counts it. Every route but the health checks and static files calls it. */
-export type Begin = (request: FastifyRequest, reply: FastifyReply, path: string) => Promise<Context>;
+/**
+ * Begins a request: authenticates it and counts it, once for each path that it calls. Every route but the health checks
+ * and static files calls it.
+ */
+export type Begin = (request: FastifyRequest, reply: FastifyReply, ...paths: string[]) => Promise<Context>;
 
 /**
  * A route whose answer is not JSON from a procedure (a bundle, a redirect, a stream, the ingest fast path). It names its

@@ -81,12 +81,19 @@ export function mountRest(
             });
           }
         };
-        const body = request.body ?? {};
-        if (typeof body !== 'object' || Array.isArray(body)) {
+        const body = request.body === undefined ? {} : request.body;
+        if (typeof body !== 'object' || body === null || Array.isArray(body)) {
           throw new AppError('VALIDATION_FAILED', 'the body must be a JSON object');
         }
         take(body, false);
         if (fromQuery) take(request.query, true);
+        // what the path says has one place: a second one, which might say something else, is refused
+        const twice = Object.keys(request.params as object).find((name) => Object.hasOwn(input, name));
+        if (twice !== undefined) {
+          throw new AppError('VALIDATION_FAILED', undefined, {
+            faults: [{ pointer: `/${twice}`, message: 'is in the path and nowhere else' }],
+          });
+        }
         take(request.params, true);
         let caller: unknown = createCaller(context);
         for (const step of steps) caller = (caller as Record<string, unknown>)[step];

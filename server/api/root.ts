@@ -11,6 +11,7 @@ import type { Evidence } from '../forensics/export.ts';
 import { forensicsRouter } from '../forensics/router.ts';
 import type { Fleet } from '../policy/fleet.ts';
 import { fleetRouter } from '../policy/fleet-router.ts';
+import { actionEntities } from '../policy/language/schema.ts';
 import type { Policies } from '../policy/policies.ts';
 import { policyRouter } from '../policy/router.ts';
 import { settingsRouter } from '../tenants/router.ts';
@@ -38,7 +39,7 @@ export function buildRouter(s: Services) {
     auth: authRouter(s.sessions),
     keys: keysRouter(s.keys),
     agentKeys: agentKeysRouter(s.keys),
-    settings: settingsRouter(s.tenants),
+    settings: settingsRouter(s.tenants, actionEntities),
     policies: policyRouter(s.policies, (tenantId) => s.tenants.settings(tenantId)),
     proxies: fleetRouter(s.fleet, s.pollSeconds),
     escrow: escrowRouter(s.holds),

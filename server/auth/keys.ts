@@ -1,5 +1,5 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
-import { AgentKey, type AgentKeyRow, ApiKey, type ApiKeyRow } from '../../db/entities/index.ts';
+import { AgentKey, type AgentKeyRow, ApiKey, type ApiKeyRow, Member } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -20,12 +20,16 @@ export class Keys {
     this.#audit = audit;
   }
 
-  /** Resolves with the plaintext when the key and its audit record are committed. */
+  /**
+   * Resolves with the plaintext when the key and its audit record are committed. VALIDATION_FAILED when it would have
+   * ended already.
+   */
   async createApiKey(
     tenantId: string,
     input: { label: string; scopes: readonly Scope[]; expiresAt?: Date | undefined; owner: string | null },
     by: { actor: Actor; requestId?: string | undefined },
   ): Promise<{ row: ApiKeyRow; secret: string }> {
+    this.#assertAhead(input.expiresAt);
     return this.#db.transaction(tenantId, async (em) => {
       const { id, secret } = await this.#issue(em, tenantId, 'key');
       const row = em.create(ApiKey, {
@@ -54,6 +58,7 @@ export class Keys {
     input: { label: string; agentId: string; agentRole: string; owner: string | null; expiresAt?: Date | undefined },
     by: { actor: Actor; requestId?: string | undefined },
   ): Promise<{ row: AgentKeyRow; secret: string }> {
+    this.#assertAhead(input.expiresAt);
     return this.#db.transaction(tenantId, async (em, notify) => {
       const { id, secret } = await this.#issue(em, tenantId, 'agent');
       const row = em.create(AgentKey, {
@@ -113,6 +118,21 @@ export class Keys {
         action: kind === 'api_key' ? 'key.revoked' : 'agent_key.revoked',
         target: { type: kind, id },
       });
+    });
+  }
+
+  /** The owner of an agent's key does not vote on its holds: an id that nobody has would leave no one out. */
+  async assertOwner(tenantId: string, userId: string): Promise<void> {
+    if (await this.#db.reader(tenantId).count(Member, { id: userId, removedAt: null })) return;
+    throw new AppError('VALIDATION_FAILED', undefined, {
+      faults: [{ pointer: '/owner_id', message: 'is no member of this tenant' }],
+    });
+  }
+
+  #assertAhead(end: Date | undefined): void {
+    if (!end || end.getTime() > this.#clock.now()) return;
+    throw new AppError('VALIDATION_FAILED', undefined, {
+      faults: [{ pointer: '/expires_at', message: 'must be in the future' }],
     });
   }
 

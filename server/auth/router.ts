@@ -167,6 +167,7 @@ export function agentKeysRouter(keys: Keys) {
         }),
       )
       .mutation(async ({ ctx, input }) => {
+        if (input.owner_id !== undefined) await keys.assertOwner(ctx.tenantId, input.owner_id);
         const { row, secret } = await keys.createAgentKey(
           ctx.tenantId,
           {

@@ -48,8 +48,8 @@ export class Sessions {
     });
   }
 
-  /** The signed-in person of a cookie value, with the roles of this moment; null when the session is over. */
-  async validate(sessionId: string): Promise<SessionPrincipal | null> {
+  /** The signed-in person of a cookie value, with the roles of this moment, until when; null when the session is over. */
+  async validate(sessionId: string): Promise<{ principal: SessionPrincipal; until: number } | null> {
     const { session, user } = await this.#lucia.validateSession(sessionId);
     if (!session) return null;
     const [tenantId, userId] = user.id.split('/') as [string, string];
@@ -60,7 +60,7 @@ export class Sessions {
     ]);
     // lucia extends sessions in memory after half their life; the row has the absolute end
     if (!row || !member || row.expiresAt.getTime() <= this.#clock.now()) return null;
-    return {
+    const principal: SessionPrincipal = {
       kind: 'session',
       tenantId,
       id: row.id,
@@ -71,6 +71,7 @@ export class Sessions {
       roles: member.roles as Role[],
       authMethod: row.authMethod,
     };
+    return { principal, until: row.expiresAt.getTime() };
   }
 
   /** A link that signs one person in, once. The token is returned here and never again. */

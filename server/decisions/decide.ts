@@ -6,7 +6,7 @@ import type { Principal } from '../auth/scopes.ts';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
 import { type DecisionEvent, idHash } from '../chain/record.ts';
 import { AppError } from '../errors.ts';
-import type { Holds } from '../escrow/holds.ts';
+import type { Holds, HoldView } from '../escrow/holds.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
@@ -53,7 +53,8 @@ const MOST_CALLS = 10_000;
  * The decision point behind POST /v1/evaluate.
  *
  * INVARIANT: no record, no permit. A decision is told only after its record is committed; a hold that it opens is stored
- * before the record that names it, and is cancelled when that record cannot be committed.
+ * before the record that names it, and is cancelled when that record cannot be committed. A released hold is consumed
+ * before the record too, and stays consumed when there is none: at most once is the promise.
  */
 export class Decider {
   readonly #db: Database;
@@ -89,8 +90,21 @@ export class Decider {
     this.#seconds = parts.seconds;
   }
 
-  /** Decides and records. Rejects with UNAVAILABLE when the decision could not be recorded: the agent must not act. */
-  async evaluate(agent: AgentPrincipal, input: EvaluateRequest, from: { ip: string; requestId: string }) {
+  /**
+   * Decides and records. Rejects with UNAVAILABLE when the decision could not be recorded: the agent must not act.
+   *
+   * `escrowId` names the hold that the agent waited for. Everything is decided anew; where the policies now in force
+   * still hold the action and the released hold covers each rule that does, it is consumed and the action goes on, its
+   * masks included. While it is held it is answered again. When it does not cover every rule, a new hold is opened and
+   * recorded, and the call rejects with POLICY_CHANGED naming it. A denial or a rate limit consumes nothing. Rejects
+   * with the refusals of a consume otherwise.
+   */
+  async evaluate(
+    agent: AgentPrincipal,
+    input: EvaluateRequest,
+    from: { ip: string; requestId: string },
+    escrowId?: string,
+  ) {
     const began = performance.now();
     const { tenantId } = agent;
     const now = this.#clock.now();
@@ -99,21 +113,38 @@ export class Decider {
       agent_id: agent.agentId,
       agent_role: agent.agentRole,
       owner: agent.ownerId ?? undefined,
+      source_ip: from.ip,
       now: new Date(now).toISOString(),
     };
-    const hash = hashOf(request);
+    const hash = exact('/arguments', () => actionHash(request));
+    const named = escrowId === undefined ? undefined : await this.#named(agent, escrowId, hash);
     const { bundle, engine, readsSession } = await this.#load(tenantId);
     if (readsSession && input.session_id) request.session = await this.#session(tenantId, input.session_id, now);
-    const text = canonicalJson({ v: 1, ...request });
+    const text = exact('/context', () => canonicalJson({ v: 1, ...request }));
     const match = engine.match(request);
     if (match.detail) this.#log.warn({ tenantId, detail: match.detail }, 'a request could not be evaluated');
     const exceeded = await this.#count(tenantId, agent.agentId, match, now);
-    const verdict = settle(match, { exceeded });
+    const covered = named?.status === 'released' ? new Set(named.rule_ids) : undefined;
+    const verdict = settle(match, { exceeded, covered });
 
-    const opened = verdict.escrow && (await this.#hold(agent, request, input, hash, verdict, from));
+    const eventId = newId('evt', now);
+    const permits = verdict.decision !== 'deny' && verdict.decision !== 'rate_limited';
+    if (named && permits) assertUsable(named);
+    let opened: { hold: HoldView; opened: boolean } | undefined;
+    let consumed: HoldView | undefined;
+    if (verdict.escrow) {
+      opened =
+        named?.status === 'held'
+          ? { hold: named, opened: false }
+          : await this.#hold(agent, request, input, hash, verdict, from);
+    } else if (named && verdict.consumes) {
+      consumed = await this.#consume(agent, named.id, hash, eventId, from);
+    }
+    const hold = opened?.hold ?? consumed;
+    const changed = named?.status === 'released' && opened !== undefined;
     const evaluation_us = Math.round((performance.now() - began) * 1000);
     const event: DecisionEvent = {
-      event_id: newId('evt', now),
+      event_id: eventId,
       timestamp: request.now,
       proxy_id: 'control-plane',
       agent_role: agent.agentRole,
@@ -124,13 +155,13 @@ export class Decider {
       decision: verdict.decision,
       policy_id: verdict.policy_id ?? '',
       evaluation_us,
-      deny_reason: verdict.deny_reason,
+      deny_reason: changed ? 'POLICY_CHANGED' : verdict.deny_reason,
       input_hash: sha256Tag(text),
       policy_version: verdict.policy_version ?? undefined,
       policy_content_hash: verdict.policy_id ? bundle.policies.get(verdict.policy_id)?.content_hash : undefined,
       bundle_hash: bundle.hash,
       rule_id: verdict.rule_id ?? undefined,
-      escrow_id: opened?.hold.id,
+      escrow_id: hold?.id ?? named?.id,
       obligations: verdict.masks?.map((path) => `mask ${path}`),
       source_ip: from.ip,
       action_hash: hash,
@@ -140,6 +171,7 @@ export class Decider {
       if (!results[0] || !('seq' in results[0])) throw new Error('the database refused the record');
     } catch (error) {
       if (opened?.opened) await this.#withdraw(tenantId, opened.hold.id);
+      if (consumed) await this.#consumedInVain(tenantId, consumed.id, eventId);
       if (error instanceof AppError) throw error;
       throw new AppError('UNAVAILABLE', 'the decision could not be recorded', {
         headers: { 'retry-after': '1' },
@@ -148,6 +180,11 @@ export class Decider {
     }
     this.#decisions.inc({ decision: verdict.decision });
     this.#seconds.observe((performance.now() - began) / 1000);
+    if (changed) {
+      throw new AppError('POLICY_CHANGED', `the policies now hold this action for more: wait for hold ${hold!.id}`, {
+        headers: { 'x-svc-escrow-id': hold!.id },
+      });
+    }
     return {
       decision: verdict.decision,
       event_id: event.event_id,
@@ -159,19 +196,27 @@ export class Decider {
       ...(verdict.masks && { masks: verdict.masks }),
       ...(verdict.retry_after !== undefined && { retry_after: verdict.retry_after }),
       action_hash: hash,
-      ...(opened && {
+      ...(hold && {
         escrow: {
-          id: opened.hold.id,
-          status: opened.hold.status,
-          hold_type: opened.hold.holdType,
-          required_approvals: opened.hold.requiredApprovals,
-          current_approvals: opened.hold.currentApprovals,
-          expires_at: opened.hold.expiresAt.toISOString(),
-          status_url: `/v1/escrow/${opened.hold.id}`,
+          id: hold.id,
+          status: hold.status,
+          hold_type: hold.hold_type,
+          required_approvals: hold.required_approvals,
+          current_approvals: hold.current_approvals,
+          expires_at: hold.expires_at,
+          status_url: `/v1/escrow/${hold.id}`,
         },
       }),
       evaluation_us,
     };
+  }
+
+  /** The hold that the agent names, as it is now: its own, and for this very action. */
+  async #named(agent: AgentPrincipal, id: string, hash: string): Promise<HoldView> {
+    const hold = await this.#holds.get(agent.tenantId, id);
+    if (hold.agent_id !== agent.agentId || hold.agent_role !== agent.agentRole) throw new AppError('AGENT_MISMATCH');
+    if (hold.action_hash !== hash) throw new AppError('HASH_MISMATCH');
+    return hold;
   }
 
   /** The engine of the bundle in force. A bundle is verified like a proxy would before anything is decided by it. */
@@ -247,8 +292,8 @@ export class Decider {
         hold_type: terms.hold_type,
         required_approvals: terms.required_approvals,
         quorum: terms.quorum,
-        conditions: terms.conditions,
-        delay_seconds: terms.delay_seconds,
+        conditions: terms.conditions?.map((condition_id) => ({ condition_id })),
+        release_after_seconds: terms.delay_seconds,
         ttl_seconds: terms.ttl_seconds,
         execute_within_seconds: terms.execute_within_seconds,
         estimated_value: input.estimated_value,
@@ -266,6 +311,29 @@ export class Decider {
     );
   }
 
+  #consume(agent: AgentPrincipal, id: string, hash: string, eventId: string, from: { ip: string; requestId: string }) {
+    return this.#holds.consume(
+      agent.tenantId,
+      id,
+      { action_hash: hash, agent_role: agent.agentRole, agent_id: agent.agentId },
+      { actor: actorOf(agent, from.ip), requestId: from.requestId },
+      `for decision ${eventId}`,
+    );
+  }
+
+  async #consumedInVain(tenantId: string, holdId: string, eventId: string): Promise<void> {
+    try {
+      await this.#holds.consumedInVain(
+        tenantId,
+        holdId,
+        `decision ${eventId} could not be recorded; it stays consumed`,
+      );
+    } catch (err) {
+      // the database is away; the record of the consumption names the decision, which is not in the chain
+      this.#log.error({ err, holdId, eventId }, 'a hold was consumed for a decision without a record');
+    }
+  }
+
   async #withdraw(tenantId: string, holdId: string): Promise<void> {
     try {
       await this.#holds.withdraw(tenantId, holdId, 'the decision could not be recorded');
@@ -276,13 +344,29 @@ export class Decider {
   }
 }
 
-function hashOf(request: ActionRequest): string {
+/** Throws why the hold that the agent names cannot lead to a permit, now or later. */
+function assertUsable(hold: HoldView): void {
+  switch (hold.status) {
+    case 'held':
+    case 'released':
+      return;
+    case 'consumed':
+      throw new AppError('ALREADY_CONSUMED');
+    case 'expired':
+      throw new AppError('ESCROW_EXPIRED');
+    default:
+      throw new AppError('INVALID_STATUS', `the hold is ${hold.status}`);
+  }
+}
+
+/** What is hashed must have one exact form; where it has none, the caller is told which part of the body is at fault. */
+function exact(pointer: string, hashed: () => string): string {
   try {
-    return actionHash(request);
+    return hashed();
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;
     throw new AppError('VALIDATION_FAILED', `the action has no exact form: ${error.message}`, {
-      faults: [{ pointer: '/arguments', message: error.message }],
+      faults: [{ pointer, message: error.message }],
     });
   }
 }

@@ -58,9 +58,18 @@ export function evaluateProcedure(decider: Decider) {
     {
       summary: 'Decide an agent’s action and record the decision',
       description:
-        'Needs the header X-Svc-Tenant with the tenant of the agent key. The answer is 200 for every decision.',
+        'Needs the header X-Svc-Tenant with the tenant of the agent key. The answer is 200 for every decision. The retry after a release carries X-Svc-Escrow-Id: the hold is consumed when it covers every rule that holds the action by now. Otherwise a new hold is opened, and the answer is POLICY_CHANGED with its id in the header X-Svc-Escrow-Id.',
       tag: 'decisions',
-      problems: ['UNAVAILABLE'],
+      problems: [
+        'NOT_FOUND',
+        'AGENT_MISMATCH',
+        'HASH_MISMATCH',
+        'ALREADY_CONSUMED',
+        'ESCROW_EXPIRED',
+        'INVALID_STATUS',
+        'POLICY_CHANGED',
+        'UNAVAILABLE',
+      ],
     },
   )
     .input(EvaluateIn)
@@ -72,7 +81,11 @@ export function evaluateProcedure(decider: Decider) {
         throw new AppError('VALIDATION_FAILED', 'the header X-Svc-Tenant is missing');
       }
       if (tenant !== ctx.tenantId) throw new AppError('FORBIDDEN', 'the agent key is of another tenant');
-      return decider.evaluate(ctx.principal, input, { ip: ctx.ip, requestId: ctx.requestId });
+      const hold = ctx.headers['x-svc-escrow-id'];
+      if (hold !== undefined && (typeof hold !== 'string' || !/^[\x21-\x7e]{1,100}$/.test(hold))) {
+        throw new AppError('VALIDATION_FAILED', 'the header X-Svc-Escrow-Id must be the id of a hold');
+      }
+      return decider.evaluate(ctx.principal, input, { ip: ctx.ip, requestId: ctx.requestId }, hold);
     });
 }
 

@@ -1,26 +1,55 @@
-import { Hold, type HoldDetails, type HoldRow } from '../../db/entities/index.ts';
+import { type EntityManager, LockMode, type QBFilterQuery } from '@mikro-orm/postgresql';
+import {
+  AgentKey,
+  Hold,
+  type HoldDetails,
+  type HoldRow,
+  Member,
+  Policy,
+  PolicyRevision,
+} from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
+import {
+  createHold,
+  elapse,
+  HOLD_MACHINE_VERSION,
+  type HoldEffect,
+  type HoldEvent,
+  type HoldSnapshot,
+  type HoldState,
+  holdRefusal,
+  restoreHold,
+  stepHold,
+  timeline,
+  unreadableHolds,
+} from '../../machines/escrow.ts';
 import type { Actor, WriteAudit } from '../auth/audit.ts';
-import { AppError } from '../errors.ts';
+import { hasRole, type Role } from '../auth/scopes.ts';
+import { AppError, type Fault } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 import type { HoldType } from '../policy/types.ts';
+import { KINDS } from './kinds/index.ts';
+import type { HoldKind } from './kinds/kind.ts';
+import { type Electorate, type Seats, seatsOf, tally } from './quorum.ts';
 
 /** What a new hold asks for. */
 export interface HoldRequest {
   agent_role: string;
   agent_id: string;
+  /** The owner of the agent key that asked, where one did. */
   agent_owner: string | null;
   action_type: string;
   action_summary: string;
   action_hash: string;
   hold_type: HoldType;
+  /** At least what the hold type and the quorum need. */
   required_approvals: number;
-  quorum?: { group: string; count: number }[] | undefined;
-  conditions?: string[] | undefined;
-  delay_seconds?: number | undefined;
+  quorum?: Seats[] | undefined;
+  conditions?: { condition_id: string; description?: string | undefined }[] | undefined;
+  release_after_seconds?: number | undefined;
   ttl_seconds: number;
   execute_within_seconds?: number | undefined;
   estimated_value?: number | undefined;
@@ -35,145 +64,320 @@ export interface HoldRequest {
   notify_targets: string[];
 }
 
-/** Who opened a hold: the credential, and the request that it came with. */
-export interface Opener {
+/** Who changes a hold: the credential, and the request that it came with. */
+export interface By {
   actor: Actor;
   requestId?: string | undefined;
 }
 
+/** What decides who votes, beside the roles. */
+export interface VoteSettings {
+  approver_groups: Readonly<Record<string, readonly string[]>>;
+  policy_author_may_vote: boolean;
+}
+
+export interface VoteView {
+  user_id: string;
+  decision: 'approve' | 'reject';
+  reason: string;
+  /** sha256 of the hold as it was shown when the vote was cast. */
+  shown_hash: string;
+  at: string;
+}
+
+const SYSTEM: By = { actor: { type: 'system', id: 'control-plane' } };
+
+/**
+ * Holds and their life. Each change is one transaction: the hold's row is locked, what time has done by now is caught
+ * up with, the machine takes the event or the refusal table says why not, and state, timers, vote, audit records and
+ * outbox rows are stored together. All of it is durable when a method resolves, and nothing of it when it rejects.
+ *
+ * Time is the database's, read after the lock was taken, so that the processes of a cluster agree. With a clock given,
+ * that clock is the time everywhere here, in SQL too: for tests that move it.
+ */
 export class Holds {
   readonly #db: Database;
-  readonly #clock: Clock;
+  readonly #clock: Clock | undefined;
   readonly #audit: WriteAudit;
+  readonly #settings: (tenantId: string) => Promise<VoteSettings>;
 
-  constructor(db: Database, clock: Clock, audit: WriteAudit) {
-    this.#db = db;
-    this.#clock = clock;
-    this.#audit = audit;
+  constructor(parts: {
+    db: Database;
+    audit: WriteAudit;
+    settings: (tenantId: string) => Promise<VoteSettings>;
+    clock?: Clock | undefined;
+  }) {
+    this.#db = parts.db;
+    this.#audit = parts.audit;
+    this.#settings = parts.settings;
+    this.#clock = parts.clock;
+  }
+
+  /** Throws when a stored hold is of a machine version that this program cannot read: it must not start then. */
+  async assertReadable(): Promise<void> {
+    const { rows } = await this.#db.owner.query<{ version: number; state: string }>(
+      'select distinct machine_version as version, status as state from escrow_hold',
+    );
+    const unknown = unreadableHolds(rows);
+    if (unknown.length === 0) return;
+    throw new Error(`This program cannot read the holds of this database (${unknown.join(', ')}): update it.`);
   }
 
   /**
    * Holds an agent's action, or finds the hold that is still open for the same agent and action: however many identical
-   * requests arrive at once, they share one hold. Committed, with its audit record, when it resolves.
+   * requests arrive at once, they share one hold.
    */
-  async open(tenantId: string, request: HoldRequest, by: Opener): Promise<{ hold: HoldRow; opened: boolean }> {
-    // the winner's row may be gone again (expired, decided) by the time that the loser looks: then it is the loser's turn
-    for (let tries = 0; tries < 5; tries++) {
-      const open = await this.#findOpen(tenantId, request);
-      if (open) return { hold: open, opened: false };
-      const hold = await this.#insert(tenantId, request, by);
-      if (hold) return { hold, opened: true };
-    }
-    throw new AppError('UNAVAILABLE', 'the hold could not be opened', { headers: { 'retry-after': '1' } });
+  async open(tenantId: string, request: HoldRequest, by: By): Promise<{ hold: HoldView; opened: boolean }> {
+    return this.#retry(() =>
+      this.#db.transaction(tenantId, async (em) => {
+        const now = await this.#now(em);
+        const same = {
+          agentId: request.agent_id,
+          agentRole: request.agent_role,
+          actionHash: request.action_hash,
+          status: 'held' as const,
+          source: 'evaluate' as const,
+        };
+        const open = await em.findOne(Hold, { ...same, wakeAt: { $gt: new Date(now) } });
+        if (open) return { hold: await this.#show(em, open, now), opened: false };
+        // a hold that time has released or ended must not keep the place, however late its timer is
+        for (const past of await em.find(Hold, same, { lockMode: LockMode.PESSIMISTIC_WRITE })) {
+          await this.#elapse(em, past, now);
+        }
+        const hold = await this.#insert(em, tenantId, request, by, now, { source: 'evaluate', requestedBy: null });
+        return hold && { hold: await this.#show(em, hold, now), opened: true };
+      }),
+    );
   }
 
-  #findOpen(tenantId: string, request: HoldRequest): Promise<HoldRow | null> {
-    return this.#db.reader(tenantId).findOne(Hold, {
-      agentId: request.agent_id,
-      agentRole: request.agent_role,
-      actionHash: request.action_hash,
-      status: 'held',
-      source: 'evaluate',
-      expiresAt: { $gt: new Date(this.#clock.now()) },
-    });
-  }
-
-  async #insert(tenantId: string, r: HoldRequest, by: Opener): Promise<HoldRow | undefined> {
-    const now = this.#clock.now();
-    const id = newId('esc', now);
-    const releaseAt =
-      r.hold_type === 'time_delayed' ? new Date(now + (r.delay_seconds ?? r.ttl_seconds) * 1000) : undefined;
-    const expiresAt = new Date(now + r.ttl_seconds * 1000);
-    const details: HoldDetails = {
-      policy_id: r.policy_id,
-      rule_ids: r.rule_ids,
-      reason: r.reason,
-      quorum: r.quorum,
-      conditions: (r.conditions ?? []).map((condition_id) => ({ condition_id, satisfied: false })),
-      delay_seconds: r.delay_seconds,
-      execute_within_seconds: r.execute_within_seconds,
-      notify_targets: r.notify_targets,
-      session_id: r.session_id,
-      tool_name: r.tool_name,
-      arguments_preview: r.arguments_preview,
-      release_at: releaseAt?.toISOString(),
-    };
-    return this.#db.transaction(tenantId, async (em) => {
-      // a hold past its end must not keep its place; the reader treats it as expired already
-      await em.execute(
-        `update escrow_hold set status = 'expired', wake_at = null where tenant_id = ? and agent_id = ?
-           and agent_role = ? and action_hash = ? and status = 'held' and expires_at <= ?`,
-        [tenantId, r.agent_id, r.agent_role, r.action_hash, new Date(now)],
-      );
-      const inserted = await em.execute<{ id: string }[]>(
-        `insert into escrow_hold (tenant_id, id, status, machine_version, machine_context, agent_role, agent_id,
-           agent_owner, action_type, action_summary, action_hash, hold_type, required_approvals, details,
-           estimated_value, value_currency, risk_score, ttl_seconds, source, created_by, created_at, expires_at, wake_at)
-         values (?, ?, 'held', 1, '{}', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'evaluate', ?, ?, ?, ?)
-         on conflict do nothing returning id`,
-        [
-          tenantId,
-          id,
-          r.agent_role,
-          r.agent_id,
-          r.agent_owner,
-          r.action_type,
-          r.action_summary,
-          r.action_hash,
-          r.hold_type,
-          r.required_approvals,
-          JSON.stringify(details),
-          r.estimated_value ?? null,
-          r.value_currency ?? null,
-          r.risk_score ?? null,
-          r.ttl_seconds,
-          by.actor.id,
-          new Date(now),
-          expiresAt,
-          releaseAt && releaseAt < expiresAt ? releaseAt : expiresAt,
-        ],
-      );
-      if (inserted.length !== 1) return undefined;
-      const hold = await em.findOneOrFail(Hold, { tenantId, id });
-      await this.#audit(em, tenantId, {
-        ...by,
-        action: 'escrow.created',
-        target: { type: 'escrow', id },
-        detail: `${r.hold_type}, ${r.required_approvals} approvals`,
-        afterHash: sha256Tag(canonicalJson(JSON.parse(JSON.stringify(holdView(hold))))),
-      });
-      return hold;
-    });
+  /**
+   * Opens a hold that a proxy asks for. With an idempotency key, a repeated call of the same credential answers the same
+   * hold, as it is now; CONFLICT when the key came with another request. `requestedBy` does not vote on it.
+   */
+  async create(
+    tenantId: string,
+    request: HoldRequest,
+    by: By,
+    more: { requestedBy: string | null; idempotencyKey?: string | undefined },
+  ): Promise<HoldView> {
+    const faults = faultsOf(request);
+    if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults });
+    const key = more.idempotencyKey;
+    const idempotency = key === undefined ? undefined : { key, hash: sha256Tag(canonicalJson(request)) };
+    return this.#retry(() =>
+      this.#db.transaction(tenantId, async (em) => {
+        const now = await this.#now(em);
+        if (idempotency) {
+          const known = await em.findOne(Hold, { createdBy: by.actor.id, idempotencyKey: idempotency.key });
+          if (known && known.idempotencyHash !== idempotency.hash) {
+            throw new AppError('CONFLICT', 'the Idempotency-Key was used for another request');
+          }
+          if (known) return this.#show(em, known, now);
+        }
+        const { requestedBy } = more;
+        const hold = await this.#insert(em, tenantId, request, by, now, { source: 'proxy', requestedBy, idempotency });
+        return hold && this.#show(em, hold, now);
+      }),
+    );
   }
 
   /** Cancels a hold whose decision could not be recorded: there is no hold without its record. */
   async withdraw(tenantId: string, id: string, reason: string): Promise<void> {
-    await this.#db.transaction(tenantId, async (em) => {
-      const changed = await em.nativeUpdate(
-        Hold,
-        { tenantId, id, status: 'held' },
-        { status: 'cancelled', wakeAt: null },
-      );
-      if (changed !== 1) return;
-      await this.#audit(em, tenantId, {
-        actor: { type: 'system', id: 'control-plane' },
-        action: 'escrow.cancelled',
-        target: { type: 'escrow', id },
-        reason,
-      });
+    try {
+      await this.cancel(tenantId, id, reason, SYSTEM);
+    } catch (error) {
+      // it has ended by itself
+      if (!(error instanceof AppError) || error.problem !== 'INVALID_STATUS') throw error;
+    }
+  }
+
+  /** One vote of a signed-in person. INVALID_STATUS, ALREADY_VOTED, or FORBIDDEN for who has no say on this hold. */
+  async vote(
+    tenantId: string,
+    id: string,
+    input: { userId: string; decision: 'approve' | 'reject'; reason: string },
+    by: By,
+  ): Promise<HoldView> {
+    const { userId, decision, reason } = input;
+    const settings = await this.#settings(tenantId);
+    return this.#change(tenantId, id, by, {
+      reason,
+      event: async (em, hold, { context }, at) => {
+        const approvals = context.votes.filter((vote) => vote.decision === 'approve').map((vote) => vote.userId);
+        const electorate = await this.#electorate(em, hold, [...approvals, userId], settings);
+        const counted = decision === 'approve' ? [...approvals, userId] : approvals;
+        const barred = electorate.barred(userId);
+        return {
+          type: 'vote',
+          userId,
+          decision,
+          ...(barred !== undefined && { barred }),
+          tally: tally(counted, hold.details.quorum ?? [], electorate),
+          at,
+        };
+      },
+      beside: (em, shown, at) =>
+        em.execute(
+          `insert into escrow_vote (tenant_id, hold_id, user_id, decision, reason, shown_hash, created_at)
+           values (?, ?, ?, ?, ?, ?, ?)`,
+          [tenantId, id, userId, decision, reason, shown, new Date(at)],
+        ),
     });
   }
 
-  async get(tenantId: string, id: string): Promise<HoldView> {
-    const hold = await this.#db.reader(tenantId).findOne(Hold, { id });
-    if (!hold) throw new AppError('NOT_FOUND', 'there is no such hold');
-    return holdView(hold);
+  /** A report on one condition. The last report counts; the hold is released when nothing else is missing. */
+  async satisfy(
+    tenantId: string,
+    id: string,
+    input: { condition_id: string; satisfied: boolean; evidence?: string | undefined },
+    by: By,
+  ): Promise<HoldView> {
+    const settings = await this.#settings(tenantId);
+    const { condition_id, satisfied, evidence } = input;
+    return this.#change(tenantId, id, by, {
+      reason: evidence,
+      detail: `${condition_id} is ${satisfied ? '' : 'not '}satisfied`,
+      event: async (em, hold, snapshot, at) => ({
+        type: 'satisfy',
+        conditionId: condition_id,
+        satisfied,
+        ...(evidence !== undefined && { evidence }),
+        tally: await this.#tally(em, hold, snapshot, settings),
+        at,
+      }),
+    });
   }
 
+  /**
+   * Uses a released hold up. Of any number of calls, in any number of processes, one resolves; the others get
+   * ALREADY_CONSUMED. Who gets the answer may act once; when the answer is lost the hold is used up all the same.
+   */
+  async consume(
+    tenantId: string,
+    id: string,
+    input: { action_hash: string; agent_role: string; agent_id: string },
+    by: By,
+    detail?: string,
+  ): Promise<HoldView> {
+    return this.#change(tenantId, id, by, {
+      detail,
+      event: async (_em, _hold, _snapshot, at) => ({
+        type: 'consume',
+        agentId: input.agent_id,
+        agentRole: input.agent_role,
+        actionHash: input.action_hash,
+        at,
+      }),
+    });
+  }
+
+  /** Writes down that a hold was consumed for a decision that was then not recorded: nobody acted on it. */
+  async consumedInVain(tenantId: string, id: string, detail: string): Promise<void> {
+    await this.#db.transaction(tenantId, (em) =>
+      this.#audit(em, tenantId, {
+        ...SYSTEM,
+        action: 'escrow.consume_unrecorded',
+        severity: 'warning',
+        target: { type: 'escrow', id },
+        detail,
+      }),
+    );
+  }
+
+  /** Takes back a hold that is held or released. */
+  async cancel(tenantId: string, id: string, reason: string, by: By): Promise<HoldView> {
+    return this.#change(tenantId, id, by, {
+      reason,
+      event: async (_em, _hold, _snapshot, at) => ({ type: 'cancel', at }),
+    });
+  }
+
+  /**
+   * Counts the approvals of every held hold again. To be called after roles, members, groups or vote settings changed;
+   * what is shown is right after it, what is decided is right without it, since each event counts anew. Returns how many
+   * holds it changed.
+   */
+  async recount(tenantId: string): Promise<number> {
+    const settings = await this.#settings(tenantId);
+    const rows = await this.#db.query<{ id: string }>(
+      tenantId,
+      `select distinct h.id from escrow_hold h join escrow_vote v on v.tenant_id = h.tenant_id and v.hold_id = h.id
+       where h.tenant_id = $1 and h.status = 'held' and v.decision = 'approve'`,
+      [tenantId],
+    );
+    let changed = 0;
+    for (const { id } of rows) {
+      const [before, after] = await this.#db.transaction(tenantId, async (em) => {
+        const hold = await lock(em, id);
+        const was = hold.rowVersion;
+        const at = await this.#now(em);
+        await this.#step(em, hold, at, SYSTEM, {
+          event: async (_em, _hold, snapshot) => ({
+            type: 'recount',
+            tally: await this.#tally(em, hold, snapshot, settings),
+            at,
+          }),
+        });
+        return [was, hold.rowVersion];
+      });
+      if (before !== after) changed++;
+    }
+    return changed;
+  }
+
+  /**
+   * The holds whose time has come, the most overdue first, and the milliseconds until the next one's time where there
+   * are none. Not locked: `wake` looks again. Serves all tenants.
+   */
+  async due(limit: number, except: readonly string[] = []): Promise<{ holds: DueHold[]; next: number | null }> {
+    // now() and not clock_timestamp(): only a stable value is looked up in the index
+    const { rows } = await this.#db.owner.query<DueHold>(
+      `select tenant_id, id from escrow_hold where wake_at <= coalesce($1::timestamptz, now())
+         and not id = any($3::text[]) order by wake_at limit $2`,
+      [this.#fixed(), limit, except],
+    );
+    if (rows.length > 0) return { holds: rows, next: null };
+    const { rows: wait } = await this.#db.owner.query<{ ms: number | null }>(
+      `select (extract(epoch from min(wake_at) - coalesce($1::timestamptz, now())) * 1000)::float8 as ms
+       from escrow_hold where wake_at is not null and not id = any($2::text[])`,
+      [this.#fixed(), except],
+    );
+    return { holds: [], next: wait[0]!.ms };
+  }
+
+  /**
+   * Does to these holds what time asks for, in one transaction. A hold that is locked by somebody is left out: who has
+   * it catches up with time themselves. Returns how many changed. May run twice and anywhere at once.
+   */
+  async wake(tenantId: string, ids: readonly string[]): Promise<number> {
+    return this.#db.transaction(tenantId, async (em) => {
+      // in the order of the ids, so that two of these never wait for each other
+      const holds = await em.find(
+        Hold,
+        { id: { $in: [...ids] }, wakeAt: { $ne: null } },
+        { lockMode: LockMode.PESSIMISTIC_PARTIAL_WRITE, orderBy: { id: 'asc' } },
+      );
+      const now = await this.#now(em);
+      let changed = 0;
+      for (const hold of holds) if (await this.#elapse(em, hold, now)) changed++;
+      return changed;
+    });
+  }
+
+  /** The hold as it is by now. NOT_FOUND when the tenant has no such hold. */
+  async get(tenantId: string, id: string): Promise<HoldView> {
+    return this.#db.transaction(tenantId, async (em) => {
+      const hold = await em.findOne(Hold, { id });
+      if (!hold) throw notFound();
+      return this.#show(em, hold, await this.#now(em));
+    });
+  }
+
+  /** The newest first. A status is the one that a hold has by now, whether or not its timer has been there. */
   async list(
     tenantId: string,
     filter: {
-      status?: HoldRow['status'] | undefined;
+      status?: HoldState | undefined;
       agent_role?: string | undefined;
       agent_id?: string | undefined;
       action_type?: string | undefined;
@@ -187,26 +391,396 @@ export class Holds {
       ...(filter.min_value !== undefined && { $gte: filter.min_value }),
       ...(filter.max_value !== undefined && { $lte: filter.max_value }),
     };
-    const [rows, total] = await this.#db.reader(tenantId).findAndCount(
-      Hold,
-      {
-        ...(filter.status && { status: filter.status }),
-        ...(filter.agent_role && { agentRole: filter.agent_role }),
-        ...(filter.agent_id && { agentId: filter.agent_id }),
-        ...(filter.action_type && { actionType: filter.action_type }),
+    return this.#db.transaction(tenantId, async (em) => {
+      const now = await this.#now(em);
+      const where: QBFilterQuery<HoldRow> = {
+        ...(filter.status && statusIs(filter.status, new Date(now))),
+        ...(filter.agent_role !== undefined && { agentRole: filter.agent_role }),
+        ...(filter.agent_id !== undefined && { agentId: filter.agent_id }),
+        ...(filter.action_type !== undefined && { actionType: filter.action_type }),
         ...(Object.keys(value).length > 0 && { estimatedValue: value }),
-      },
-      { orderBy: { createdAt: 'desc', id: 'desc' }, limit: filter.limit, offset: filter.offset },
-    );
-    return { holds: rows.map(holdView), total };
+      };
+      const [rows, total] = await em.findAndCount(Hold, where, {
+        orderBy: { createdAt: 'desc', id: 'desc' },
+        limit: filter.limit,
+        offset: filter.offset,
+      });
+      const votes = await this.#votes(em, rows);
+      return { holds: rows.map((hold) => holdView(hold, now, votes.get(hold.id))), total };
+    });
   }
+
+  #fixed(): Date | null {
+    return this.#clock ? new Date(this.#clock.now()) : null;
+  }
+
+  async #now(em: EntityManager): Promise<number> {
+    if (this.#clock) return this.#clock.now();
+    const rows = await em.execute<{ ms: number | string }[]>(
+      'select floor(extract(epoch from clock_timestamp()) * 1000)::float8 as ms',
+    );
+    return Number(rows[0]!.ms);
+  }
+
+  /** The winner's row may be gone again (expired, decided) by the time that the loser looks: then it is the loser's turn. */
+  async #retry<T>(attempt: () => Promise<T | undefined>): Promise<T> {
+    for (let tries = 0; tries < 5; tries++) {
+      const done = await attempt();
+      if (done !== undefined) return done;
+    }
+    throw new AppError('UNAVAILABLE', 'the hold could not be opened', { headers: { 'retry-after': '1' } });
+  }
+
+  /** Undefined when another hold has the place. */
+  async #insert(
+    em: EntityManager,
+    tenantId: string,
+    r: HoldRequest,
+    by: By,
+    now: number,
+    more: {
+      source: 'evaluate' | 'proxy';
+      requestedBy: string | null;
+      idempotency?: { key: string; hash: string } | undefined;
+    },
+  ): Promise<HoldRow | undefined> {
+    const id = newId('esc', now);
+    const kind: HoldKind = KINDS[r.hold_type];
+    const expiresAt = now + r.ttl_seconds * 1000;
+    const releaseAt = kind.takesDelay ? now + (r.release_after_seconds ?? r.ttl_seconds) * 1000 : undefined;
+    const quorum = r.quorum ?? [];
+    const approvals = Math.max(r.required_approvals, kind.leastApprovals, seatsOf(quorum));
+    const conditions = r.conditions ?? [];
+    const conditionIds = conditions.map(({ condition_id }) => condition_id);
+    const [snapshot, effects] = createHold({
+      agentId: r.agent_id,
+      agentRole: r.agent_role,
+      actionHash: r.action_hash,
+      release: kind.release({ approvals, conditions: conditionIds, releaseAt }),
+      conditions: conditionIds,
+      expiresAt,
+      executeWithin: r.execute_within_seconds === undefined ? null : r.execute_within_seconds * 1000,
+    });
+    const details: HoldDetails = {
+      policy_id: r.policy_id,
+      rule_ids: r.rule_ids,
+      reason: r.reason,
+      quorum: quorum.length > 0 ? quorum : undefined,
+      conditions,
+      execute_within_seconds: r.execute_within_seconds,
+      notify_targets: r.notify_targets,
+      session_id: r.session_id,
+      tool_name: r.tool_name,
+      arguments_preview: storable(r.arguments_preview),
+      release_at: releaseAt === undefined ? undefined : new Date(releaseAt).toISOString(),
+    };
+    const { releasesAt, endsAt } = timeline(snapshot);
+    const inserted = await em.execute<{ id: string }[]>(
+      `insert into escrow_hold (tenant_id, id, status, machine_version, machine_context, agent_role, agent_id,
+         agent_owner, action_type, action_summary, action_hash, hold_type, required_approvals, details,
+         estimated_value, value_currency, risk_score, ttl_seconds, source, created_by, requested_by, idempotency_key,
+         idempotency_hash, created_at, expires_at, releases_at, ends_at, wake_at)
+       values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+       on conflict do nothing returning id`,
+      [
+        tenantId,
+        id,
+        snapshot.value,
+        HOLD_MACHINE_VERSION,
+        JSON.stringify(snapshot.context),
+        r.agent_role,
+        r.agent_id,
+        r.agent_owner,
+        r.action_type,
+        r.action_summary,
+        r.action_hash,
+        r.hold_type,
+        approvals,
+        JSON.stringify(details),
+        r.estimated_value ?? null,
+        r.value_currency ?? null,
+        r.risk_score ?? null,
+        r.ttl_seconds,
+        more.source,
+        by.actor.id,
+        more.requestedBy,
+        more.idempotency?.key ?? null,
+        more.idempotency?.hash ?? null,
+        new Date(now),
+        new Date(expiresAt),
+        releasesAt === null ? null : new Date(releasesAt),
+        endsAt === null ? null : new Date(endsAt),
+        wakeOf(effects) ?? null,
+      ],
+    );
+    if (inserted.length !== 1) return undefined;
+    const hold = await em.findOneOrFail(Hold, { tenantId, id });
+    const detail = `${r.hold_type}, ${approvals} approvals`;
+    const afterHash = shownHash(holdView(hold, now));
+    await this.#perform(em, hold, now, [{ effects, by, detail, afterHash }]);
+    return hold;
+  }
+
+  /** One event for one hold. Rejects with the reason of the refusal table when the machine does not take it. */
+  async #change(tenantId: string, id: string, by: By, change: Change): Promise<HoldView> {
+    return this.#db.transaction(tenantId, async (em) => {
+      const hold = await lock(em, id);
+      const now = await this.#now(em);
+      await this.#step(em, hold, now, by, change);
+      return this.#show(em, hold, now);
+    });
+  }
+
+  async #step(em: EntityManager, hold: HoldRow, now: number, by: By, change: Change): Promise<void> {
+    const [snapshot, passed] = elapse(restore(hold), now);
+    const event = await change.event(em, hold, snapshot, now);
+    const refused = holdRefusal(snapshot, event);
+    if (refused) throw new AppError(refused.code, refused.detail);
+    const [next, effects] = stepHold(snapshot, event);
+    if (passed.length + effects.length === 0) return;
+    const beforeHash = shownHash(await this.#show(em, hold, now));
+    store(hold, next, [...passed, ...effects]);
+    await em.flush();
+    await change.beside?.(em, beforeHash, now);
+    const afterHash = shownHash(await this.#show(em, hold, now));
+    const { reason, detail } = change;
+    await this.#perform(em, hold, now, [
+      { effects: passed, by: SYSTEM, afterHash: beforeHash },
+      { effects, by, reason, detail, beforeHash, afterHash },
+    ]);
+  }
+
+  /** Stores what time has done to a locked hold by now; false when it has done nothing. */
+  async #elapse(em: EntityManager, hold: HoldRow, now: number): Promise<boolean> {
+    const [next, effects] = elapse(restore(hold), now);
+    if (effects.length === 0) return false;
+    store(hold, next, effects);
+    await em.flush();
+    const afterHash = shownHash(await this.#show(em, hold, now));
+    await this.#perform(em, hold, now, [{ effects, by: SYSTEM, afterHash }]);
+    return true;
+  }
+
+  /** Writes what the machine named. The audit records come last: they lock the tenant's audit chain until the commit. */
+  async #perform(em: EntityManager, hold: HoldRow, now: number, done: readonly Done[]): Promise<void> {
+    const events = done.flatMap(({ effects }) => effects.filter((effect) => effect.type === 'emit'));
+    for (const [at, { params }] of events.entries()) {
+      await em.execute(
+        'insert into event_outbox (tenant_id, id, event_type, payload, created_at) values (?, ?, ?, ?, ?)',
+        [
+          hold.tenantId,
+          // a millisecond apart, so that the events of one transaction keep their order
+          newId('oev', now + at),
+          params.event,
+          JSON.stringify(eventPayload(params.event, hold)),
+          new Date(now),
+        ],
+      );
+    }
+    for (const { effects, by, ...more } of done) {
+      for (const effect of effects) {
+        if (effect.type !== 'audit') continue;
+        await this.#audit(em, hold.tenantId, {
+          ...by,
+          ...more,
+          action: effect.params.action,
+          target: { type: 'escrow', id: hold.id },
+        });
+      }
+    }
+  }
+
+  async #tally(em: EntityManager, hold: HoldRow, { context }: HoldSnapshot, settings: VoteSettings) {
+    const approvals = context.votes.filter((vote) => vote.decision === 'approve').map((vote) => vote.userId);
+    return tally(approvals, hold.details.quorum ?? [], await this.#electorate(em, hold, approvals, settings));
+  }
+
+  /** Who of these people may vote on the hold now, from the member rows as they are, and why the others may not. */
+  async #electorate(
+    em: EntityManager,
+    hold: HoldRow,
+    people: readonly string[],
+    settings: VoteSettings,
+  ): Promise<Electorate & { barred(userId: string): string | undefined }> {
+    const groups = new Map(Object.entries(settings.approver_groups).map(([group, ids]) => [group, new Set(ids)]));
+    const owners = new Set<string | null | undefined>([hold.agentOwner]);
+    const authors = new Set<string>();
+    const approvers = new Set<string>();
+    if (people.length > 0) {
+      const members = await em.find(Member, { id: { $in: [...people] }, removedAt: null });
+      for (const { id, roles } of members) if (hasRole(roles as Role[], 'approver')) approvers.add(id);
+      const { agentId, agentRole } = hold;
+      for (const key of await em.find(AgentKey, { agentId, agentRole, revokedAt: null })) owners.add(key.ownerId);
+      if (!settings.policy_author_may_vote) {
+        const ids = [...hold.details.rule_ids.map((rule) => rule.split('#')[0]!), hold.details.policy_id ?? ''];
+        const policies = await em.find(Policy, { id: { $in: ids }, liveVersion: { $ne: null } });
+        const live = policies.map(({ id, liveVersion }) => ({ policyId: id, version: liveVersion! }));
+        const revisions = live.length > 0 ? await em.find(PolicyRevision, { $or: live }) : [];
+        for (const { authorId } of revisions) authors.add(authorId);
+      }
+    }
+    const barred = (userId: string): string | undefined => {
+      if (userId === hold.requestedBy) return 'who asked for the hold does not vote on it';
+      if (owners.has(userId)) return 'the owner of the agent’s key does not vote on its holds';
+      if (authors.has(userId)) return 'the author of the live policy does not vote in this tenant';
+      return approvers.has(userId) ? undefined : 'this needs the role approver';
+    };
+    return { groups, barred, has: (userId: string) => barred(userId) === undefined };
+  }
+
+  async #show(em: EntityManager, hold: HoldRow, now: number): Promise<HoldView> {
+    return holdView(hold, now, (await this.#votes(em, [hold])).get(hold.id));
+  }
+
+  async #votes(em: EntityManager, holds: readonly HoldRow[]): Promise<Map<string, VoteView[]>> {
+    const ids = holds.filter((hold) => hold.machineContext.votes.length > 0).map(({ id }) => id);
+    if (ids.length === 0) return new Map();
+    const rows = await em.execute<(Omit<VoteView, 'at'> & { hold_id: string; created_at: string | Date })[]>(
+      `select hold_id, user_id, decision, reason, shown_hash, created_at from escrow_vote
+       where hold_id in (${ids.map(() => '?').join(', ')}) order by created_at, user_id`,
+      ids,
+    );
+    const votes = rows.map(({ hold_id, created_at, ...vote }) => ({
+      hold_id,
+      vote: { ...vote, at: new Date(created_at).toISOString() },
+    }));
+    return new Map([...Map.groupBy(votes, (v) => v.hold_id)].map(([id, list]) => [id, list.map(({ vote }) => vote)]));
+  }
+}
+
+export interface DueHold {
+  tenant_id: string;
+  id: string;
+}
+
+interface Change {
+  event: (em: EntityManager, hold: HoldRow, snapshot: HoldSnapshot, at: number) => Promise<HoldEvent>;
+  /** What is stored beside the hold; `shown` is the hash of the hold as it was before. */
+  beside?: (em: EntityManager, shown: string, at: number) => Promise<unknown>;
+  reason?: string | undefined;
+  detail?: string | undefined;
+}
+
+/** Effects with who brought them about and what the audit chain says of it. */
+interface Done {
+  effects: readonly HoldEffect[];
+  by: By;
+  reason?: string | undefined;
+  detail?: string | undefined;
+  beforeHash?: string | undefined;
+  afterHash?: string | undefined;
+}
+
+const notFound = () => new AppError('NOT_FOUND', 'there is no such hold');
+
+async function lock(em: EntityManager, id: string): Promise<HoldRow> {
+  const hold = await em.findOne(Hold, { id }, { lockMode: LockMode.PESSIMISTIC_WRITE });
+  if (!hold) throw notFound();
+  return hold;
+}
+
+function restore(hold: HoldRow): HoldSnapshot {
+  return restoreHold({ state: hold.status, context: hold.machineContext, version: hold.machineVersion });
+}
+
+function store(hold: HoldRow, snapshot: HoldSnapshot, effects: readonly HoldEffect[]): void {
+  const { releasesAt, endsAt } = timeline(snapshot);
+  hold.status = snapshot.value;
+  hold.machineContext = snapshot.context;
+  hold.machineVersion = HOLD_MACHINE_VERSION;
+  hold.currentApprovals = snapshot.context.tally.approvals;
+  hold.releasesAt = releasesAt === null ? null : new Date(releasesAt);
+  hold.endsAt = endsAt === null ? null : new Date(endsAt);
+  const wake = wakeOf(effects);
+  if (wake !== undefined) hold.wakeAt = wake;
+}
+
+/** The timer that the effects leave; undefined when they leave it as it was. */
+function wakeOf(effects: readonly HoldEffect[]): Date | null | undefined {
+  const last = effects.findLast((effect) => effect.type === 'wakeAt');
+  if (!last) return undefined;
+  return last.params.at === null ? null : new Date(last.params.at);
+}
+
+/** The rows that are in this status by `now`: what time does to a hold stands in its row in advance. */
+function statusIs(status: HoldState, now: Date): QBFilterQuery<HoldRow> {
+  switch (status) {
+    case 'held':
+      return { status, wakeAt: { $gt: now } };
+    case 'released':
+      return { endsAt: { $gt: now }, $or: [{ status }, { status: 'held', releasesAt: { $lte: now } }] };
+    case 'expired':
+      return { $or: [{ status }, { status: { $in: ['held', 'released'] }, endsAt: { $lte: now } }] };
+    default:
+      return { status };
+  }
+}
+
+/** What an agent sent, in a form that the database's JSON can hold: it has no NUL. */
+function storable(value: unknown): unknown {
+  if (typeof value === 'string') return value.toWellFormed().replaceAll('\0', '\uFFFD');
+  if (Array.isArray(value)) return value.map(storable);
+  if (typeof value !== 'object' || value === null) return value;
+  return Object.fromEntries(Object.entries(value).map(([key, item]) => [storable(key), storable(item)]));
+}
+
+/** What is wrong with a request for a hold, as its type sees it. */
+function faultsOf(request: HoldRequest): Fault[] {
+  const kind: HoldKind = KINDS[request.hold_type];
+  const faults: Fault[] = [];
+  const fault = (field: string, message: string) => faults.push({ pointer: `/${field}`, message });
+  const type = request.hold_type;
+  const delay = request.release_after_seconds;
+  const ids = (request.conditions ?? []).map(({ condition_id }) => condition_id);
+  if (request.required_approvals < kind.leastApprovals) {
+    fault('required_approvals', `a ${type} hold needs at least ${kind.leastApprovals}`);
+  }
+  if (kind.needsConditions && ids.length === 0) fault('conditions', `a ${type} hold needs at least one condition`);
+  if (new Set(ids).size < ids.length) fault('conditions', 'names a condition twice');
+  if (kind.takesDelay && delay === undefined) fault('release_after_seconds', `a ${type} hold needs it`);
+  if (!kind.takesDelay && delay !== undefined) fault('release_after_seconds', `a ${type} hold is not released by time`);
+  if (delay !== undefined && delay >= request.ttl_seconds) {
+    fault('release_after_seconds', 'must be shorter than ttl_seconds, or the hold expires before it is released');
+  }
+  if (new Set((request.quorum ?? []).map(({ group }) => group)).size < (request.quorum ?? []).length) {
+    fault('quorum', 'names a group twice');
+  }
+  return faults;
+}
+
+/** What subscribers are told of a hold. */
+export function eventPayload(event: string, hold: HoldRow) {
+  return {
+    event,
+    escrow_id: hold.id,
+    tenant_id: hold.tenantId,
+    agent_role: hold.agentRole,
+    agent_id: hold.agentId,
+    action_type: hold.actionType,
+    action_summary: hold.actionSummary,
+    ...(hold.estimatedValue != null && { estimated_value: hold.estimatedValue }),
+    ...(hold.valueCurrency != null && { value_currency: hold.valueCurrency }),
+    ...(hold.riskScore != null && { risk_score: hold.riskScore }),
+    hold_type: hold.holdType,
+    required_approvals: hold.requiredApprovals,
+    ttl: hold.ttlSeconds,
+    expires_at: hold.expiresAt.toISOString(),
+    created_at: hold.createdAt.toISOString(),
+    notify_targets: hold.details.notify_targets,
+  };
 }
 
 export type HoldView = ReturnType<typeof holdView>;
 
-/** A hold as it is shown. */
-export function holdView(hold: HoldRow) {
+/** A hold as it is shown at `now`: with what time has done to it, whether or not its timer has been there. */
+export function holdView(hold: HoldRow, now: number, votes: VoteView[] = []) {
   const { details } = hold;
+  const [{ value: status, context }] = elapse(restore(hold), now);
+  const time = (at: number | null) => (at === null ? undefined : new Date(at).toISOString());
+  const ended = time(context.endedAt);
+  const released = time(context.releasedAt);
+  const executeBy = time(context.executeBy);
+  const reports = new Map(context.conditions.map((condition) => [condition.id, condition]));
   return {
     id: hold.id,
     agent_role: hold.agentRole,
@@ -214,10 +788,10 @@ export function holdView(hold: HoldRow) {
     action_type: hold.actionType,
     action_summary: hold.actionSummary,
     action_hash: hold.actionHash,
-    status: hold.status,
+    status,
     hold_type: hold.holdType,
     required_approvals: hold.requiredApprovals,
-    current_approvals: hold.currentApprovals,
+    current_approvals: context.tally.approvals,
     ...(hold.estimatedValue != null && { estimated_value: hold.estimatedValue }),
     ...(hold.valueCurrency != null && { value_currency: hold.valueCurrency }),
     ...(hold.riskScore != null && { risk_score: hold.riskScore }),
@@ -228,11 +802,34 @@ export function holdView(hold: HoldRow) {
     rule_ids: details.rule_ids,
     ...(details.reason !== undefined && { reason: details.reason }),
     ...(details.quorum && { quorum: details.quorum }),
-    conditions: details.conditions,
+    conditions: details.conditions.map(({ condition_id, description }) => {
+      const report = reports.get(condition_id);
+      const reported = time(report?.reportedAt ?? null);
+      return {
+        condition_id,
+        ...(description !== undefined && { description }),
+        satisfied: report?.satisfied ?? false,
+        ...(report?.evidence !== undefined && { evidence: report.evidence }),
+        ...(reported !== undefined && { reported_at: reported }),
+      };
+    }),
+    votes,
     ...(details.session_id !== undefined && { session_id: details.session_id }),
     ...(details.tool_name !== undefined && { tool_name: details.tool_name }),
     ...(details.arguments_preview !== undefined && { arguments_preview: details.arguments_preview }),
     notify_targets: details.notify_targets,
     ...(details.release_at !== undefined && { release_at: details.release_at }),
+    ...(details.execute_within_seconds !== undefined && { execute_within_seconds: details.execute_within_seconds }),
+    ...(released !== undefined && { released_at: released }),
+    ...(executeBy !== undefined && { execute_by: executeBy }),
+    ...(status === 'rejected' && ended && { rejected_at: ended }),
+    ...(status === 'expired' && ended && { expired_at: ended }),
+    ...(status === 'cancelled' && ended && { cancelled_at: ended }),
+    ...(status === 'consumed' && ended && { consumed_at: ended }),
   };
+}
+
+/** The hash of a hold as it is shown: what a vote and an audit record are bound to. */
+function shownHash(view: HoldView): string {
+  return sha256Tag(canonicalJson(view));
 }

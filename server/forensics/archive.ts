@@ -242,8 +242,8 @@ function sorted(files: ReadonlyMap<string, Uint8Array>): [string, Uint8Array][] 
 /** Says in words what is wrong with an archive. */
 export class ArchiveError extends Error {}
 
-const BLOCK = 512;
-const ZERO_BLOCK = Buffer.alloc(BLOCK);
+export const TAR_BLOCK = 512;
+const ZERO_BLOCK = Buffer.alloc(TAR_BLOCK);
 const MAX_MEMBERS = 20_000;
 
 /**
@@ -254,15 +254,16 @@ const MAX_MEMBERS = 20_000;
 export function writeTar(files: ReadonlyMap<string, Uint8Array>): Buffer {
   const blocks: Uint8Array[] = [];
   for (const [name, bytes] of sorted(files)) {
-    if (!isPlainName(name)) throw new RangeError(`${JSON.stringify(name)} cannot be the name of a member`);
-    if (bytes.byteLength >= 8 ** 11) throw new RangeError(`${name} is too large for a ustar archive`);
-    blocks.push(header(name, bytes.byteLength), bytes, Buffer.alloc(padding(bytes.byteLength)));
+    blocks.push(tarHeader(name, bytes.byteLength), bytes, Buffer.alloc(tarPadding(bytes.byteLength)));
   }
-  return Buffer.concat([...blocks, Buffer.alloc(2 * BLOCK)]);
+  return Buffer.concat([...blocks, Buffer.alloc(2 * TAR_BLOCK)]);
 }
 
-function header(name: string, size: number): Buffer {
-  const block = Buffer.alloc(BLOCK);
+/** The header block of a member. Throws a RangeError on a name or a size that it cannot hold. */
+export function tarHeader(name: string, size: number): Buffer {
+  if (!isPlainName(name)) throw new RangeError(`${JSON.stringify(name)} cannot be the name of a member`);
+  if (size >= 8 ** 11) throw new RangeError(`${name} is too large for a ustar archive`);
+  const block = Buffer.alloc(TAR_BLOCK);
   block.write(name, 0, 'latin1');
   block.write('0000644\0' + '0000000\0' + '0000000\0', 100, 'latin1');
   block.write(`${size.toString(8).padStart(11, '0')}\0${'0'.repeat(11)}\0`, 124, 'latin1');
@@ -284,32 +285,38 @@ export function readTar(archive: Uint8Array): Map<string, Uint8Array> {
   const files = new Map<string, Uint8Array>();
   let at = 0;
   for (;;) {
-    const block = bytes.subarray(at, at + BLOCK);
-    if (block.length < BLOCK) throw new ArchiveError('the archive is cut off');
-    if (block.equals(ZERO_BLOCK)) break;
-    if (octal(block, 148, 8) !== checksum(block)) throw new ArchiveError(`a header at byte ${at} has a wrong checksum`);
-    if (block.toString('latin1', 257, 263) !== 'ustar\0') throw new ArchiveError('the archive is not in ustar format');
-    const name = cString(block, 0, 100);
-    if (block[156] !== 48) throw new ArchiveError(`${JSON.stringify(name)} is not a plain file`);
-    if (!isPlainName(name) || block[345] !== 0) throw new ArchiveError(`${JSON.stringify(name)} is not a plain name`);
+    const member = readTarHeader(bytes.subarray(at, at + TAR_BLOCK), at);
+    if (!member) break;
+    const { name, size } = member;
     if (files.has(name)) throw new ArchiveError(`${name} stands twice in the archive`);
     if (files.size >= MAX_MEMBERS) throw new ArchiveError(`the archive has more than ${MAX_MEMBERS} members`);
-    const size = octal(block, 124, 12);
-    at += BLOCK;
+    at += TAR_BLOCK;
     if (size > bytes.length - at) throw new ArchiveError(`${name} is cut off`);
     files.set(name, bytes.subarray(at, at + size));
-    at += size + padding(size);
+    at += size + tarPadding(size);
   }
-  if (bytes.length !== at + 2 * BLOCK || !bytes.subarray(at + BLOCK).equals(ZERO_BLOCK)) {
+  if (bytes.length !== at + 2 * TAR_BLOCK || !bytes.subarray(at + TAR_BLOCK).equals(ZERO_BLOCK)) {
     throw new ArchiveError('the archive does not end where its members end');
   }
   return files;
 }
 
+/** The member that a header block at byte `at` begins; undefined at the end of the archive. Refuses as `readTar` does. */
+export function readTarHeader(block: Buffer, at: number): { name: string; size: number } | undefined {
+  if (block.length < TAR_BLOCK) throw new ArchiveError('the archive is cut off');
+  if (block.equals(ZERO_BLOCK)) return undefined;
+  if (octal(block, 148, 8) !== checksum(block)) throw new ArchiveError(`a header at byte ${at} has a wrong checksum`);
+  if (block.toString('latin1', 257, 263) !== 'ustar\0') throw new ArchiveError('the archive is not in ustar format');
+  const name = cString(block, 0, 100);
+  if (block[156] !== 48) throw new ArchiveError(`${JSON.stringify(name)} is not a plain file`);
+  if (!isPlainName(name) || block[345] !== 0) throw new ArchiveError(`${JSON.stringify(name)} is not a plain name`);
+  return { name, size: octal(block, 124, 12) };
+}
+
 /** The sum of the header's bytes with its own field as spaces. */
 function checksum(block: Uint8Array): number {
   let sum = 8 * 32;
-  for (let i = 0; i < BLOCK; i++) if (i < 148 || i >= 156) sum += block[i]!;
+  for (let i = 0; i < TAR_BLOCK; i++) if (i < 148 || i >= 156) sum += block[i]!;
   return sum;
 }
 
@@ -330,6 +337,7 @@ function isPlainName(name: string): boolean {
   return name.length <= 100 && name.split('/').every((part) => /^[A-Za-z0-9._-]+$/.test(part) && !/^\.\.?$/.test(part));
 }
 
-function padding(size: number): number {
-  return (BLOCK - (size % BLOCK)) % BLOCK;
+/** Zeros between the end of a member's content and the next block. */
+export function tarPadding(size: number): number {
+  return (TAR_BLOCK - (size % TAR_BLOCK)) % TAR_BLOCK;
 }

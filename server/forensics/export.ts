@@ -71,9 +71,10 @@ export class Evidence {
     const now = new Date(this.#clock.now());
     const to = input.to ? new Date(input.to) : now;
     const from = input.from ? new Date(input.from) : monthBefore(to);
-    if (from >= to) {
+    // before the year 0 there is no ISO 8601 form of four digits
+    if (from >= to || from.getUTCFullYear() < 0) {
       throw new AppError('VALIDATION_FAILED', undefined, {
-        faults: [{ pointer: '/from', message: 'must be before `to`' }],
+        faults: [{ pointer: '/from', message: 'must be before `to`, in the years 0 to 9999' }],
       });
     }
     // a fresh checkpoint, so that one covers the range even when it ends at the head

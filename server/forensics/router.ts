@@ -3,6 +3,7 @@ import { type PlainRoute, principalOf } from '../api/plain.ts';
 import { route, text, trpc } from '../api/trpc.ts';
 import { actorOf } from '../auth/audit.ts';
 import { personOf } from '../auth/scopes.ts';
+import { AppError } from '../errors.ts';
 import type { Evidence } from './export.ts';
 
 const tag = 'forensics';
@@ -84,6 +85,7 @@ export function downloadRoute(evidence: Evidence): PlainRoute {
     problems: ['NOT_FOUND'],
     async handler(call) {
       const id = call.params.id ?? '';
+      if (!/^pkg_\w{1,64}$/.test(id)) throw new AppError('NOT_FOUND', 'there is no such package');
       const { bytes, package_hash } = await evidence.bytes(principalOf(call).tenantId, id);
       call.reply.headers({
         'content-disposition': `attachment; filename="${id}.tar"`,

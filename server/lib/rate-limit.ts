@@ -1,4 +1,5 @@
-import { RateLimiterMemory, RateLimiterRes } from 'rate-limiter-flexible';
+import { type RateLimiterAbstract, RateLimiterMemory, RateLimiterRedis, RateLimiterRes } from 'rate-limiter-flexible';
+import type { RedisLink } from './redis.ts';
 
 export interface RateRule {
   /** The name that answers show. */
@@ -14,15 +15,30 @@ export interface RateState {
   retryAfterSeconds: number;
 }
 
-/** Counts calls in fixed windows, in this process. */
+/**
+ * Counts calls in fixed windows: for all processes together where there is a Redis, else, and while it is away, in this
+ * process alone.
+ */
 export class RateLimiter {
   readonly #rule: RateRule;
-  readonly #limiter: RateLimiterMemory;
+  readonly #limiter: RateLimiterAbstract;
   readonly #policy: string;
 
-  constructor(rule: RateRule) {
+  constructor(rule: RateRule, redis?: RedisLink) {
     this.#rule = rule;
-    this.#limiter = new RateLimiterMemory({ points: rule.limit, duration: rule.seconds });
+    const memory = new RateLimiterMemory({ points: rule.limit, duration: rule.seconds });
+    this.#limiter = redis
+      ? new RateLimiterRedis({
+          storeClient: redis.commands,
+          keyPrefix: redis.name('rate', rule.name),
+          points: rule.limit,
+          duration: rule.seconds,
+          insuranceLimiter: memory,
+          rejectIfRedisNotReady: true,
+          // who is over the limit is refused here until the window ends, without a round trip
+          inMemoryBlockOnConsumed: rule.limit + 1,
+        })
+      : memory;
     this.#policy = `"${rule.name}";q=${rule.limit};w=${rule.seconds}`;
   }
 

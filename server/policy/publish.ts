@@ -3,6 +3,7 @@ import type { Database } from '../../db/index.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
+import type { PushedCache } from '../lib/pushed-cache.ts';
 import { bundleContent, packBundle } from './bundle.ts';
 import { cedarLanguageVersion } from './language/host.ts';
 import { actionEntities, type OwnActionTypes, schemaFor } from './language/schema.ts';
@@ -20,6 +21,14 @@ export interface PublishedBundle {
   policies: ReadonlyMap<string, { version: number; content_hash: string }>;
 }
 
+interface Kept {
+  building: Promise<PublishedBundle>;
+  /** Of the moment before it was built. */
+  stamp: string | undefined;
+}
+
+const headOf = (tenantId: string) => `bundles of ${tenantId}`;
+
 /**
  * The bundles of each tenant: one of all its live policies, and one per set of scopes that a proxy asks for. A bundle is
  * built when it is first asked for after a change, stored as built, and served from memory until the next change.
@@ -29,7 +38,8 @@ export class Bundles {
   readonly #clock: Clock;
   readonly #signer: () => { kid: string; privateKey: KeyObject };
   readonly #actionTypes: (tenantId: string) => Promise<OwnActionTypes>;
-  readonly #current = new Map<string, Map<string, Promise<PublishedBundle>>>();
+  readonly #shared: PushedCache | undefined;
+  readonly #current = new Map<string, Map<string, Kept>>();
   readonly #waiting = new Map<string, Set<() => void>>();
 
   constructor(parts: {
@@ -37,22 +47,30 @@ export class Bundles {
     clock: Clock;
     signer: () => { kid: string; privateKey: KeyObject };
     actionTypes: (tenantId: string) => Promise<OwnActionTypes>;
+    /** With several processes: what they agree in on whether anything has changed. */
+    shared?: PushedCache | undefined;
   }) {
     this.#db = parts.db;
     this.#clock = parts.clock;
     this.#signer = parts.signer;
     this.#actionTypes = parts.actionTypes;
+    this.#shared = parts.shared;
     for (const topic of ['policies', 'settings', 'signing_keys'] as const) {
-      parts.db.notices.on(topic, ({ tenantId }) => this.#changed(tenantId));
+      parts.db.notices.on(topic, ({ tenantId }, own) => this.#changed(tenantId, own));
     }
   }
 
-  #changed(tenantId: string): void {
+  #changed(tenantId: string, own: boolean): Promise<unknown> | undefined {
+    const stamp = this.#current.get(tenantId)?.values().next().value?.stamp;
     if (tenantId === '*') this.#current.clear();
     else this.#current.delete(tenantId);
     for (const [tenant, wakers] of this.#waiting) {
       if (tenantId === '*' || tenantId === tenant) for (const wake of wakers) wake();
     }
+    // the process that made the change tells the others before its caller hears of it; should it have died before, the
+    // others end the stamp that they know
+    if (own) return this.#shared?.renew(headOf(tenantId));
+    return stamp === undefined ? undefined : this.#shared?.renew(headOf(tenantId), stamp);
   }
 
   /** The bundle in force for a set of scopes; null means all live policies. What it returns is stored. */
@@ -60,18 +78,21 @@ export class Bundles {
     const wanted = scopes && [...new Set(scopes)].sort();
     const key = wanted ? `=${wanted.join(',')}` : '';
     if (!this.#db.notices.healthy) return this.#build(tenantId, wanted, key);
-    const ofTenant = this.#current.get(tenantId) ?? new Map<string, Promise<PublishedBundle>>();
+    // read before the look and the build, so that a change during them shows
+    const stamp = await this.#shared?.stamp(headOf(tenantId));
+    const ofTenant = this.#current.get(tenantId) ?? new Map<string, Kept>();
     this.#current.set(tenantId, ofTenant);
     const kept = ofTenant.get(key);
-    if (kept) {
-      const bundle = await kept;
+    // without Redis the notices of the database alone tell of changes
+    if (kept && (stamp === undefined || kept.stamp === stamp)) {
+      const bundle = await kept.building;
       if (bundle.notAfter.getTime() - this.#clock.now() > (BUNDLE_SECONDS / 2) * 1000) return bundle;
     }
     // a proxy chooses its scopes: the number of sets kept is bounded
     if (ofTenant.size > 200) ofTenant.clear();
     const building = this.#build(tenantId, wanted, key);
-    ofTenant.set(key, building);
-    building.catch(() => ofTenant.get(key) === building && ofTenant.delete(key));
+    ofTenant.set(key, { building, stamp });
+    building.catch(() => ofTenant.get(key)?.building === building && ofTenant.delete(key));
     return building;
   }
 

@@ -1,10 +1,12 @@
 import { z } from 'zod';
 import { route, trpc } from '../api/trpc.ts';
 import { actorOf } from '../auth/audit.ts';
+import { AppError } from '../errors.ts';
 import { Settings, SettingsPatch } from './settings.ts';
 import type { Tenants } from './tenants.ts';
 
-export function settingsRouter(tenants: Tenants) {
+/** `assertActionTypes` throws a RangeError on action types that no policy schema can have. */
+export function settingsRouter(tenants: Tenants, assertActionTypes: (own: Settings['action_types']) => void) {
   return trpc.router({
     get: route('GET /v1/settings', { keys: [], role: 'viewer' }, { summary: 'Read the settings', tag: 'settings' })
       .input(z.strictObject({}))
@@ -14,11 +16,19 @@ export function settingsRouter(tenants: Tenants) {
     change: route('PATCH /v1/settings', { keys: [], role: 'admin' }, { summary: 'Change settings', tag: 'settings' })
       .input(SettingsPatch)
       .output(Settings)
-      .mutation(({ ctx, input }) =>
-        tenants.changeSettings(ctx.tenantId, input, {
+      .mutation(({ ctx, input }) => {
+        try {
+          if (input.action_types) assertActionTypes(input.action_types);
+        } catch (error) {
+          if (!(error instanceof RangeError)) throw error;
+          throw new AppError('VALIDATION_FAILED', undefined, {
+            faults: [{ pointer: '/action_types', message: error.message }],
+          });
+        }
+        return tenants.changeSettings(ctx.tenantId, input, {
           actor: actorOf(ctx.principal, ctx.ip),
           requestId: ctx.requestId,
-        }),
-      ),
+        });
+      }),
   });
 }

@@ -14,6 +14,10 @@ export const Settings = z
       .record(text(64), z.array(text(100)).max(1000))
       .default({})
       .describe('group -> user ids, for quorum rules'),
+    policy_author_may_vote: z
+      .boolean()
+      .default(true)
+      .describe('the author of a live policy version may vote on the holds that it opens'),
     action_types: z
       .strictObject({ read: z.array(name).max(100).default([]), write: z.array(name).max(100).default([]) })
       .default({ read: [], write: [] })
@@ -29,6 +33,7 @@ export const SettingsPatch = z.strictObject({
   input_retention_days: z.int().min(0).max(3650).optional(),
   poll_seconds: z.int().min(1).max(3600).optional(),
   approver_groups: z.record(text(64), z.array(text(100)).max(1000)).optional(),
+  policy_author_may_vote: z.boolean().optional(),
   action_types: z
     .strictObject({ read: z.array(name).max(100).default([]), write: z.array(name).max(100).default([]) })
     .optional(),

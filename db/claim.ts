@@ -1,0 +1,83 @@
+import { setTimeout as delay } from 'node:timers/promises';
+import pg from 'pg';
+
+/** Another server process has the database, in a way that does not go together with this one. */
+export class Occupied extends Error {}
+
+export interface Claim {
+  release(): Promise<void>;
+}
+
+/** What the claim is called in pg_advisory_lock; any constant that nobody else uses. */
+const CLAIM_LOCK = 7_305_414_124;
+/** How long a process that is about to end may still have the database. */
+const PATIENCE_MS = 5000;
+const RETRY_MS = 250;
+
+/**
+ * Claims the database for a server process: `alone`, or together with others that share it. Server processes that know
+ * nothing of each other would take every tenant from each other with each command: safe, and useless. So one that runs
+ * alone keeps all others out, for as long as it lives; operator's commands claim nothing and always get in.
+ *
+ * Throws Occupied when the database is still claimed otherwise after five seconds. The claim ends with the connection:
+ * when that is lost, it is taken again as soon as possible, and `onConflict` is told if another process was faster.
+ */
+export async function claimDatabase(
+  url: string,
+  options: { alone: boolean; onConflict: (error: Occupied) => void },
+): Promise<Claim> {
+  const { alone, onConflict } = options;
+  const attempt = alone ? 'pg_try_advisory_lock' : 'pg_try_advisory_lock_shared';
+  let client: pg.Client | undefined;
+  let released = false;
+  let retry: NodeJS.Timeout | undefined;
+
+  const take = async () => {
+    const mine = new pg.Client(url);
+    let lost = false;
+    mine.on('error', () => undefined);
+    mine.on('end', () => {
+      lost = true;
+      if (client !== mine || released) return;
+      client = undefined;
+      again();
+    });
+    await mine.connect();
+    const end = Date.now() + PATIENCE_MS;
+    for (;;) {
+      const { rows } = await mine.query<{ taken: boolean }>(`select ${attempt}($1) as taken`, [CLAIM_LOCK]);
+      if (rows[0]?.taken) break;
+      if (Date.now() > end || released) {
+        await mine.end();
+        throw new Occupied(alone ? ALONE : TOGETHER);
+      }
+      await delay(RETRY_MS);
+    }
+    client = mine;
+    if (released) await mine.end();
+    else if (lost) throw new Error('the connection was lost');
+  };
+  const again = () => {
+    retry = setTimeout(() => {
+      take().catch((error: Error) => {
+        if (released) return;
+        if (error instanceof Occupied) onConflict(error);
+        again();
+      });
+    }, RETRY_MS);
+  };
+
+  await take();
+  return {
+    async release() {
+      released = true;
+      clearTimeout(retry);
+      await client?.end();
+    },
+  };
+}
+
+const ALONE =
+  'Another server process runs on this database. For several processes, give each of them REDIS_URL (and DATABASE_URL); otherwise stop the other one first.';
+const TOGETHER =
+  'A server process without REDIS_URL runs on this database and has it alone. Start that one again with REDIS_URL (and DATABASE_URL), or stop it.';

@@ -1,0 +1,435 @@
+import { assign, initialTransition, type SnapshotFrom, setup, transition } from 'xstate';
+
+/**
+ * The life of an escrow hold: one machine for every hold type. What differs between the types is data: the requirement
+ * that releases the hold (`HoldInput.release`), written by the type's file in server/escrow/kinds.
+ *
+ * Nothing is looked up here. Time enters as the `at` of an event, in milliseconds; who may vote, and how many of the
+ * approvals count by now, enter as the `barred` and `tally` of an event. So a hold can be replayed from its events, and
+ * what it will be at any later time is a function of what is stored. Effects are only named: `audit` becomes a record of
+ * the audit chain, `emit` a row of the outbox and `wakeAt` the row's timer, all in the transaction that stores the state.
+ */
+export const HOLD_MACHINE_VERSION = 1;
+
+export const HOLD_STATES = ['held', 'released', 'rejected', 'consumed', 'expired', 'cancelled'] as const;
+export type HoldState = (typeof HOLD_STATES)[number];
+
+/** What releases a hold. A type composes these; the machine knows no types. */
+export type Requirement =
+  | { all: Requirement[] }
+  | { any: Requirement[] }
+  /** So many approvals that count, with every seat of the quorum taken. */
+  | { approvals: number }
+  | { condition: string }
+  /** Milliseconds since the epoch. */
+  | { after: number };
+
+/** The approvals that count: by people who may vote now, each once, whatever groups they are in. */
+export interface Tally {
+  approvals: number;
+  /** Every seat of the quorum is taken; true where there is no quorum. */
+  seated: boolean;
+}
+
+export interface HoldInput {
+  agentId: string;
+  agentRole: string;
+  actionHash: string;
+  release: Requirement;
+  conditions: string[];
+  expiresAt: number;
+  /** Milliseconds from the release within which the action must be consumed; null: until `expiresAt`. */
+  executeWithin: number | null;
+}
+
+export interface Condition {
+  id: string;
+  satisfied: boolean;
+  reportedAt: number | null;
+  evidence?: string;
+}
+
+export interface HoldContext extends Omit<HoldInput, 'conditions'> {
+  conditions: Condition[];
+  votes: { userId: string; decision: 'approve' | 'reject'; at: number }[];
+  tally: Tally;
+  releasedAt: number | null;
+  /** Released until then; null before the release. */
+  executeBy: number | null;
+  /** When it was rejected, consumed, expired or cancelled. */
+  endedAt: number | null;
+}
+
+export type HoldEvent =
+  | {
+      type: 'vote';
+      userId: string;
+      decision: 'approve' | 'reject';
+      /** Why this person has no vote on this hold; absent when they have. */
+      barred?: string;
+      /** With this vote counted. */
+      tally: Tally;
+      at: number;
+    }
+  | { type: 'satisfy'; conditionId: string; satisfied: boolean; evidence?: string; tally: Tally; at: number }
+  /** Roles, groups or settings changed: the approvals were counted again. */
+  | { type: 'recount'; tally: Tally; at: number }
+  | { type: 'consume'; agentId: string; agentRole: string; actionHash: string; at: number }
+  | { type: 'cancel'; at: number }
+  | { type: 'wake'; at: number };
+
+export const HOLD_ACTIONS = [
+  'created',
+  'vote_cast',
+  'condition_reported',
+  'recounted',
+  'released',
+  'rejected',
+  'consumed',
+  'expired',
+  'cancelled',
+] as const;
+export type HoldAction = (typeof HOLD_ACTIONS)[number];
+
+export type HoldEffect =
+  | { type: 'audit'; params: { action: `escrow.${HoldAction}` } }
+  | { type: 'emit'; params: { event: `escrow.${Exclude<HoldAction, 'condition_reported' | 'recounted'>}` } }
+  | { type: 'wakeAt'; params: { at: number | null } };
+
+/** When time alone meets the requirement: -Infinity when it is met whatever the time, Infinity when never. */
+export function metAt(requirement: Requirement, context: Pick<HoldContext, 'conditions' | 'tally'>): number {
+  if ('all' in requirement) return Math.max(-Infinity, ...requirement.all.map((part) => metAt(part, context)));
+  if ('any' in requirement) return Math.min(Infinity, ...requirement.any.map((part) => metAt(part, context)));
+  if ('after' in requirement) return requirement.after;
+  const met =
+    'condition' in requirement
+      ? context.conditions.some(({ id, satisfied }) => id === requirement.condition && satisfied)
+      : context.tally.seated && context.tally.approvals >= requirement.approvals;
+  return met ? -Infinity : Infinity;
+}
+
+/** When the machine must be woken although nothing happens to the hold; null when never. */
+export function dueAt(state: HoldState, context: HoldContext): number | null {
+  if (state === 'released') return context.executeBy;
+  if (state !== 'held') return null;
+  return Math.min(metAt(context.release, context), context.expiresAt);
+}
+
+const isTime = (time: number) => Number.isFinite(time);
+
+/** Whether the hold is released by `at`. An expiry wins over a release at the same moment, and over one that came late. */
+function isReleased(context: HoldContext, at: number): boolean {
+  const met = metAt(context.release, context);
+  return met <= at && met < context.expiresAt && (at < context.expiresAt || isTime(met));
+}
+
+/** The context with what the event tells about conditions and approvals. */
+function informed(context: HoldContext, event: HoldEvent): HoldContext {
+  switch (event.type) {
+    case 'vote': {
+      const { userId, decision, at, tally } = event;
+      return { ...context, tally, votes: [...context.votes, { userId, decision, at }] };
+    }
+    case 'satisfy': {
+      const { conditionId, satisfied, evidence, tally, at } = event;
+      const report = { id: conditionId, satisfied, reportedAt: at, ...(evidence !== undefined && { evidence }) };
+      return { ...context, tally, conditions: context.conditions.map((c) => (c.id === conditionId ? report : c)) };
+    }
+    case 'recount':
+      return { ...context, tally: event.tally };
+    default:
+      return context;
+  }
+}
+
+const audit = (action: HoldAction) => ({ type: 'audit', params: { action: `escrow.${action}` } }) as const;
+const emit = (event: Exclude<HoldAction, 'condition_reported' | 'recounted'>) =>
+  ({ type: 'emit', params: { event: `escrow.${event}` } }) as const;
+const asleep = { type: 'wakeAt', params: { at: null } } as const;
+const wakeHeld = {
+  type: 'wakeAt',
+  params: ({ context }: { context: HoldContext }) => ({ at: dueAt('held', context) }),
+} as const;
+
+const definition = setup({
+  types: { context: {} as HoldContext, events: {} as HoldEvent, input: {} as HoldInput },
+  actions: {
+    audit: (_, _params: { action: string }) => undefined,
+    emit: (_, _params: { event: string }) => undefined,
+    wakeAt: (_, _params: { at: number | null }) => undefined,
+    note: assign(({ context, event }) => informed(context, event)),
+    stampRelease: assign(({ context, event }) => {
+      // a late timer does not make the release late: what time alone released counts from the time that did it
+      const met = metAt(context.release, context);
+      const releasedAt = event.type === 'wake' && isTime(met) ? met : event.at;
+      const executeBy = context.executeWithin === null ? context.expiresAt : releasedAt + context.executeWithin;
+      return { releasedAt, executeBy };
+    }),
+    stampExpiry: assign(({ context }) => ({ endedAt: context.executeBy ?? context.expiresAt })),
+    stampEnd: assign(({ event }) => ({ endedAt: event.at })),
+  },
+  guards: {
+    /** Counted and unbarred: what the refusal table would refuse must not move the machine either. */
+    rejects: ({ context, event }) => mayVote(context, event) && event.type === 'vote' && event.decision === 'reject',
+    votes: ({ context, event }) => mayVote(context, event),
+    inTime: ({ context, event }) => event.at < (context.executeBy ?? context.expiresAt),
+    approvesAndReleases: ({ context, event }) =>
+      mayVote(context, event) &&
+      event.type === 'vote' &&
+      event.decision === 'approve' &&
+      isReleased(informed(context, event), event.at),
+    listed: ({ context, event }) =>
+      event.type === 'satisfy' &&
+      event.at < context.expiresAt &&
+      context.conditions.some(({ id }) => id === event.conditionId),
+    listedAndReleases: ({ context, event }) =>
+      event.type === 'satisfy' &&
+      event.at < context.expiresAt &&
+      context.conditions.some(({ id }) => id === event.conditionId) &&
+      isReleased(informed(context, event), event.at),
+    countChanged: ({ context, event }) =>
+      event.type === 'recount' && event.at < context.expiresAt && !sameTally(context.tally, event.tally),
+    countReleases: ({ context, event }) =>
+      event.type === 'recount' && event.at < context.expiresAt && isReleased(informed(context, event), event.at),
+    delayOver: ({ context, event }) => isReleased(context, event.at),
+    overdue: ({ context, event }) => event.at >= (context.executeBy ?? context.expiresAt),
+    sameAction: ({ context, event }) =>
+      event.type === 'consume' &&
+      event.at < (context.executeBy ?? context.expiresAt) &&
+      event.agentId === context.agentId &&
+      event.agentRole === context.agentRole &&
+      event.actionHash === context.actionHash,
+  },
+});
+
+function mayVote(context: HoldContext, event: HoldEvent): boolean {
+  return (
+    event.type === 'vote' &&
+    event.barred === undefined &&
+    event.at < context.expiresAt &&
+    !context.votes.some(({ userId }) => userId === event.userId)
+  );
+}
+
+function sameTally(a: Tally, b: Tally): boolean {
+  return a.approvals === b.approvals && a.seated === b.seated;
+}
+
+export const holdMachine = definition.createMachine({
+  id: 'escrow',
+  context: ({ input: { conditions, ...input } }) => ({
+    ...input,
+    conditions: conditions.map((id) => ({ id, satisfied: false, reportedAt: null })),
+    votes: [],
+    // no vote yet; a quorum's seats, if there are any, are told by the first tally
+    tally: { approvals: 0, seated: false },
+    releasedAt: null,
+    executeBy: null,
+    endedAt: null,
+  }),
+  initial: 'held',
+  states: {
+    held: {
+      description: 'the action waits for what its hold type asks for',
+      entry: [audit('created'), emit('created'), wakeHeld],
+      on: {
+        vote: [
+          { guard: 'rejects', target: 'rejected', actions: ['note', audit('vote_cast'), emit('vote_cast')] },
+          {
+            guard: 'approvesAndReleases',
+            target: 'released',
+            actions: ['note', audit('vote_cast'), emit('vote_cast')],
+          },
+          { guard: 'votes', actions: ['note', audit('vote_cast'), emit('vote_cast'), wakeHeld] },
+        ],
+        satisfy: [
+          { guard: 'listedAndReleases', target: 'released', actions: ['note', audit('condition_reported')] },
+          { guard: 'listed', actions: ['note', audit('condition_reported'), wakeHeld] },
+        ],
+        recount: [
+          { guard: 'countReleases', target: 'released', actions: ['note', audit('recounted')] },
+          { guard: 'countChanged', actions: ['note', audit('recounted'), wakeHeld] },
+        ],
+        cancel: { guard: 'inTime', target: 'cancelled' },
+        wake: [
+          { guard: 'delayOver', target: 'released' },
+          { guard: 'overdue', target: 'expired' },
+        ],
+      },
+    },
+    released: {
+      description: 'the agent may carry the action out, once, until execute_by',
+      entry: [
+        'stampRelease',
+        audit('released'),
+        emit('released'),
+        { type: 'wakeAt', params: ({ context }) => ({ at: context.executeBy }) },
+      ],
+      on: {
+        consume: { guard: 'sameAction', target: 'consumed' },
+        cancel: { guard: 'inTime', target: 'cancelled' },
+        wake: { guard: 'overdue', target: 'expired' },
+      },
+    },
+    rejected: {
+      description: 'an approver said no',
+      type: 'final',
+      entry: ['stampEnd', audit('rejected'), emit('rejected'), asleep],
+    },
+    consumed: {
+      description: 'the action was let through, once',
+      type: 'final',
+      entry: ['stampEnd', audit('consumed'), emit('consumed'), asleep],
+    },
+    expired: {
+      description: 'nothing released it in time, or nobody carried the action out in time',
+      type: 'final',
+      entry: ['stampExpiry', audit('expired'), emit('expired'), asleep],
+    },
+    cancelled: {
+      description: 'withdrawn by the proxy or an admin',
+      type: 'final',
+      entry: ['stampEnd', audit('cancelled'), emit('cancelled'), asleep],
+    },
+  },
+});
+
+export type HoldSnapshot = SnapshotFrom<typeof holdMachine>;
+
+export type HoldRefusal =
+  | 'AGENT_MISMATCH'
+  | 'ALREADY_CONSUMED'
+  | 'ESCROW_EXPIRED'
+  | 'HASH_MISMATCH'
+  | 'INVALID_STATUS'
+  | 'ALREADY_VOTED'
+  | 'FORBIDDEN'
+  | 'NOT_FOUND';
+
+/**
+ * Why the machine does not take an event, in the order in which the reasons are told; undefined when it does. It goes
+ * by the state that the hold has at the time of the event, so a late timer lets nothing through.
+ *
+ * - consume: another agent learns nothing about the hold, so AGENT_MISMATCH comes first; then ALREADY_CONSUMED and
+ *   ESCROW_EXPIRED, which no other request can mend; HASH_MISMATCH; and INVALID_STATUS for a hold that is not released.
+ * - vote: INVALID_STATUS, ALREADY_VOTED, FORBIDDEN. satisfy: NOT_FOUND, INVALID_STATUS. cancel: INVALID_STATUS.
+ */
+export function holdRefusal(
+  snapshot: HoldSnapshot,
+  event: HoldEvent,
+): { code: HoldRefusal; detail: string } | undefined {
+  const [{ value: state, context }] = elapse(snapshot, event.at);
+  const refuse = (code: HoldRefusal, detail: string) => ({ code, detail });
+  switch (event.type) {
+    case 'consume':
+      if (event.agentId !== context.agentId || event.agentRole !== context.agentRole) {
+        return refuse('AGENT_MISMATCH', 'the hold was opened for another agent');
+      }
+      if (state === 'consumed') return refuse('ALREADY_CONSUMED', 'the hold was consumed already');
+      if (state === 'expired') return refuse('ESCROW_EXPIRED', 'the hold has expired');
+      if (event.actionHash !== context.actionHash) {
+        return refuse('HASH_MISMATCH', 'the hold was opened for another request');
+      }
+      return state === 'released' ? undefined : refuse('INVALID_STATUS', `the hold is ${state}, not released`);
+    case 'vote':
+      if (state !== 'held') return refuse('INVALID_STATUS', `there is nothing to vote on: the hold is ${state}`);
+      if (context.votes.some(({ userId }) => userId === event.userId)) {
+        return refuse('ALREADY_VOTED', 'you have voted on this hold already');
+      }
+      return event.barred === undefined ? undefined : refuse('FORBIDDEN', event.barred);
+    case 'satisfy':
+      if (!context.conditions.some(({ id }) => id === event.conditionId)) {
+        return refuse('NOT_FOUND', 'the hold has no such condition');
+      }
+      return state === 'held' ? undefined : refuse('INVALID_STATUS', `the hold is ${state}, not held`);
+    case 'cancel':
+      return state === 'held' || state === 'released'
+        ? undefined
+        : refuse('INVALID_STATUS', `there is nothing to cancel: the hold is ${state}`);
+    case 'recount':
+    case 'wake':
+      return undefined;
+  }
+}
+
+/** What the database keeps of a hold's machine. */
+export interface StoredHold {
+  state: string;
+  context: unknown;
+  version: number;
+}
+
+/** version n -> what a hold stored by version n is in version n + 1. Entries stay for as long as the program is used. */
+export type HoldUpgrades = Readonly<Record<number, (stored: { state: string; context: unknown }) => StoredHold>>;
+const UPGRADES: HoldUpgrades = {};
+
+/** A stored hold as a snapshot of the machine, lifted from the version that stored it. Throws when nothing can read it. */
+export function restoreHold(stored: StoredHold, upgrades: HoldUpgrades = UPGRADES): HoldSnapshot {
+  let { state, context, version } = stored;
+  for (let lift = upgrades[version]; lift && version !== HOLD_MACHINE_VERSION; lift = upgrades[version]) {
+    ({ state, context, version } = lift({ state, context }));
+  }
+  const known = HOLD_STATES.find((name) => name === state);
+  if (version !== HOLD_MACHINE_VERSION || !known) {
+    throw new Error(`a hold in state ${state} of machine version ${version} is unknown to this program`);
+  }
+  return holdMachine.resolveState({ value: known, context: context as HoldContext });
+}
+
+/** Whether every stored combination can be read: asked at start, so that a program that is too old does not run. */
+export function unreadableHolds(
+  stored: readonly { version: number; state: string }[],
+  upgrades: HoldUpgrades = UPGRADES,
+): string[] {
+  return stored
+    .filter(({ version, state }) => {
+      if (version === HOLD_MACHINE_VERSION) return !HOLD_STATES.some((name) => name === state);
+      return upgrades[version] === undefined;
+    })
+    .map(({ version, state }) => `${state} of version ${version}`);
+}
+
+/** A new hold and what must happen with it. Throws a RangeError when nothing is asked for: that would hold nothing. */
+export function createHold(input: HoldInput): [HoldSnapshot, HoldEffect[]] {
+  const [snapshot, actions] = initialTransition(holdMachine, input);
+  if (metAt(input.release, snapshot.context) === -Infinity) throw new RangeError('the hold asks for nothing');
+  return [snapshot, effects(actions)];
+}
+
+/** One step. Ask `holdRefusal` first: on an event that is refused there the machine stays where it is. */
+export function stepHold(snapshot: HoldSnapshot, event: HoldEvent): [HoldSnapshot, HoldEffect[]] {
+  const [next, actions] = transition(holdMachine, snapshot, event);
+  return [next, effects(actions)];
+}
+
+/** What time alone has done to the hold by `at`. Send no event to a hold before this. */
+export function elapse(snapshot: HoldSnapshot, at: number): [HoldSnapshot, HoldEffect[]] {
+  let current = snapshot;
+  const done: HoldEffect[] = [];
+  for (;;) {
+    const due = dueAt(current.value, current.context);
+    if (due === null || due > at) return [current, done];
+    const [next, more] = stepHold(current, { type: 'wake', at });
+    if (next.value === current.value) return [current, done];
+    done.push(...more);
+    current = next;
+  }
+}
+
+/** What time alone will do to the hold: when it is released and when it expires, each null when it will not. */
+export function timeline(snapshot: HoldSnapshot): { releasesAt: number | null; endsAt: number | null } {
+  const { value: state, context } = snapshot;
+  if (state === 'released') return { releasesAt: null, endsAt: context.executeBy };
+  if (state !== 'held') return { releasesAt: null, endsAt: null };
+  const met = metAt(context.release, context);
+  if (met >= context.expiresAt || !isTime(met)) return { releasesAt: null, endsAt: context.expiresAt };
+  const [released] = stepHold(snapshot, { type: 'wake', at: met });
+  return { releasesAt: met, endsAt: released.context.executeBy };
+}
+
+/** The named actions alone: XState hands them over with the machinery around them, which nobody may store. */
+function effects(actions: readonly { type: string; params?: unknown }[]): HoldEffect[] {
+  return actions
+    .filter(({ type }) => ['audit', 'emit', 'wakeAt'].includes(type))
+    .map(({ type, params }) => ({ type, params }) as HoldEffect);
+}

@@ -1,0 +1,314 @@
+import { randomBytes } from 'node:crypto';
+import { AppError, ERRORS, type ErrorCode, type Fault } from '../errors.ts';
+import type { Log } from '../lib/log.ts';
+import type { RedisLink } from '../lib/redis.ts';
+import { Fenced } from './host.ts';
+
+/** Nobody listens to the process's messages: it has ended, or lost its connection. */
+export class PeerGone extends Error {}
+/** The process that was asked does not own the tenant, or does not any more. */
+export class Moved extends Error {}
+/** No answer, or no way to ask. What was asked for may have been done or not. */
+export class NoAnswer extends Error {}
+
+/** A message is closed when it reaches this size; one large command is a message of its own. */
+const MESSAGE_CHARS = 256 * 1024;
+/** What may wait for one process. Redis would cut the connection of a receiver that falls behind by 32 MB. */
+const WAITING_CHARS = 16 * 1024 * 1024;
+const WAITING_CALLS = 20_000;
+/** How often it is looked whether a process that owes answers is still there. */
+const WATCH_MS = 100;
+/** A call that waits for longer makes the owner be looked up again, so that a paused one is noticed. */
+const DOUBT_MS = 500;
+
+interface Call {
+  readonly tenantId: string;
+  readonly chars: number;
+  readonly sentAt: number;
+  /** When the owner is to be looked up again. */
+  doubtAt: number;
+  readonly resolve: (result: unknown) => void;
+  readonly reject: (error: Error) => void;
+}
+
+/** What is on its way to one other process. */
+class Peer {
+  readonly calls = new Map<number, Call>();
+  chars = 0;
+  /** Parts of the next messages, as JSON. */
+  outbox: string[] = [];
+}
+
+/** One part of a message: a call with its number, tenant and command, or the answer to one. */
+type Part =
+  | ['call', number, string, unknown]
+  | ['result', number, unknown]
+  | ['moved', number]
+  | ['error', number, WireError];
+
+interface WireError {
+  code?: ErrorCode;
+  message: string;
+  headers?: Record<string, string>;
+  faults?: readonly Fault[];
+}
+
+/**
+ * Calls between the processes of an installation over Redis's publish and subscribe: each process listens to the
+ * channel of its own id. What is sent to one process in one turn of the event loop goes as one message.
+ *
+ * Delivery is at most once, so that a call may stay without an answer; it then fails with NoAnswer and the caller tries
+ * again. Messages are sealed: Redis can lose and repeat them, not make them up.
+ */
+export class Peers {
+  /** Of this run of this process; never used again. */
+  readonly id = randomBytes(12).toString('base64url');
+  readonly #redis: RedisLink;
+  readonly #log: Log;
+  readonly #serve: (tenantId: string, command: unknown) => Promise<unknown>;
+  readonly #doubt: (tenantId: string) => void;
+  readonly #silenceMs: number;
+  readonly #peers = new Map<string, Peer>();
+  readonly #dirty = new Set<string>();
+  readonly #publishing = new Set<Promise<void>>();
+  readonly #watch: NodeJS.Timeout;
+  #subscribed = false;
+  #scheduled = false;
+  #last = 0;
+
+  constructor(parts: {
+    redis: RedisLink;
+    log: Log;
+    /** Handles a call of another process. It throws Moved when the tenant is not this process's. */
+    serve: (tenantId: string, command: unknown) => Promise<unknown>;
+    /** Told of tenants whose owner has not answered for a while. */
+    doubt: (tenantId: string) => void;
+    /** How long a call waits for its answer. */
+    silenceMs: number;
+  }) {
+    this.#redis = parts.redis;
+    this.#log = parts.log;
+    this.#serve = parts.serve;
+    this.#doubt = parts.doubt;
+    this.#silenceMs = parts.silenceMs;
+    const { subscriber } = this.#redis;
+    subscriber.on('message', (channel, message) => this.#receive(channel, message));
+    subscriber.on('ready', () => {
+      this.#listen().catch((err) => this.#log.warn({ err }, 'this process cannot listen to the others'));
+    });
+    subscriber.on('close', () => {
+      this.#subscribed = false;
+      // answers that were sent meanwhile are lost
+      for (const peer of this.#peers.values()) this.#reject(peer, new NoAnswer('the connection to Redis was lost'));
+    });
+    this.#watch = setInterval(() => this.#look(), WATCH_MS);
+  }
+
+  /** Resolves when this process can be reached, where Redis is there. */
+  async start(): Promise<void> {
+    if (this.#redis.subscriber.status === 'ready' && !this.#subscribed) await this.#listen();
+  }
+
+  /** Whether this process can reach others and be reached. */
+  get ready(): boolean {
+    return this.#subscribed && this.#redis.commands.status === 'ready';
+  }
+
+  /** Keeps the connections from falling silent. */
+  async beat(): Promise<void> {
+    await this.#redis.commands.publish(this.#channel(this.id), '');
+  }
+
+  /**
+   * Has another process handle the command. Rejects with PeerGone, Moved or NoAnswer when it did not, as far as is
+   * known; with what it threw otherwise; and with UNAVAILABLE when too much waits for it already.
+   */
+  call(id: string, tenantId: string, command: string): Promise<unknown> {
+    const peer = this.#peer(id);
+    if (peer.calls.size >= WAITING_CALLS || peer.chars + command.length > WAITING_CHARS) {
+      throw new AppError('UNAVAILABLE', 'too much waits for the process that writes for this tenant', {
+        headers: { 'retry-after': '1' },
+      });
+    }
+    const number = ++this.#last;
+    return new Promise((resolve, reject) => {
+      const now = performance.now();
+      const chars = command.length;
+      peer.calls.set(number, { tenantId, chars, sentAt: now, doubtAt: now + DOUBT_MS, resolve, reject });
+      peer.chars += chars;
+      this.#send(id, `["call",${number},${JSON.stringify(tenantId)},${command}]`);
+    });
+  }
+
+  /** Takes the tenant's calls back from every process but `owner`: they fail with Moved. */
+  reroute(tenantId: string, owner: string): void {
+    for (const [id, peer] of this.#peers) {
+      if (id !== owner) this.#reject(peer, new Moved(), (call) => call.tenantId === tenantId);
+    }
+  }
+
+  /** Sends the answers that are due, and listens no more. */
+  async stop(): Promise<void> {
+    clearInterval(this.#watch);
+    this.#flush();
+    await Promise.all(this.#publishing);
+    for (const peer of this.#peers.values()) this.#reject(peer, new NoAnswer('the process stops'));
+    if (this.#subscribed) {
+      this.#subscribed = false;
+      await this.#redis.subscriber.unsubscribe().catch((err) => this.#log.debug({ err }, 'Redis is away'));
+    }
+  }
+
+  async #listen(): Promise<void> {
+    await this.#redis.subscriber.subscribe(this.#channel(this.id));
+    this.#subscribed = true;
+  }
+
+  #channel(id: string): string {
+    return this.#redis.name('node', id);
+  }
+
+  #peer(id: string): Peer {
+    let peer = this.#peers.get(id);
+    if (!peer) {
+      peer = new Peer();
+      this.#peers.set(id, peer);
+    }
+    return peer;
+  }
+
+  #send(id: string, part: string): void {
+    this.#peer(id).outbox.push(part);
+    this.#dirty.add(id);
+    if (this.#scheduled) return;
+    this.#scheduled = true;
+    setImmediate(() => {
+      this.#scheduled = false;
+      this.#flush();
+    });
+  }
+
+  #flush(): void {
+    for (const id of this.#dirty) {
+      const parts = this.#peer(id).outbox;
+      this.#peer(id).outbox = [];
+      for (let from = 0; from < parts.length; ) {
+        let chars = 0;
+        let to = from;
+        while (to < parts.length && (to === from || chars + parts[to]!.length <= MESSAGE_CHARS)) {
+          chars += parts[to++]!.length;
+        }
+        this.#publish(id, parts.slice(from, to));
+        from = to;
+      }
+    }
+    this.#dirty.clear();
+  }
+
+  #publish(id: string, parts: readonly string[]): void {
+    const channel = this.#channel(id);
+    const text = `{"from":${JSON.stringify(this.id)},"parts":[${parts.join(',')}]}`;
+    const sent = this.#redis.commands.publish(channel, this.#redis.seal(channel, text)).then(
+      (receivers) => {
+        if (receivers === 0) this.#gone(id);
+      },
+      (error: Error) => {
+        this.#log.debug({ err: error }, 'a message to another process was not sent');
+        this.#reject(this.#peer(id), new NoAnswer('Redis is away'));
+      },
+    );
+    this.#publishing.add(sent);
+    sent.finally(() => this.#publishing.delete(sent));
+  }
+
+  #receive(channel: string, sealed: string): void {
+    if (sealed === '' || channel !== this.#channel(this.id)) return;
+    const text = this.#redis.unseal(channel, sealed);
+    if (text === undefined) {
+      this.#log.warn({ channel }, 'a message was not sent by a process of this installation; it is ignored');
+      return;
+    }
+    const { from, parts } = JSON.parse(text) as { from: string; parts: Part[] };
+    for (const part of parts) {
+      if (part[0] === 'call') this.#answer(from, part[1], part[2], part[3]);
+      else this.#settle(from, part);
+    }
+  }
+
+  #answer(from: string, number: number, tenantId: string, command: unknown): void {
+    this.#serve(tenantId, command).then(
+      (result) => this.#send(from, `["result",${number},${JSON.stringify(result ?? null)}]`),
+      (error: Error) => {
+        if (error instanceof Moved || error instanceof Fenced) this.#send(from, `["moved",${number}]`);
+        else this.#send(from, `["error",${number},${JSON.stringify(wireError(error))}]`);
+      },
+    );
+  }
+
+  #settle(from: string, part: Exclude<Part, ['call', ...unknown[]]>): void {
+    const peer = this.#peers.get(from);
+    const call = peer?.calls.get(part[1]);
+    if (!peer || !call) return; // it was given up
+    this.#take(peer, part[1], call);
+    if (part[0] === 'result') call.resolve(part[2]);
+    else if (part[0] === 'moved') call.reject(new Moved());
+    else call.reject(errorOf(part[2]));
+  }
+
+  #take(peer: Peer, number: number, call: Call): void {
+    peer.calls.delete(number);
+    peer.chars -= call.chars;
+  }
+
+  #reject(peer: Peer, error: Error, matches: (call: Call) => boolean = () => true): void {
+    for (const [number, call] of peer.calls) {
+      if (!matches(call)) continue;
+      this.#take(peer, number, call);
+      call.reject(error);
+    }
+  }
+
+  #gone(id: string): void {
+    const peer = this.#peers.get(id);
+    if (!peer) return;
+    this.#peers.delete(id);
+    this.#reject(peer, new PeerGone());
+  }
+
+  /** A process that was killed no longer listens; one that is paused listens and does not answer. */
+  #look(): void {
+    const now = performance.now();
+    for (const [id, peer] of this.#peers) {
+      if (peer.calls.size === 0) {
+        if (peer.outbox.length === 0) this.#peers.delete(id);
+        continue;
+      }
+      this.#redis.commands.pubsub('NUMSUB', this.#channel(id)).then(
+        ([, receivers]) => {
+          if (Number(receivers) === 0) this.#gone(id);
+        },
+        (err) => this.#log.debug({ err }, 'it is not known whether another process is there'),
+      );
+      const doubtful = new Set<string>();
+      for (const call of peer.calls.values()) {
+        if (call.doubtAt > now) continue;
+        call.doubtAt = now + DOUBT_MS;
+        doubtful.add(call.tenantId);
+      }
+      this.#reject(peer, new NoAnswer('no answer'), (call) => now - call.sentAt > this.#silenceMs);
+      for (const tenantId of doubtful) this.#doubt(tenantId);
+    }
+  }
+}
+
+function wireError(error: Error): WireError {
+  if (!(error instanceof AppError)) return { message: error.message };
+  const { problem: code, message, headers, faults } = error;
+  return { code, message, headers, faults };
+}
+
+/** The error as its maker threw it, as far as a caller may tell. */
+function errorOf({ code, message, headers, faults }: WireError): Error {
+  if (code === undefined || !Object.hasOwn(ERRORS, code)) return new Error(message);
+  return new AppError(code, message, { ...(headers && { headers }), ...(faults && { faults }) });
+}

@@ -1,0 +1,377 @@
+import { setTimeout as delay } from 'node:timers/promises';
+import { AppError } from '../errors.ts';
+import type { Log } from '../lib/log.ts';
+import type { RedisLink } from '../lib/redis.ts';
+import { type ActorHost, type ActorKind, Fenced } from './host.ts';
+import { Moved, NoAnswer, PeerGone, Peers } from './peers.ts';
+
+export interface RedisHostOptions {
+  redis: RedisLink;
+  log: Log;
+  /** How long a lease lasts after its last renewal; it is renewed three times as often. */
+  leaseMs?: number;
+  /** How long a command is tried before its caller is told to come again. */
+  patienceMs?: number;
+}
+
+const LEASE_MS = 3000;
+const PATIENCE_MS = 10_000;
+/**
+ * A process that lost a tenant in the database, and is still to have it, waits for so long (up to twice, at random)
+ * before it takes it again.
+ */
+const TURN_MS = 200;
+/** An actor that got no command for so long is closed, and its lease given up. */
+const IDLE_MS = 600_000;
+const SCRIPT_KEYS = 200;
+
+/**
+ * The host of several processes on one database. A lease in Redis (`owner:<tenant>`) says which process owns a tenant;
+ * commands that arrive elsewhere are forwarded to it.
+ *
+ * Redis serves liveness and routing only. Who may write is decided by the fence that the kind takes in PostgreSQL when
+ * it opens an actor, so that a Redis that is emptied, split or wrong costs time and never a fork:
+ *
+ * - An owner that ended has no listener any more: its tenants are taken over at once. A paused one keeps its connection
+ *   and loses the lease when it runs out; what it still writes afterwards fails with Fenced and is forwarded.
+ * - Without Redis an owner goes on. Another process that has a command for the tenant takes the fence, and they take
+ *   turns: who lost a tenant takes it again after 200 to 400 ms, with all commands that came meanwhile. So both serve,
+ *   slowly, and the ownership moves a few times a second at most, however many commands there are.
+ */
+export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Result> {
+  readonly #kind: ActorKind<Actor, Command, Result>;
+  readonly #redis: RedisLink;
+  readonly #log: Log;
+  readonly #leaseMs: number;
+  readonly #patienceMs: number;
+  readonly #peers: Peers;
+  /** The tenants of this process. */
+  readonly #slots = new Map<string, Slot<Actor>>();
+  /** The owners of others, as they were last heard of. */
+  readonly #elsewhere = new Map<string, string>();
+  readonly #locating = new Map<string, Promise<Slot<Actor> | string>>();
+  /** Owners that were found dead, until their tenants are taken over. */
+  readonly #dead = new Map<string, string>();
+  /** When a tenant that was lost may be taken again. */
+  readonly #turns = new Map<string, number>();
+  readonly #renewal: NodeJS.Timeout;
+  #renewing: Promise<void> | undefined;
+  #underWay = 0;
+  #idle: (() => void) | undefined;
+  #stopped: Promise<void> | undefined;
+
+  private constructor(kind: ActorKind<Actor, Command, Result>, options: RedisHostOptions) {
+    this.#kind = kind;
+    this.#redis = options.redis;
+    this.#log = options.log;
+    this.#leaseMs = options.leaseMs ?? LEASE_MS;
+    this.#patienceMs = options.patienceMs ?? PATIENCE_MS;
+    this.#peers = new Peers({
+      redis: options.redis,
+      log: options.log,
+      silenceMs: this.#leaseMs,
+      serve: (tenantId, command) => this.#serve(tenantId, command as Command),
+      doubt: (tenantId) => this.#doubt(tenantId),
+    });
+    this.#renewal = setInterval(() => {
+      this.#renewing ??= this.#renew().finally(() => {
+        this.#renewing = undefined;
+      });
+    }, this.#leaseMs / 3);
+    options.redis.commands.on('ready', this.#recovered);
+  }
+
+  /** Resolves when this process can be reached by the others, where Redis is there. */
+  static async start<Actor, Command, Result>(
+    kind: ActorKind<Actor, Command, Result>,
+    options: RedisHostOptions,
+  ): Promise<RedisHost<Actor, Command, Result>> {
+    const host = new RedisHost(kind, options);
+    try {
+      await host.#peers.start();
+    } catch (err) {
+      options.log.warn({ err }, 'Redis is away: this process starts without it');
+    }
+    return host;
+  }
+
+  /** The id under which this process owns tenants. */
+  get id(): string {
+    return this.#peers.id;
+  }
+
+  /** How many tenants this process owns. */
+  get owned(): number {
+    return this.#slots.size;
+  }
+
+  async send(tenantId: string, command: Command): Promise<Result> {
+    if (this.#stopped) throw unavailable('the server stops');
+    this.#underWay++;
+    try {
+      return await this.#deliver(tenantId, command);
+    } finally {
+      if (--this.#underWay === 0) this.#idle?.();
+    }
+  }
+
+  /**
+   * Refuses new commands, finishes those under way here, then hands each tenant over: its commands are finished, its
+   * lease is given up, and the next command anywhere finds a new owner. What others forward meanwhile goes to that one.
+   */
+  stop(): Promise<void> {
+    this.#stopped ??= this.#stop();
+    return this.#stopped;
+  }
+
+  async #stop(): Promise<void> {
+    if (this.#underWay > 0) await new Promise<void>((resolve) => (this.#idle = resolve));
+    clearInterval(this.#renewal);
+    this.#redis.commands.off('ready', this.#recovered);
+    await this.#renewing;
+    await Promise.all([...this.#slots].map(([tenantId, slot]) => this.#handOver(tenantId, slot)));
+    await this.#peers.stop();
+  }
+
+  // --- commands
+
+  async #deliver(tenantId: string, command: Command): Promise<Result> {
+    const end = performance.now() + this.#patienceMs;
+    let text: string | undefined;
+    for (let attempt = 0; ; attempt++) {
+      const place = this.#place(tenantId) ?? (await this.#locate(tenantId));
+      try {
+        if (typeof place !== 'string') return await this.#handle(tenantId, place, command);
+        text ??= JSON.stringify(command);
+        return (await this.#peers.call(place, tenantId, text)) as Result;
+      } catch (error) {
+        if (
+          !(error instanceof Fenced || error instanceof PeerGone || error instanceof Moved || error instanceof NoAnswer)
+        )
+          throw error;
+        if (performance.now() >= end)
+          throw unavailable('the process that writes for this tenant does not answer', error);
+        if (typeof place === 'string') {
+          if (this.#elsewhere.get(tenantId) === place) this.#elsewhere.delete(tenantId);
+          if (error instanceof PeerGone) this.#dead.set(tenantId, place);
+        }
+      }
+      // at once the first times; then an owner that hands over gets time to do so
+      if (attempt > 0) await delay(Math.min(10 * attempt, 200));
+    }
+  }
+
+  #place(tenantId: string): Slot<Actor> | string | undefined {
+    const slot = this.#slots.get(tenantId);
+    return slot && !slot.leaving ? slot : this.#elsewhere.get(tenantId);
+  }
+
+  /** A command that another process forwarded. It is not forwarded again: the sender looks the owner up. */
+  async #serve(tenantId: string, command: Command): Promise<Result> {
+    const slot = this.#slots.get(tenantId);
+    if (!slot || slot.leaving) throw new Moved();
+    return this.#handle(tenantId, slot, command);
+  }
+
+  async #handle(tenantId: string, slot: Slot<Actor>, command: Command): Promise<Result> {
+    slot.underWay++;
+    slot.usedAt = performance.now();
+    try {
+      return await this.#kind.handle(slot.actor ?? (await slot.opened), command);
+    } catch (error) {
+      if (error instanceof Fenced) this.#lost(tenantId, slot);
+      throw error;
+    } finally {
+      if (--slot.underWay === 0) slot.drained?.();
+    }
+  }
+
+  // --- ownership
+
+  /** This process's actor, or the id of the owner. One look-up at a time and tenant. */
+  #locate(tenantId: string): Promise<Slot<Actor> | string> {
+    const known = this.#locating.get(tenantId);
+    if (known) return known;
+    const locating = this.#find(tenantId).finally(() => this.#locating.delete(tenantId));
+    this.#locating.set(tenantId, locating);
+    return locating;
+  }
+
+  async #find(tenantId: string): Promise<Slot<Actor> | string> {
+    // a slot that is being handed over is not used again
+    await this.#slots.get(tenantId)?.leaving;
+    const slot = this.#slots.get(tenantId);
+    const owner = slot && !this.#peers.ready ? this.id : await this.#take(tenantId);
+    if (owner !== this.id) {
+      this.#elsewhere.set(tenantId, owner);
+      if (slot) this.#leave(tenantId, slot);
+    }
+    this.#peers.reroute(tenantId, owner);
+    return owner === this.id ? (this.#slots.get(tenantId) ?? this.#open(tenantId)) : owner;
+  }
+
+  /** Takes the lease if it is free, or its holder is known to be dead. Returns the owner: this process without Redis. */
+  async #take(tenantId: string): Promise<string> {
+    if (!this.#peers.ready) return this.id;
+    const dead = this.#dead.get(tenantId) ?? '';
+    try {
+      const owner = await this.#redis.commands.eval(TAKE, 1, this.#lease(tenantId), this.id, this.#leaseMs, dead);
+      this.#dead.delete(tenantId);
+      return owner as string;
+    } catch (err) {
+      this.#log.debug({ err, tenant: tenantId }, 'the lease of a tenant could not be read');
+      return this.id;
+    }
+  }
+
+  #open(tenantId: string): Slot<Actor> {
+    this.#elsewhere.delete(tenantId);
+    const wait = (this.#turns.get(tenantId) ?? 0) - performance.now();
+    const slot: Slot<Actor> = {
+      actor: undefined,
+      opened: wait > 0 ? delay(wait).then(() => this.#kind.open(tenantId)) : this.#kind.open(tenantId),
+      underWay: 0,
+      usedAt: performance.now(),
+      leaving: undefined,
+      drained: undefined,
+    };
+    this.#slots.set(tenantId, slot);
+    slot.opened.then(
+      (actor) => {
+        slot.actor = actor;
+      },
+      () => {
+        if (this.#drop(tenantId, slot)) this.#release(tenantId);
+      },
+    );
+    return slot;
+  }
+
+  /** The database gave the tenant to another process. */
+  #lost(tenantId: string, slot: Slot<Actor>): void {
+    if (!this.#drop(tenantId, slot)) return;
+    this.#turns.set(tenantId, performance.now() + TURN_MS * (1 + Math.random()));
+    this.#release(tenantId);
+  }
+
+  /** Many commands may fail on the same actor; only the first of them gives it up. */
+  #drop(tenantId: string, slot: Slot<Actor>): boolean {
+    return this.#slots.get(tenantId) === slot && this.#slots.delete(tenantId);
+  }
+
+  #release(tenantId: string): Promise<void> {
+    if (!this.#peers.ready) return Promise.resolve();
+    return this.#redis.commands.eval(RELEASE, 1, this.#lease(tenantId), this.id).then(
+      () => undefined,
+      (err) => this.#log.debug({ err, tenant: tenantId }, 'a lease could not be given up; it runs out'),
+    );
+  }
+
+  /** Closes the actor when its commands are done. New ones find no place here meanwhile. */
+  #leave(tenantId: string, slot: Slot<Actor>): Promise<void> {
+    slot.leaving ??= (async () => {
+      if (slot.underWay > 0) await new Promise<void>((resolve) => (slot.drained = resolve));
+      if (!this.#drop(tenantId, slot)) return;
+      // an actor that did not open is not closed; whoever asked for it was told
+      const actor = await slot.opened.catch(() => undefined);
+      if (actor !== undefined) await this.#kind.close?.(actor);
+    })();
+    return slot.leaving;
+  }
+
+  async #handOver(tenantId: string, slot: Slot<Actor>): Promise<void> {
+    await this.#leave(tenantId, slot);
+    await this.#release(tenantId);
+  }
+
+  #lease(tenantId: string): string {
+    return this.#redis.name('owner', tenantId);
+  }
+
+  /** The owner does not answer: perhaps it lost the tenant, and nobody told. */
+  #doubt(tenantId: string): void {
+    this.#locate(tenantId).catch((err) => this.#log.debug({ err, tenant: tenantId }, 'an owner could not be found'));
+  }
+
+  // --- renewal
+
+  readonly #recovered = () => {
+    this.#renewing ??= this.#renew().finally(() => {
+      this.#renewing = undefined;
+    });
+  };
+
+  /** Prolongs this process's leases, takes back those that Redis forgot, and gives up those that others have. */
+  async #renew(): Promise<void> {
+    const now = performance.now();
+    for (const [tenantId, at] of this.#turns) if (at < now) this.#turns.delete(tenantId);
+    if (!this.#peers.ready) return;
+    try {
+      await this.#peers.beat();
+      const mine = [...this.#slots].filter(([, slot]) => !slot.leaving);
+      for (let from = 0; from < mine.length; from += SCRIPT_KEYS) {
+        const some = mine.slice(from, from + SCRIPT_KEYS);
+        const keys = some.map(([tenantId]) => this.#lease(tenantId));
+        const owners = (await this.#redis.commands.eval(
+          PROLONG,
+          keys.length,
+          ...keys,
+          this.id,
+          this.#leaseMs,
+        )) as string[];
+        for (const [index, [tenantId, slot]] of some.entries()) {
+          if (owners[index] !== this.id && this.#slots.get(tenantId) === slot) {
+            this.#log.info({ tenant: tenantId }, 'another process has the lease of a tenant');
+            this.#elsewhere.set(tenantId, owners[index]!);
+            this.#leave(tenantId, slot).catch((err) => this.#log.error({ err }, 'an actor could not be closed'));
+          }
+        }
+      }
+      for (const [tenantId, slot] of mine) {
+        if (slot.underWay === 0 && now - slot.usedAt > IDLE_MS) await this.#handOver(tenantId, slot);
+      }
+    } catch (err) {
+      // INVARIANT: an owner goes on without Redis; the fence tells it when another took over
+      this.#log.debug({ err }, 'the leases could not be renewed');
+    }
+  }
+}
+
+interface Slot<Actor> {
+  /** Set once it is open, so that a command then waits for nothing. */
+  actor: Actor | undefined;
+  readonly opened: Promise<Actor>;
+  underWay: number;
+  usedAt: number;
+  /** Set once the tenant is being handed over. */
+  leaving: Promise<void> | undefined;
+  drained: (() => void) | undefined;
+}
+
+function unavailable(detail: string, cause?: unknown): AppError {
+  return new AppError('UNAVAILABLE', detail, { headers: { 'retry-after': '1' }, cause });
+}
+
+/** KEYS: the lease. ARGV: this process, milliseconds, an owner known to be dead or ''. Returns the owner. */
+const TAKE = `
+local owner = redis.call('GET', KEYS[1])
+if owner and owner ~= ARGV[3] and owner ~= ARGV[1] then return owner end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return ARGV[1]`;
+
+/** KEYS: the leases. ARGV: this process, milliseconds. Returns the owner of each. */
+const PROLONG = `
+local owners = {}
+for i, key in ipairs(KEYS) do
+  local owner = redis.call('GET', key)
+  if not owner or owner == ARGV[1] then
+    redis.call('SET', key, ARGV[1], 'PX', ARGV[2])
+    owner = ARGV[1]
+  end
+  owners[i] = owner
+end
+return owners`;
+
+const RELEASE = `
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0`;

@@ -1,0 +1,194 @@
+import { parseArgs } from 'node:util';
+
+/** A flag of a command. `value` names what it takes; without it the flag is a switch. */
+export interface Flag {
+  readonly help: string;
+  readonly value?: string;
+  readonly required?: true;
+}
+type Flags = Readonly<Record<string, Flag>>;
+
+/** What follows the flags, in order; `many` may only be the last. */
+export interface Argument {
+  readonly name: string;
+  readonly help: string;
+  readonly many?: true;
+}
+
+type FlagValue<F extends Flag> = F extends { value: string }
+  ? F extends { required: true }
+    ? string
+    : string | undefined
+  : boolean;
+
+/** A call of a command whose flags and arguments have the right form. */
+export interface Call<F extends Flags = Flags> {
+  readonly flags: { readonly [K in keyof F]: FlagValue<F[K]> };
+  readonly args: readonly string[];
+  /** Prints the result: as one JSON text with --json, else the lines. */
+  print(result: object, lines: readonly string[]): void;
+}
+
+export interface Command {
+  /** One or two words: `migrate`, `tenant create`. */
+  readonly name: string;
+  readonly summary: string;
+  /** More for the help text: an example, a warning. */
+  readonly more?: string;
+  readonly args?: readonly Argument[];
+  readonly flags: Flags;
+  /** Resolves with the exit code, 0 when there is none. */
+  run(call: Call): Promise<number | undefined>;
+}
+
+/** A command whose `run` sees its flags with their types. */
+export function command<const F extends Flags>(
+  definition: Omit<Command, 'flags' | 'run'> & { flags: F; run(call: Call<F>): Promise<number | undefined> },
+): Command {
+  return definition as unknown as Command;
+}
+
+/** The command was called wrongly: exit code 2. */
+export class UsageError extends Error {}
+
+/** The command could not do what it was asked for, for a reason that the operator can mend: exit code 1, no stack. */
+export class CommandError extends Error {}
+
+export const JSON_FLAG = { json: { help: 'print one JSON object' } } as const;
+export const TENANT_FLAG = { tenant: { value: 'ID', required: true, help: 'id of the tenant' } } as const;
+
+/** Reads the words after the command's name. Throws a UsageError that says what is wrong, with a guess at what was meant. */
+export function readCall(cmd: Command, words: readonly string[]): Call {
+  const options: Record<string, { type: 'string' | 'boolean' }> = { help: { type: 'boolean' } };
+  for (const [name, flag] of Object.entries(cmd.flags)) options[name] = { type: flag.value ? 'string' : 'boolean' };
+  const { tokens } = parseArgs({ args: [...words], options, strict: false, tokens: true, allowPositionals: true });
+  const seen = new Set<string>();
+  for (const token of tokens) {
+    if (token.kind !== 'option') continue;
+    if (!Object.hasOwn(options, token.name)) {
+      throw new UsageError(
+        `${token.rawName} is not a flag of this command${guess(token.name, Object.keys(options), '--')}`,
+      );
+    }
+    if (seen.has(token.name)) throw new UsageError(`${token.rawName} is given twice`);
+    seen.add(token.name);
+  }
+  let parsed: { values: Record<string, string | boolean | undefined>; positionals: string[] };
+  try {
+    parsed = parseArgs({ args: [...words], options, allowPositionals: true });
+  } catch (error) {
+    throw new UsageError((error as Error).message);
+  }
+  const missing = Object.entries(cmd.flags).filter(([name, flag]) => flag.required && !parsed.values[name]);
+  if (missing.length > 0) {
+    throw new UsageError(`missing: ${missing.map(([name, flag]) => `--${name} ${flag.value}`).join(', ')}`);
+  }
+  const wanted = cmd.args ?? [];
+  if (parsed.positionals.length < wanted.length)
+    throw new UsageError(`missing: ${wanted.at(parsed.positionals.length)!.name}`);
+  if (parsed.positionals.length > wanted.length && !wanted.at(-1)?.many) {
+    throw new UsageError(`${JSON.stringify(parsed.positionals[wanted.length])} is one argument too many`);
+  }
+  const flags: Record<string, string | boolean | undefined> = {};
+  for (const [name, flag] of Object.entries(cmd.flags)) {
+    flags[name] = flag.value ? parsed.values[name] : parsed.values[name] === true;
+  }
+  return {
+    flags: flags as Call['flags'],
+    args: parsed.positionals,
+    print(result, lines) {
+      const text = flags.json ? JSON.stringify(result) : lines.map(plain).join('\n');
+      if (text !== '') process.stdout.write(`${text}\n`);
+    },
+  };
+}
+
+/** ` (did you mean …?)` when one of the candidates is near. */
+export function guess(word: string, candidates: readonly string[], prefix = ''): string {
+  const [best] = candidates
+    .map((candidate) => ({ candidate, distance: distance(word, candidate) }))
+    .sort((a, b) => a.distance - b.distance);
+  const near = best && best.distance <= Math.max(1, Math.floor(best.candidate.length / 3));
+  return near ? `; did you mean ${prefix}${best.candidate}?` : '';
+}
+
+/** How many letters must be put in, left out, changed or swapped with the next to make the one from the other. */
+function distance(a: string, b: string): number {
+  let above: number[] = [];
+  let row = Array.from({ length: b.length + 1 }, (_, j) => j);
+  for (let i = 1; i <= a.length; i++) {
+    const next = [i];
+    for (let j = 1; j <= b.length; j++) {
+      let least = Math.min(row[j]! + 1, next[j - 1]! + 1, row[j - 1]! + (a[i - 1] === b[j - 1] ? 0 : 1));
+      if (a[i - 1] === b[j - 2] && a[i - 2] === b[j - 1]) least = Math.min(least, (above[j - 2] ?? least) + 1);
+      next.push(least);
+    }
+    [above, row] = [row, next];
+  }
+  return row[b.length]!;
+}
+
+export function helpOf(cmd: Command): string {
+  const words = (cmd.args ?? []).map((arg) => (arg.many ? `${arg.name}...` : arg.name));
+  const flags = Object.entries({ ...cmd.flags, help: { help: 'this text' } as Flag });
+  const required = flags.filter(([, flag]) => flag.required).map(([name, flag]) => `--${name} ${flag.value}`);
+  const rows = [
+    ...(cmd.args ?? []).map((arg) => [arg.name, arg.help]),
+    ...flags.map(([name, flag]) => [
+      `--${name}${flag.value ? ` ${flag.value}` : ''}`,
+      `${flag.help}${flag.required ? ' (required)' : ''}`,
+    ]),
+  ];
+  return [
+    `Usage: svc ${[cmd.name, ...words, ...required, '[flags]'].join(' ')}`,
+    '',
+    cmd.summary,
+    ...(cmd.more ? ['', cmd.more] : []),
+    '',
+    ...columns(rows).map((line) => `  ${line}`),
+    '',
+  ].join('\n');
+}
+
+/** Rows as lines, each column as wide as its longest cell. */
+export function columns(rows: readonly (readonly (string | number | undefined)[])[]): string[] {
+  const cells = rows.map((row) => row.map((cell) => String(cell ?? '')));
+  const widths: number[] = [];
+  for (const row of cells) for (const [i, cell] of row.entries()) widths[i] = Math.max(widths[i] ?? 0, cell.length);
+  return cells.map((row) =>
+    row
+      .map((cell, i) => cell.padEnd(widths[i]!))
+      .join('  ')
+      .trimEnd(),
+  );
+}
+
+/** One line without control and format characters: stored text must not steer the reader's terminal. */
+export function plain(line: string): string {
+  return line.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, '?');
+}
+
+/** Milliseconds of `90d`, `12h`, `30m`, `45s`. */
+export function duration(text: string, flag: string): number {
+  const [, count, unit] = /^(\d{1,6})([smhd])$/.exec(text) ?? [];
+  if (!count || Number(count) === 0) throw new UsageError(`${flag} takes a time such as 90d, 12h, 30m or 45s`);
+  return Number(count) * { s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 }[unit as 's' | 'm' | 'h' | 'd'];
+}
+
+/** A whole number within bounds. */
+export function whole(text: string, flag: string, min: number, max: number): number {
+  const value = /^\d{1,9}$/.test(text) ? Number(text) : Number.NaN;
+  if (!(value >= min && value <= max)) throw new UsageError(`${flag} takes a whole number from ${min} to ${max}`);
+  return value;
+}
+
+/** The items of a list `a,b`, each one of those that are allowed. */
+export function listOf<T extends string>(text: string, flag: string, allowed: readonly T[]): T[] {
+  const items = text.split(',').map((item) => item.trim());
+  for (const item of items) {
+    if (!allowed.includes(item as T)) {
+      throw new UsageError(`${flag}: ${JSON.stringify(item)} is none of ${allowed.join(', ')}${guess(item, allowed)}`);
+    }
+  }
+  return [...new Set(items as T[])];
+}

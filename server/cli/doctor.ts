@@ -1,0 +1,355 @@
+import { existsSync, rmSync, statfsSync, statSync, writeFileSync } from 'node:fs';
+import path from 'node:path';
+import type pg from 'pg';
+import { type Config, readConfig, settingsHelp } from '../config.ts';
+import { SecretBox } from '../lib/crypto.ts';
+import { columns, command, guess, JSON_FLAG, plain } from './command.ts';
+import { findMasterKey, masterKeyFile, readState, withClient, withPlace } from './place.ts';
+
+type Level = 'ok' | 'warn' | 'FAIL';
+
+/** One line of the report. `advice` says what to do, and stands at everything that is not ok. */
+interface Finding {
+  check: string;
+  level: Level;
+  detail: string;
+  advice?: string;
+}
+
+/** Writes down what was found. */
+type Tell = (level: Level, check: string, detail: string, advice?: string) => void;
+
+/** Names of the environment that begin with SVC_ and are for tests and benchmarks of this project. */
+const NOT_SETTINGS = /^SVC_(TEST|BENCH|AIRLINE)_/;
+/** A chain whose newest record is older than this and not signed has no server that signs it. */
+const UNSIGNED_MINUTES = 5;
+
+const doctor = command({
+  name: 'doctor',
+  summary: 'Check the settings, the data directory, the database and the keys',
+  more: 'Each line is ok, warn or FAIL, with what to do. Nothing is changed. Exits with 1 on a FAIL. Secrets are never shown.',
+  flags: JSON_FLAG,
+  async run({ flags, print }) {
+    const findings: Finding[] = [];
+    const tell: Tell = (level, check, detail, advice) =>
+      findings.push({ check, level, detail, ...(advice !== undefined && { advice }) });
+    const settings = settingsHelp().map(({ name, fallback }) => ({
+      name,
+      value: process.env[name] ? shown(name, process.env[name]) : fallback,
+      source: process.env[name] ? 'environment' : 'default',
+    }));
+    checkProgram(tell);
+    let config: Config | undefined;
+    try {
+      config = readConfig();
+      tell('ok', 'settings', `${settings.filter((s) => s.source !== 'default').length} of ${settings.length} are set`);
+    } catch (error) {
+      tell('FAIL', 'settings', (error as Error).message, 'mend these environment variables');
+    }
+    checkNames(tell);
+    if (config) {
+      checkPairs(config, tell);
+      checkDataDir(config, tell);
+      await checkServer(config, tell);
+      try {
+        await withPlace({}, ({ config, databaseUrl }) =>
+          withClient(databaseUrl, (client) => checkDatabase(client, config, tell)),
+        );
+      } catch (error) {
+        const { message, code } = error as NodeJS.ErrnoException;
+        tell(
+          'FAIL',
+          'database',
+          message || code || 'it does not answer',
+          'see that it runs and that the settings name it',
+        );
+      }
+    }
+    const ok = findings.every(({ level }) => level !== 'FAIL');
+    const lines = findings.flatMap(({ level, check, detail, advice }) => [
+      `${level.padEnd(5)} ${check.padEnd(16)} ${detail}`,
+      ...(advice ? [`${' '.repeat(22)} -> ${advice}`] : []),
+    ]);
+    const table = columns(
+      settings.map((s) => [s.name, s.value || '(not set)', s.source === 'default' ? 'default' : 'set']),
+    );
+    print(
+      { ok, checks: findings, settings },
+      flags.json ? [] : ['Settings', ...table.map((l) => `  ${l}`), '', ...lines],
+    );
+    return ok ? 0 : 1;
+  },
+});
+
+export const doctorCommands = [doctor];
+
+/** The value of a setting without what is secret in it. */
+function shown(name: string, value: string): string {
+  if (/(KEY|SECRET|PASSWORD|TOKEN)$/.test(name)) return '(set, not shown)';
+  if (!/:\/\//.test(value)) return plain(value);
+  try {
+    const url = new URL(value);
+    if (url.password) url.password = '***';
+    for (const key of url.searchParams.keys()) if (/pass|secret|key/i.test(key)) url.searchParams.set(key, '***');
+    return plain(url.href);
+  } catch {
+    return '(set, not an address)';
+  }
+}
+
+function checkProgram(tell: Tell): void {
+  const { node } = process.versions;
+  if (Number(node.split('.')[0]) >= 24) tell('ok', 'node', node);
+  else tell('warn', 'node', node, 'run it through npm, which uses the Node 24 of this project');
+  const machine = `${process.platform}-${process.arch}`;
+  if (/^linux-(x64|arm64)$/.test(machine)) tell('ok', 'platform', machine);
+  else tell('warn', 'platform', machine, 'there is no embedded PostgreSQL for it: set DATABASE_URL');
+}
+
+function checkNames(tell: Tell): void {
+  const known = settingsHelp().map(({ name }) => name);
+  for (const name of Object.keys(process.env)) {
+    if (!name.startsWith('SVC_') || known.includes(name) || NOT_SETTINGS.test(name)) continue;
+    tell('warn', 'settings', `${name} is no setting${guess(name, known)}`, 'remove it or mend its name');
+  }
+}
+
+/** Settings that are each right and wrong together. */
+function checkPairs(config: Config, tell: Tell): void {
+  const warn = (detail: string, advice: string) => tell('warn', 'settings', detail, advice);
+  const base = new URL(config.baseUrl);
+  const secure = base.protocol === 'https:';
+  const local = /^(localhost|127\.|\[::1\])/.test(base.hostname);
+  const open = !/^(localhost|127\.|::1$)/.test(config.host);
+  if (open && !secure) {
+    warn(
+      `HOST=${config.host} listens beyond this machine and the public address is not https`,
+      'keys and cookies travel readable: put a TLS proxy before it and set SVC_BASE_URL=https://...',
+    );
+  }
+  if (secure && config.trustProxy.length === 0) {
+    warn(
+      'the public address is https and SVC_TRUST_PROXY is empty',
+      'name the TLS proxy: limits count its address otherwise',
+    );
+  }
+  if (!secure && !local) warn('SVC_BASE_URL is not https', 'cookies are not Secure: use an https address');
+  if (local && base.port !== String(config.port)) {
+    warn(`SVC_BASE_URL names port ${base.port || 80}, PORT is ${config.port}`, 'links that are printed will not open');
+  }
+  if (config.databaseUrl && !config.masterKey) {
+    warn(
+      'the database is elsewhere, and the master key is generated in the data directory',
+      'set SVC_MASTER_KEY(_FILE), or keep a copy of the key: without it the database is of no use',
+    );
+  }
+  if (config.masterKey && existsSync(masterKeyFile(config))) {
+    warn(`SVC_MASTER_KEY(_FILE) is set, so ${masterKeyFile(config)} is not used`, 'keep only the one that is right');
+  }
+  const database = config.databaseUrl && new URL(config.databaseUrl);
+  if (
+    database &&
+    !/^(localhost|127\.|\[::1\])/.test(database.hostname) &&
+    !/sslmode=(require|verify)/.test(database.search)
+  ) {
+    warn('DATABASE_URL reaches another machine without TLS', 'add sslmode=verify-full');
+  }
+  if (config.logLevel === 'trace' || config.logLevel === 'silent') {
+    warn(`LOG_LEVEL is ${config.logLevel}`, 'info is meant for production');
+  }
+}
+
+function checkDataDir(config: Config, tell: Tell): void {
+  const dir = config.dataDir;
+  if (!existsSync(dir)) {
+    tell(
+      'warn',
+      'data directory',
+      `${dir} does not exist`,
+      'the server makes it at its first start; is SVC_DATA_DIR right?',
+    );
+    return;
+  }
+  const probe = path.join(dir, `.doctor-${process.pid}`);
+  try {
+    writeFileSync(probe, '');
+    rmSync(probe);
+    tell('ok', 'data directory', `${dir} can be written`);
+  } catch (error) {
+    tell('FAIL', 'data directory', (error as Error).message, `let this user write ${dir}`);
+  }
+  for (const file of [masterKeyFile(config), path.join(dir, 'postgres.password')]) {
+    if (!existsSync(file)) continue;
+    const mode = statSync(file).mode & 0o777;
+    if ((mode & 0o077) === 0) tell('ok', 'secret file', `${file} is its owner's only`);
+    else tell('warn', 'secret file', `${file} has mode ${mode.toString(8)}`, `chmod 600 ${file}`);
+  }
+  const { bavail, bsize, blocks } = statfsSync(dir);
+  const [free, share] = [(bavail * bsize) / 1024 ** 3, bavail / blocks];
+  const space = `${free.toFixed(1)} GiB (${Math.round(share * 100)} %) free in ${dir}`;
+  if (free < 0.1) tell('FAIL', 'disk space', space, 'free some: a full disk stops every decision');
+  else if (free < 2 || share < 0.05) tell('warn', 'disk space', space, 'free some before it is full');
+  else tell('ok', 'disk space', space);
+}
+
+/** Where the server of these settings answers on this machine. */
+export function localAddress(config: Config): string {
+  const host = { '0.0.0.0': '127.0.0.1', '::': '[::1]' }[config.host] ?? config.host;
+  return `http://${host.includes(':') && !host.startsWith('[') ? `[${host}]` : host}:${config.port}`;
+}
+
+async function checkServer(config: Config, tell: Tell): Promise<void> {
+  const address = localAddress(config);
+  try {
+    const answer = await fetch(`${address}/readyz`, { signal: AbortSignal.timeout(3000) });
+    const text = (await answer.text()).trim().slice(0, 200);
+    if (answer.ok) tell('ok', 'server', `ready at ${address}`);
+    else tell('FAIL', 'server', `${address} is not ready: ${answer.status} ${text}`, 'see its log');
+  } catch {
+    // not a fault: this runs before the first start too
+    tell('ok', 'server', `none answers at ${address}`);
+  }
+}
+
+async function checkDatabase(client: pg.Client, config: Config, tell: Tell): Promise<void> {
+  await client.query('set default_transaction_read_only = on');
+  const began = Date.now();
+  const { rows } = await client.query<{ name: string; setting: string }>(
+    `select name, setting from pg_settings where name in ('server_version', 'server_version_num', 'fsync',
+       'full_page_writes', 'synchronous_commit', 'server_encoding')
+     union all select 'now', (extract(epoch from clock_timestamp()) * 1000)::bigint::text`,
+  );
+  const s = Object.fromEntries(rows.map((row) => [row.name, row.setting]));
+  const where = config.databaseUrl ? 'DATABASE_URL' : 'embedded';
+  if (Number(s.server_version_num) >= 150_000) tell('ok', 'PostgreSQL', `${s.server_version} (${where})`);
+  else tell('FAIL', 'PostgreSQL', `${s.server_version} (${where})`, 'use 15 or later');
+  const off = ['fsync', 'full_page_writes', 'synchronous_commit'].filter((name) => s[name] === 'off');
+  if (off.length === 0) tell('ok', 'durability', 'fsync, full_page_writes and synchronous_commit are on');
+  else tell('FAIL', 'durability', `${off.join(', ')} off`, 'turn them on: records that were acknowledged can be lost');
+  if (s.server_encoding !== 'UTF8') tell('FAIL', 'encoding', String(s.server_encoding), 'make the database with UTF8');
+  const apart = Math.abs(Number(s.now) - (began + Date.now()) / 2);
+  if (apart < 2000) tell('ok', 'clocks', 'the database and this machine agree');
+  else
+    tell(
+      'warn',
+      'clocks',
+      `the database's clock is ${Math.round(apart / 1000)} s apart`,
+      'let both follow one time server',
+    );
+
+  const state = await readState(client);
+  if (state.newer.length > 0) {
+    tell('FAIL', 'migrations', `a newer program ran ${state.newer.join(', ')}`, 'update this program');
+    return;
+  }
+  if (state.pending.length > 0) {
+    tell('FAIL', 'migrations', `not run: ${state.pending.join(', ')}`, 'run "svc migrate" or start the server');
+    if (state.done.length === 0) return;
+  } else tell('ok', 'migrations', `${state.done.at(-1)} is the newest`);
+  await checkWalls(client, tell);
+  await checkKeys(client, config, tell);
+  await checkChains(client, tell);
+}
+
+/** Row level security, and the roles that it binds. */
+async function checkWalls(client: pg.Client, tell: Tell): Promise<void> {
+  const { rows } = await client.query<{ login: string; app: boolean | null; strong: boolean; bare: string[] | null }>(
+    `select current_user as login,
+       (select rolsuper or rolbypassrls from pg_roles where rolname = 'svc_app') as app,
+       (select rolsuper or rolbypassrls from pg_roles where rolname = current_user) as strong,
+       (select array_agg(c.relname::text) from pg_class c join pg_attribute a on a.attrelid = c.oid
+        where c.relkind = 'r' and c.relnamespace = current_schema()::regnamespace and a.attname = 'tenant_id'
+          and not c.relrowsecurity) as bare`,
+  );
+  const { login, app, strong, bare } = rows[0]!;
+  if (app === null)
+    tell('FAIL', 'roles', 'there is no role svc_app', 'start the server with a login that may create roles');
+  else if (app)
+    tell('FAIL', 'roles', 'svc_app goes past row level security', 'alter role svc_app nosuperuser nobypassrls');
+  else if (strong) {
+    tell('warn', 'roles', `the login ${login} goes past row level security`, 'use one that only owns the database');
+  } else tell('ok', 'roles', `${login} owns the tables; requests run as svc_app, which row level security binds`);
+  if (bare)
+    tell('FAIL', 'tenant walls', `no row level security on ${bare.join(', ')}`, 'enable it as the migrations do');
+  if (app !== false) return;
+  await client.query('begin read only; set local role svc_app');
+  const { rowCount } = await client.query('select 1 from tenant limit 1');
+  await client.query('rollback');
+  if (rowCount === 0) tell('ok', 'tenant walls', 'svc_app sees nothing without a tenant');
+  else
+    tell(
+      'FAIL',
+      'tenant walls',
+      'svc_app sees tenants without being given one',
+      'restore the policies of the migrations',
+    );
+}
+
+async function checkKeys(client: pg.Client, config: Config, tell: Tell): Promise<void> {
+  const canary = await client.query<{ canary: Buffer }>('select canary from instance');
+  const key = findMasterKey(config);
+  if (!canary.rows[0]) {
+    tell('ok', 'master key', 'the database holds no secrets yet');
+    return;
+  }
+  if (!key) {
+    tell('FAIL', 'master key', 'there is none', `set SVC_MASTER_KEY(_FILE), or put it into ${masterKeyFile(config)}`);
+    return;
+  }
+  const box = new SecretBox(key);
+  const id = box.keyId.toString('hex');
+  const keys = await client.query<{ kid: string; private_key: Buffer; retired_at: Date | null }>(
+    'select kid, private_key, retired_at from signing_key order by created_at',
+  );
+  try {
+    box.open(canary.rows[0].canary, 'instance/canary');
+    for (const row of keys.rows) box.open(row.private_key, `signing_key/${row.kid}/private_key`);
+    tell('ok', 'master key', `${id} opens this database`);
+  } catch (error) {
+    tell('FAIL', 'master key', `${id}: ${(error as Error).message}`, 'set the key that this database was made with');
+  }
+  const current = keys.rows.filter((row) => !row.retired_at);
+  if (current.length === 1) tell('ok', 'signing key', `${current[0]!.kid} signs, ${keys.rows.length - 1} retired`);
+  else tell('FAIL', 'signing key', `${current.length} keys are current`, 'run "svc keys rotate"');
+}
+
+async function checkChains(client: pg.Client, tell: Tell): Promise<void> {
+  const tenants = await client.query<{ count: number }>('select count(*)::int as count from tenant');
+  tell('ok', 'tenants', String(tenants.rows[0]!.count));
+  const { rows } = await client.query<{ chain: string; seq: string; signed: string | null; age: number | null }>(
+    `select h.tenant_id || '/' || h.chain as chain, h.seq, c.seq as signed,
+       extract(epoch from now() - coalesce(f.received_at, a.received_at))::float8 as age
+     from chain_head h
+     left join lateral (select seq from chain_checkpoint where tenant_id = h.tenant_id and chain = h.chain
+       order by seq desc limit 1) c on true
+     left join forensic_record f on h.chain = 'forensics' and f.tenant_id = h.tenant_id and f.seq = h.seq
+     left join audit_record a on h.chain = 'audit' and a.tenant_id = h.tenant_id and a.seq = h.seq
+     where h.seq > 0 and h.seq <> coalesce(c.seq, 0)`,
+  );
+  const some = (list: typeof rows) =>
+    `${list
+      .slice(0, 3)
+      .map((row) => row.chain)
+      .join(', ')}${list.length > 3 ? ` and ${list.length - 3} more` : ''}`;
+  const cut = rows.filter((row) => Number(row.signed ?? 0) > Number(row.seq));
+  const headless = rows.filter((row) => row.age === null);
+  const late = rows.filter((row) => (row.age ?? 0) > UNSIGNED_MINUTES * 60);
+  if (cut.length > 0)
+    tell(
+      'FAIL',
+      'chains',
+      `shorter than what was signed: ${some(cut)}`,
+      'this is tampering or an old backup: verify them',
+    );
+  if (headless.length > 0)
+    tell('FAIL', 'chains', `the newest record is missing: ${some(headless)}`, 'this is tampering: verify them');
+  if (late.length > 0) {
+    tell(
+      'warn',
+      'chains',
+      `records older than ${UNSIGNED_MINUTES} min are not signed: ${some(late)}`,
+      'the server signs every minute while it runs: start it, or see its log',
+    );
+  }
+  if (cut.length + headless.length + late.length === 0) tell('ok', 'chains', 'checkpoints are as new as the records');
+}

@@ -1,0 +1,249 @@
+import { SCOPES } from '../auth/scopes.ts';
+import { OPERATOR } from '../provision.ts';
+import { columns, command, duration, JSON_FLAG, listOf, TENANT_FLAG, UsageError } from './command.ts';
+import { withCore } from './place.ts';
+import { assertTenant } from './tenants.ts';
+
+const by = { actor: OPERATOR };
+const EXPIRES_FLAG = {
+  expires: { value: 'TIME', help: 'when it ends: 90d, 12h, or a date such as 2030-01-31' },
+} as const;
+const SHOWN_ONCE = 'The key is shown once: it is stored as a hash.';
+
+const keyCreate = command({
+  name: 'key create',
+  summary: 'Make an API key',
+  more: SHOWN_ONCE,
+  flags: {
+    ...TENANT_FLAG,
+    scopes: { value: 'LIST', required: true, help: `${SCOPES.join(', ')}; several with commas` },
+    label: { value: 'TEXT', help: 'what the key is for' },
+    ...EXPIRES_FLAG,
+    ...JSON_FLAG,
+  },
+  async run({ flags, print }) {
+    const input = {
+      label: label(flags.label) ?? 'made by the operator',
+      scopes: listOf(flags.scopes, '--scopes', SCOPES),
+      expiresAt: flags.expires ? end(flags.expires) : undefined,
+      owner: null,
+    };
+    const { row, secret } = await withCore({}, async (core) => {
+      await assertTenant(core, flags.tenant);
+      return core.keys.createApiKey(flags.tenant, input, by);
+    });
+    print(
+      {
+        id: row.id,
+        key: secret,
+        label: row.label,
+        prefix: row.prefix,
+        scopes: row.scopes,
+        created_at: row.createdAt.toISOString(),
+        expires_at: row.expiresAt?.toISOString(),
+      },
+      [secret],
+    );
+    return 0;
+  },
+});
+
+const keyList = command({
+  name: 'key list',
+  summary: 'List the API keys of a tenant that work, never their plaintext',
+  flags: { ...TENANT_FLAG, ...JSON_FLAG },
+  async run({ flags, print }) {
+    const rows = await withCore({}, async (core) => {
+      await assertTenant(core, flags.tenant);
+      return core.keys.listApiKeys(flags.tenant);
+    });
+    const keys = rows.map((row) => ({
+      id: row.id,
+      label: row.label,
+      prefix: row.prefix,
+      scopes: row.scopes,
+      created_by: row.createdBy ?? null,
+      created_at: row.createdAt.toISOString(),
+      last_used_at: row.lastUsedAt?.toISOString(),
+      expires_at: row.expiresAt?.toISOString(),
+    }));
+    print(
+      { keys },
+      columns(keys.map((k) => [k.id, `${k.prefix}…`, k.scopes.join(','), k.expires_at ?? 'no end', k.label])),
+    );
+    return 0;
+  },
+});
+
+const keyRevoke = command({
+  name: 'key revoke',
+  summary: 'Revoke an API key; no server accepts it any more when this ends',
+  args: [{ name: 'KEY_ID', help: 'id of the key, as "svc key list" shows it' }],
+  flags: { ...TENANT_FLAG, ...JSON_FLAG },
+  run: ({ flags, args, print }) => revoke('api_key', flags.tenant, args[0]!, print),
+});
+
+const agentCreate = command({
+  name: 'agent-key create',
+  summary: 'Make a key for an agent: who the agent is comes from its key alone',
+  more: SHOWN_ONCE,
+  flags: {
+    ...TENANT_FLAG,
+    'agent-id': { value: 'ID', required: true, help: 'id of the agent' },
+    'agent-role': { value: 'ROLE', required: true, help: 'role of the agent, as policies name it' },
+    label: { value: 'TEXT', help: 'what the key is for; default: the agent id' },
+    ...EXPIRES_FLAG,
+    ...JSON_FLAG,
+  },
+  async run({ flags, print }) {
+    for (const name of ['agent-id', 'agent-role'] as const) {
+      if (flags[name].length > 200 || !flags[name].isWellFormed())
+        throw new UsageError(`--${name} takes 1 to 200 characters`);
+    }
+    const input = {
+      label: label(flags.label) ?? flags['agent-id'].slice(0, 100),
+      agentId: flags['agent-id'],
+      agentRole: flags['agent-role'],
+      expiresAt: flags.expires ? end(flags.expires) : undefined,
+      owner: null,
+    };
+    const { row, secret } = await withCore({}, async (core) => {
+      await assertTenant(core, flags.tenant);
+      return core.keys.createAgentKey(flags.tenant, input, by);
+    });
+    print(
+      {
+        id: row.id,
+        key: secret,
+        label: row.label,
+        agent_id: row.agentId,
+        agent_role: row.agentRole,
+        created_at: row.createdAt.toISOString(),
+        expires_at: row.expiresAt?.toISOString(),
+      },
+      [secret],
+    );
+    return 0;
+  },
+});
+
+const agentList = command({
+  name: 'agent-key list',
+  summary: 'List the agent keys of a tenant that work, never their plaintext',
+  flags: { ...TENANT_FLAG, ...JSON_FLAG },
+  async run({ flags, print }) {
+    const rows = await withCore({}, async (core) => {
+      await assertTenant(core, flags.tenant);
+      return core.keys.listAgentKeys(flags.tenant);
+    });
+    const keys = rows.map((row) => ({
+      id: row.id,
+      label: row.label,
+      agent_id: row.agentId,
+      agent_role: row.agentRole,
+      prefix: row.prefix,
+      created_at: row.createdAt.toISOString(),
+      last_used_at: row.lastUsedAt?.toISOString(),
+      expires_at: row.expiresAt?.toISOString(),
+    }));
+    print(
+      { agent_keys: keys },
+      columns(keys.map((k) => [k.id, `${k.prefix}…`, k.agent_id, k.agent_role, k.expires_at ?? 'no end', k.label])),
+    );
+    return 0;
+  },
+});
+
+const agentRevoke = command({
+  name: 'agent-key revoke',
+  summary: 'Revoke an agent key; no server accepts it any more when this ends',
+  args: [{ name: 'KEY_ID', help: 'id of the key, as "svc agent-key list" shows it' }],
+  flags: { ...TENANT_FLAG, ...JSON_FLAG },
+  run: ({ flags, args, print }) => revoke('agent_key', flags.tenant, args[0]!, print),
+});
+
+const rotate = command({
+  name: 'keys rotate',
+  summary: 'Make a new signing key; what the old ones signed stays verifiable',
+  more: 'A running server signs with the new key at once. Every tenant gets a record of it in its audit chain.',
+  flags: JSON_FLAG,
+  async run({ print }) {
+    const result = await withCore({}, async (core) => {
+      const old = core.keyring.current;
+      const key = await core.keyring.rotate();
+      const tenants = await core.tenants.list();
+      for (const { tenant_id } of tenants) {
+        await core.db.transaction(tenant_id, (em) =>
+          core.audit(em, tenant_id, {
+            actor: OPERATOR,
+            action: 'signing_key.rotated',
+            target: { type: 'signing_key', id: key.kid },
+            detail: `the key before was ${old.kid}`,
+            beforeHash: old.fingerprint,
+            afterHash: key.fingerprint,
+          }),
+        );
+      }
+      return { kid: key.kid, fingerprint: key.fingerprint, retired_kid: old.kid, tenants: tenants.length };
+    });
+    print(result, [
+      `New signing key ${result.kid}`,
+      `Fingerprint     ${result.fingerprint}`,
+      `Retired         ${result.retired_kid}`,
+    ]);
+    return 0;
+  },
+});
+
+const signingKeys = command({
+  name: 'keys list',
+  summary: 'List the signing keys, the current one first',
+  flags: JSON_FLAG,
+  async run({ print }) {
+    const keys = await withCore({}, async (core) =>
+      core.keyring.all.map((key) => ({
+        kid: key.kid,
+        fingerprint: key.fingerprint,
+        created_at: key.createdAt.toISOString(),
+        retired_at: key.retiredAt?.toISOString() ?? null,
+      })),
+    );
+    print(
+      { keys },
+      columns(
+        keys.map((k) => [k.kid, k.fingerprint, k.created_at, k.retired_at ? `retired ${k.retired_at}` : 'current']),
+      ),
+    );
+    return 0;
+  },
+});
+
+export const keyCommands = [keyCreate, keyList, keyRevoke, agentCreate, agentList, agentRevoke, rotate, signingKeys];
+
+async function revoke(
+  kind: 'api_key' | 'agent_key',
+  tenantId: string,
+  id: string,
+  print: (result: object, lines: string[]) => void,
+): Promise<number> {
+  await withCore({}, async (core) => {
+    await assertTenant(core, tenantId);
+    await core.keys.revoke(tenantId, kind, id, by);
+  });
+  print({ id, revoked: true }, [`${id} is revoked`]);
+  return 0;
+}
+
+function label(text: string | undefined): string | undefined {
+  if (text !== undefined && (text.trim() === '' || text.length > 100)) {
+    throw new UsageError('--label takes 1 to 100 characters');
+  }
+  return text;
+}
+
+/** A time from now, or a date, which must lie ahead. */
+function end(text: string): Date {
+  const at = /^\d{4}-\d\d-\d\d/.test(text) ? Date.parse(text) : Date.now() + duration(text, '--expires');
+  if (!(at > Date.now())) throw new UsageError('--expires: this is not a time that lies ahead');
+  return new Date(at);
+}

@@ -1,0 +1,51 @@
+import { readFileSync, writeFileSync } from 'node:fs';
+import { CommandError, command, JSON_FLAG, UsageError } from './command.ts';
+import { withPlace } from './place.ts';
+
+const DOCUMENT = new URL('../api/openapi.json', import.meta.url);
+
+const migrate = command({
+  name: 'migrate',
+  summary: 'Bring the database up to this program, and print what ran',
+  more: 'The server does the same when it starts. Safe to run from several machines at once.',
+  flags: JSON_FLAG,
+  async run({ print }) {
+    const ran = await withPlace({ create: true }, async ({ databaseUrl }) => {
+      const db = await import('../../db/index.ts');
+      return db.migrate(databaseUrl);
+    });
+    print({ ran }, ran.length > 0 ? ran.map((name) => `ran ${name}`) : ['nothing to do: the database is up to date']);
+    return 0;
+  },
+});
+
+const openapi = command({
+  name: 'openapi',
+  summary: 'Print the OpenAPI document of this program',
+  flags: {
+    write: { help: 'write it to server/api/openapi.json' },
+    check: { help: 'exit with 1 when server/api/openapi.json differs' },
+  },
+  async run({ flags }) {
+    if (flags.write && flags.check) throw new UsageError('give either --write or --check');
+    const { describeApi } = await import('../app.ts');
+    const text = `${JSON.stringify(describeApi(), null, 2)}\n`;
+    if (flags.write) writeFileSync(DOCUMENT, text);
+    else if (!flags.check) process.stdout.write(text);
+    else if (readCommitted() !== text) {
+      throw new CommandError('server/api/openapi.json is stale: run "npm run openapi"');
+    }
+    return 0;
+  },
+});
+
+export const maintenanceCommands = [migrate, openapi];
+
+function readCommitted(): string | undefined {
+  try {
+    return readFileSync(DOCUMENT, 'utf8');
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined;
+    throw error;
+  }
+}

@@ -1,0 +1,136 @@
+import { existsSync, readFileSync } from 'node:fs';
+import path from 'node:path';
+import pg from 'pg';
+import { startEmbedded } from '../../db/embedded.ts';
+import { migrations } from '../../db/migrations/index.ts';
+import type { Core } from '../app.ts';
+import { type Config, parseMasterKey, readConfig } from '../config.ts';
+import { createLog } from '../lib/log.ts';
+import { CommandError } from './command.ts';
+
+/** What must be tidied when the command is interrupted. Each is taken out again by whoever put it in. */
+export const cleanups = new Set<() => Promise<void>>();
+
+/** Where a command works: the settings, and the database that they name. */
+export interface Place {
+  readonly config: Config;
+  readonly databaseUrl: string;
+}
+
+/**
+ * Runs `work` with the database of the settings. The embedded PostgreSQL of a running server is joined; where none
+ * runs, it is started for this long. `create`: a data directory without a database gets one.
+ */
+export async function withPlace<T>(options: { create?: boolean }, work: (place: Place) => Promise<T>): Promise<T> {
+  const config = readConfig();
+  // how PostgreSQL tells this visitor from the server, see EmbeddedPostgres.leave
+  process.env.PGAPPNAME = `svc-${process.pid}`;
+  if (config.databaseUrl) return work({ config, databaseUrl: config.databaseUrl });
+  if (!options.create && !existsSync(path.join(config.dataDir, 'postgres', 'PG_VERSION'))) {
+    throw new CommandError(
+      `there is no database in ${config.dataDir}: start the server once, or set SVC_DATA_DIR or DATABASE_URL`,
+    );
+  }
+  const starting = startEmbedded({ dataDir: config.dataDir, databases: ['svc'] });
+  // from the start on: an interruption while PostgreSQL comes up must stop it too
+  const leave = async () => (await starting).leave();
+  cleanups.add(leave);
+  try {
+    const embedded = await starting;
+    try {
+      return await work({ config, databaseUrl: embedded.url('svc') });
+    } finally {
+      await leave();
+    }
+  } finally {
+    cleanups.delete(leave);
+  }
+}
+
+/** Runs `work` with the joined features on a database that is migrated and whose keys the master key opens. */
+export async function withCore<T>(
+  options: { create?: boolean },
+  work: (core: Core, config: Config) => Promise<T>,
+): Promise<T> {
+  return withPlace(options, async ({ config, databaseUrl }) => {
+    const [{ openCore }, { migrate }] = await Promise.all([import('../app.ts'), import('../../db/index.ts')]);
+    const state = await withClient(databaseUrl, readState);
+    if (state.done.length === 0 && options.create) await migrate(databaseUrl);
+    else assertCurrent(state);
+    if (state.hasKeys) requireMasterKey(config);
+    const log = createLog('error', { write: (line: string) => process.stderr.write(line) });
+    const core = await openCore({ config, databaseUrl, log });
+    try {
+      return await work(core, config);
+    } finally {
+      await core.stop();
+    }
+  });
+}
+
+export async function withClient<T>(databaseUrl: string, work: (client: pg.Client) => Promise<T>): Promise<T> {
+  const client = new pg.Client({ connectionString: databaseUrl, connectionTimeoutMillis: 10_000 });
+  // a connection that breaks while nothing runs is reported by the next statement
+  client.on('error', () => undefined);
+  await client.connect();
+  try {
+    return await work(client);
+  } finally {
+    await client.end();
+  }
+}
+
+export interface DatabaseState {
+  /** Names of the migrations that ran, in order. */
+  readonly done: readonly string[];
+  readonly pending: readonly string[];
+  /** Those that this program does not know: a newer one ran them. */
+  readonly newer: readonly string[];
+  /** Whether secrets are in it that only its master key opens. */
+  readonly hasKeys: boolean;
+}
+
+export async function readState(client: pg.Client): Promise<DatabaseState> {
+  const { rows } = await client.query<{ present: boolean }>(
+    `select to_regclass('schema_migration') is not null as present`,
+  );
+  const done = rows[0]!.present
+    ? (await client.query<{ name: string }>('select name from schema_migration order by id')).rows.map((r) => r.name)
+    : [];
+  const known = migrations.map((migration) => migration.name);
+  const hasKeys = done.length > 0 && (await client.query('select 1 from instance')).rowCount === 1;
+  return {
+    done,
+    pending: known.filter((name) => !done.includes(name)),
+    newer: done.filter((name) => !known.includes(name)),
+    hasKeys,
+  };
+}
+
+export function assertCurrent({ done, pending, newer }: DatabaseState): void {
+  if (newer.length > 0) {
+    throw new CommandError(`the database was migrated by a newer program (${newer.join(', ')}): update this one`);
+  }
+  if (pending.length === 0) return;
+  const what = done.length === 0 ? 'the database is empty' : `the database lacks migrations (${pending.join(', ')})`;
+  throw new CommandError(`${what}: start the server or run "svc migrate"`);
+}
+
+/** The master key of the settings or of the data directory; undefined when there is none. Never makes one. */
+export function findMasterKey(config: Config): Buffer | undefined {
+  if (config.masterKey) return config.masterKey;
+  const file = masterKeyFile(config);
+  return existsSync(file) ? parseMasterKey(readFileSync(file, 'utf8').trim(), file) : undefined;
+}
+
+export function requireMasterKey(config: Config): Buffer {
+  const key = findMasterKey(config);
+  if (key) return key;
+  throw new CommandError(
+    `there is no master key: set SVC_MASTER_KEY or SVC_MASTER_KEY_FILE, or put it into ${masterKeyFile(config)}`,
+  );
+}
+
+export function masterKeyFile(config: Config): string {
+  return path.join(config.dataDir, 'master.key');
+}

@@ -1,0 +1,174 @@
+import { z } from 'zod';
+import type { Core } from '../app.ts';
+import { ROLES } from '../auth/scopes.ts';
+import { OPERATOR_LINK_SECONDS } from '../auth/sessions.ts';
+import { createTenant, newSignInLink, OPERATOR } from '../provision.ts';
+import { SettingsPatch } from '../tenants/settings.ts';
+import { CommandError, columns, command, guess, JSON_FLAG, listOf, TENANT_FLAG, UsageError } from './command.ts';
+import { withCore } from './place.ts';
+
+const create = command({
+  name: 'tenant create',
+  summary: 'Make a tenant with its first admin, an admin API key and a one-time sign-in link',
+  more: 'The key and the link are shown once. Works while the server runs. SVC_BASE_URL or PORT decides the link.',
+  flags: {
+    name: { value: 'NAME', required: true, help: 'name of the tenant' },
+    'admin-email': { value: 'EMAIL', required: true, help: 'address of the first admin' },
+    id: { value: 'ID', help: 'id of the tenant, never changed later; default: a new one' },
+    ...JSON_FLAG,
+  },
+  async run({ flags, print }) {
+    const name = flags.name.trim();
+    if (name.length > 200 || /\p{Cc}/u.test(name) || name === '')
+      throw new UsageError('--name takes 1 to 200 characters');
+    const adminEmail = email(flags['admin-email'], '--admin-email');
+    // the id stands in addresses, file names and the text of every record
+    if (flags.id !== undefined && !/^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$/.test(flags.id)) {
+      throw new UsageError('--id takes up to 64 letters, digits, "_" and "-"');
+    }
+    const tenant = await withCore({ create: true }, (core, config) =>
+      createTenant(core, config.baseUrl, { name, adminEmail, ...(flags.id && { id: flags.id }) }),
+    );
+    print(
+      tenant,
+      columns([
+        ['Tenant', tenant.tenant_id],
+        ['Admin', tenant.admin_email],
+        ['Admin API key', tenant.api_key],
+        ['Sign-in link', `${tenant.sign_in_url}   (once, within ${OPERATOR_LINK_SECONDS / 86_400} days)`],
+      ]),
+    );
+    return 0;
+  },
+});
+
+const list = command({
+  name: 'tenant list',
+  summary: 'List the tenants',
+  flags: JSON_FLAG,
+  async run({ print }) {
+    const tenants = await withCore({}, (core) => core.tenants.list());
+    print({ tenants }, columns(tenants.map((t) => [t.tenant_id, t.created_at, t.name])));
+    return 0;
+  },
+});
+
+const userCreate = command({
+  name: 'user create',
+  summary: 'Add a person to a tenant and print a one-time sign-in link',
+  flags: {
+    ...TENANT_FLAG,
+    email: { value: 'EMAIL', required: true, help: 'address of the person' },
+    roles: { value: 'LIST', required: true, help: `${ROLES.join(', ')}; several with commas` },
+    name: { value: 'NAME', help: 'name of the person; default: the address' },
+    ...JSON_FLAG,
+  },
+  async run({ flags, print }) {
+    const person = {
+      email: email(flags.email, '--email'),
+      roles: listOf(flags.roles, '--roles', ROLES),
+      name: flags.name,
+    };
+    const made = await withCore({}, async (core, config) => {
+      await assertTenant(core, flags.tenant);
+      const userId = await core.tenants.addMember(flags.tenant, person);
+      return { user_id: userId, ...(await newSignInLink(core, config.baseUrl, flags.tenant, userId)) };
+    });
+    print({ tenant_id: flags.tenant, email: person.email, roles: person.roles, ...made }, [
+      `${person.email} is ${person.roles.join(', ')} in ${flags.tenant} (${made.user_id})`,
+      `Sign-in link, once, until ${made.expires_at}: ${made.sign_in_url}`,
+    ]);
+    return 0;
+  },
+});
+
+const link = command({
+  name: 'sign-in-link',
+  summary: 'Print a new one-time sign-in link for a member',
+  flags: { ...TENANT_FLAG, email: { value: 'EMAIL', required: true, help: 'address of the member' }, ...JSON_FLAG },
+  async run({ flags, print }) {
+    const address = email(flags.email, '--email');
+    const made = await withCore({}, async (core, config) => {
+      await assertTenant(core, flags.tenant);
+      const [member] = await core.db.query<{ id: string }>(
+        flags.tenant,
+        'select id from member where email = $1 and removed_at is null',
+        [address],
+      );
+      if (!member)
+        throw new CommandError(`${address} is no member of ${flags.tenant}: add them with "svc user create"`);
+      return { user_id: member.id, ...(await newSignInLink(core, config.baseUrl, flags.tenant, member.id)) };
+    });
+    print({ tenant_id: flags.tenant, email: address, ...made }, [made.sign_in_url]);
+    return 0;
+  },
+});
+
+const settingsGet = command({
+  name: 'settings get',
+  summary: 'Show the settings of a tenant',
+  flags: { ...TENANT_FLAG, ...JSON_FLAG },
+  async run({ flags, print }) {
+    const settings = await withCore({}, (core) => core.tenants.settings(flags.tenant));
+    print(settings, settingLines(settings));
+    return 0;
+  },
+});
+
+const settingsSet = command({
+  name: 'settings set',
+  summary: 'Change settings of a tenant; a running server follows at once',
+  more: `Settings: ${Object.keys(SettingsPatch.shape).join(', ')}.\nExample: svc settings set --tenant default approval_required=true`,
+  args: [{ name: 'KEY=VALUE', help: 'a setting and its new value; lists and objects as JSON', many: true }],
+  flags: { ...TENANT_FLAG, ...JSON_FLAG },
+  async run({ flags, args, print }) {
+    const patch = readPatch(args);
+    const settings = await withCore({}, async (core) => {
+      await assertTenant(core, flags.tenant);
+      return core.tenants.changeSettings(flags.tenant, patch, { actor: OPERATOR });
+    });
+    print(settings, settingLines(settings));
+    return 0;
+  },
+});
+
+export const tenantCommands = [create, list, userCreate, link, settingsGet, settingsSet];
+
+/** NOT_FOUND when there is no such tenant. What follows would otherwise fail on a foreign key, or find nothing. */
+export async function assertTenant(core: Core, tenantId: string): Promise<void> {
+  await core.tenants.settings(tenantId);
+}
+
+function email(text: string, flag: string): string {
+  const parsed = z.email().max(254).safeParse(text.trim().toLowerCase());
+  if (!parsed.success) throw new UsageError(`${flag}: ${JSON.stringify(text)} is not an address`);
+  return parsed.data;
+}
+
+function readPatch(pairs: readonly string[]): SettingsPatch {
+  const known = Object.keys(SettingsPatch.shape);
+  const patch: Record<string, unknown> = {};
+  for (const pair of pairs) {
+    const at = pair.indexOf('=');
+    const key = at < 0 ? pair : pair.slice(0, at);
+    if (!known.includes(key)) throw new UsageError(`there is no setting ${JSON.stringify(key)}${guess(key, known)}`);
+    if (at < 0) throw new UsageError(`${key}: give it as ${key}=VALUE`);
+    if (Object.hasOwn(patch, key)) throw new UsageError(`${key} is given twice`);
+    patch[key] = jsonOrText(pair.slice(at + 1));
+  }
+  const parsed = SettingsPatch.safeParse(patch);
+  if (parsed.success) return parsed.data;
+  throw new UsageError(parsed.error.issues.map((issue) => `${issue.path.join('.')}: ${issue.message}`).join('; '));
+}
+
+function jsonOrText(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
+function settingLines(settings: object): string[] {
+  return columns(Object.entries(settings).map(([key, value]) => [key, JSON.stringify(value)]));
+}

@@ -1,0 +1,43 @@
+import type { Tally } from '../../machines/escrow.ts';
+
+export interface Seats {
+  group: string;
+  count: number;
+}
+
+/** Who may approve now, and who is in which group. */
+export interface Electorate {
+  has(userId: string): boolean;
+  groups: ReadonlyMap<string, ReadonlySet<string>>;
+}
+
+/**
+ * Counts the approvals of those who may vote now, each person once, and says whether they can take every seat of the
+ * quorum, each at most one. It is exact: a person in two groups is moved to the other group's seat where that helps
+ * (augmenting paths), so an order of votes never keeps a quorum from being met. Who has no seat counts all the same
+ * towards the approvals that may come from anybody.
+ */
+export function tally(approvedBy: readonly string[], quorum: readonly Seats[], electorate: Electorate): Tally {
+  const people = [...new Set(approvedBy)].filter((userId) => electorate.has(userId));
+  const seats = quorum.flatMap(({ group, count }) => Array<string>(count).fill(group));
+  const takenBy = new Array<string | undefined>(seats.length).fill(undefined);
+
+  const seat = (person: string, tried: Set<number>): boolean => {
+    for (const [at, group] of seats.entries()) {
+      if (tried.has(at) || !electorate.groups.get(group)?.has(person)) continue;
+      tried.add(at);
+      const other = takenBy[at];
+      if (other !== undefined && !seat(other, tried)) continue;
+      takenBy[at] = person;
+      return true;
+    }
+    return false;
+  };
+  const seated = people.filter((person) => seat(person, new Set())).length;
+  return { approvals: people.length, seated: seated === seats.length };
+}
+
+/** How many people a quorum asks for. */
+export function seatsOf(quorum: readonly Seats[]): number {
+  return quorum.reduce((sum, { count }) => sum + count, 0);
+}

@@ -1,0 +1,71 @@
+import { setTimeout as delay } from 'node:timers/promises';
+import type { Job } from '../jobs/jobs.ts';
+import type { Log } from '../lib/log.ts';
+import type { DueHold, Holds } from './holds.ts';
+
+/** Holds of one tenant that change in one transaction. */
+const BATCH = 50;
+/** Due holds that are looked up at once. */
+const LOOK_UP = 500;
+const LONGEST_SLEEP_MS = 1000;
+/** How long a hold that could not be woken is left alone, so that it does not keep the others waiting. */
+const SET_ASIDE_MS = 60_000;
+
+/**
+ * Releases and expires holds by time. One of these runs in each worker process; any number may run at once, and any may
+ * be killed anywhere: a hold's time stands in its row until the transaction that acts on it commits. Nothing depends on
+ * it being punctual, since every reader and every change goes by the time itself; it makes the events.
+ */
+export function holdTimers(holds: Holds, log: Log): Job {
+  const asideUntil = new Map<string, number>();
+
+  const wake = async (tenantId: string, ids: string[]): Promise<number> => {
+    try {
+      return await holds.wake(tenantId, ids);
+    } catch (err) {
+      if (ids.length > 1) {
+        let changed = 0;
+        for (const id of ids) changed += await wake(tenantId, [id]);
+        return changed;
+      }
+      log.error({ err, tenantId, holdId: ids[0] }, 'a hold could not be woken');
+      asideUntil.set(ids[0]!, performance.now() + SET_ASIDE_MS);
+      return 0;
+    }
+  };
+
+  /** One look at the holds that are due. Resolves to how long there is nothing to do. */
+  const look = async (signal: AbortSignal): Promise<number> => {
+    for (const [id, until] of asideUntil) if (until <= performance.now()) asideUntil.delete(id);
+    const { holds: due, next } = await holds.due(LOOK_UP, [...asideUntil.keys()]);
+    if (due.length === 0) return Math.min(next ?? LONGEST_SLEEP_MS, LONGEST_SLEEP_MS);
+    let changed = 0;
+    for (const [tenantId, ids] of byTenant(due)) {
+      for (let at = 0; at < ids.length && !signal.aborted; at += BATCH) {
+        changed += await wake(tenantId, ids.slice(at, at + BATCH));
+      }
+    }
+    // all of them are in other hands: those need a moment
+    return changed > 0 ? 0 : 50;
+  };
+
+  return {
+    name: 'hold timers',
+    everySeconds: 1,
+    async run(signal) {
+      while (!signal.aborted) {
+        const pause = Math.max(1, await look(signal));
+        try {
+          await delay(pause, undefined, { signal });
+        } catch (error) {
+          if (!signal.aborted) throw error;
+        }
+      }
+    },
+  };
+}
+
+function byTenant(due: readonly DueHold[]): Map<string, string[]> {
+  const groups = Map.groupBy(due, ({ tenant_id }) => tenant_id);
+  return new Map([...groups].map(([tenantId, list]) => [tenantId, list.map(({ id }) => id)]));
+}

@@ -1,0 +1,300 @@
+import type { AnyProcedure } from '@trpc/server';
+import { beforeAll, describe, expect, test } from 'vitest';
+import { buildRouter, type Services } from '../../server/api/root.ts';
+import type { Meta } from '../../server/api/trpc.ts';
+import { type Access, ROLES } from '../../server/auth/scopes.ts';
+import { allowed, BODIES, fill, idOf, makeWorld, operations, type World } from '../helpers/api.ts';
+import { type Credential, useServer } from '../helpers/server.ts';
+
+const server = useServer();
+
+/**
+ * Who may call what, written by hand from the specification: the least role of a signed-in person, then the key scopes.
+ * `-` is nobody of that kind. The scope admin reaches every route that any key can.
+ */
+const TABLE: Record<string, [role: string, keys: string, agent?: 'agent']> = {
+  'GET /auth/magic-link/verify': ['public', ''],
+  'POST /auth/logout': ['public', ''],
+  'GET /auth/me': ['viewer', 'admin pipeline proxy'],
+  'GET /v1/policies': ['viewer', 'admin pipeline'],
+  'POST /v1/policies': ['author', 'admin pipeline'],
+  'GET /v1/policies/{id}': ['viewer', 'admin pipeline'],
+  'PUT /v1/policies/{id}': ['author', 'admin pipeline'],
+  'DELETE /v1/policies/{id}': ['author', 'admin pipeline'],
+  'POST /v1/policies/{id}/rollback': ['author', 'admin pipeline'],
+  'POST /v1/policies/validate': ['viewer', 'admin pipeline'],
+  'POST /v1/policies/format': ['viewer', 'admin pipeline'],
+  'GET /v1/policies/bundle': ['-', 'admin proxy'],
+  'POST /v1/policies/{id}/submit': ['author', 'admin'],
+  'POST /v1/policies/{id}/approve': ['approver', 'admin'],
+  'POST /v1/policies/{id}/reject': ['approver', 'admin'],
+  'POST /v1/policies/{id}/request-changes': ['approver', 'admin'],
+  'POST /v1/policies/{id}/break-glass': ['admin', 'admin'],
+  'GET /v1/policies/{id}/diff': ['viewer', 'admin pipeline'],
+  'GET /v1/policies/{id}/summary': ['viewer', 'admin pipeline'],
+  'GET /v1/policies/{id}/versions/{version}': ['viewer', 'admin pipeline'],
+  'GET /v1/keys': ['admin', 'admin'],
+  'POST /v1/keys': ['admin', 'admin'],
+  'DELETE /v1/keys/{id}': ['admin', 'admin'],
+  'GET /v1/agent-keys': ['admin', 'admin'],
+  'POST /v1/agent-keys': ['admin', 'admin'],
+  'DELETE /v1/agent-keys/{id}': ['admin', 'admin'],
+  'POST /v1/escrow': ['-', 'admin proxy'],
+  'POST /v1/escrow/{id}/vote': ['approver', '-'],
+  'POST /v1/escrow/{id}/consume': ['-', 'admin proxy'],
+  'POST /v1/escrow/{id}/satisfy': ['-', 'admin proxy'],
+  'POST /v1/escrow/{id}/cancel': ['admin', 'admin proxy'],
+  'GET /v1/escrow': ['viewer', 'admin'],
+  'GET /v1/escrow/{id}': ['viewer', 'admin proxy', 'agent'],
+  'POST /v1/evaluate': ['-', '-', 'agent'],
+  'GET /v1/events': ['viewer', 'admin pipeline'],
+  'GET /v1/events/{id}': ['viewer', 'admin'],
+  'POST /v1/events/ingest': ['-', 'admin proxy'],
+  'POST /v1/forensics/records': ['-', 'admin proxy'],
+  'GET /v1/forensics/verify': ['viewer', 'admin pipeline'],
+  'GET /v1/forensics/checkpoint': ['viewer', 'admin pipeline proxy'],
+  'POST /v1/forensics/export': ['viewer', '-'],
+  'GET /v1/forensics/packages': ['viewer', 'admin pipeline'],
+  'GET /v1/forensics/packages/{id}/download': ['viewer', '-'],
+  'GET /v1/audit': ['viewer', 'admin pipeline'],
+  'GET /v1/audit/verify': ['viewer', 'admin pipeline'],
+  'GET /v1/settings': ['viewer', 'admin'],
+  'PATCH /v1/settings': ['admin', 'admin'],
+  'POST /v1/proxies/heartbeat': ['-', 'admin proxy'],
+  'GET /v1/proxies': ['viewer', 'admin'],
+  'GET /v1/proxy-config': ['-', 'admin proxy'],
+  'GET /v1/meta': ['public', ''],
+  'GET /pubkey': ['public', ''],
+  'GET /.well-known/jwks.json': ['public', ''],
+};
+
+function inWords(access: Access): [string, string, 'agent'?] {
+  if (access.public) return ['public', ''];
+  const keys = access.keys ? ['admin', ...access.keys].sort().join(' ') : '-';
+  return [access.role ?? '-', keys, ...(access.agent ? (['agent'] as const) : ([] as const))] as [
+    string,
+    string,
+    'agent'?,
+  ];
+}
+
+describe('the access rules', () => {
+  test('are those of the specification, and every route has its row', () => {
+    expect(Object.fromEntries(operations.map(({ line, access }) => [line, inWords(access)]))).toEqual(TABLE);
+  });
+
+  test('of the procedures are those that the document shows', () => {
+    const procedures = buildRouter({} as Services)._def.procedures as unknown as Record<string, AnyProcedure>;
+    const documented = new Map(operations.map(({ line, access }) => [line, inWords(access)]));
+    for (const [name, procedure] of Object.entries(procedures)) {
+      const meta = procedure._def.meta as Meta;
+      expect(meta.access, name).toBeDefined();
+      expect(meta.openapi, name).toBeDefined();
+      expect(documented.get(`${meta.openapi!.method} ${meta.openapi!.path}`), name).toEqual(inWords(meta.access!));
+    }
+  });
+});
+
+type Caller = { name: string; who: Credential | undefined; role?: string; scopes?: string[]; agent?: true };
+
+describe('every route', () => {
+  let callers: Caller[] = [];
+  beforeAll(async () => {
+    const tenant = await server.tenant();
+    callers = [
+      { name: 'nobody', who: undefined },
+      { name: 'a made-up key', who: { key: `svc_key_${'x'.repeat(38)}` } },
+      { name: 'a made-up cookie', who: { cookie: 'svc_session=abc' } },
+      { name: 'an agent key', who: await tenant.agent('agent-1', 'clerk'), agent: true },
+      { name: 'a person without a role', who: await tenant.person(), role: 'none' },
+    ];
+    for (const role of ROLES) callers.push({ name: role, who: await tenant.person(role), role });
+    for (const scopes of [['proxy'], ['pipeline'], ['admin'], ['proxy', 'pipeline']] as const) {
+      callers.push({ name: `key ${scopes.join('+')}`, who: await tenant.key(...scopes), scopes: [...scopes] });
+    }
+  });
+
+  /** What the hand-written row says of the caller: the code of the refusal, or undefined. */
+  const expected = (line: string, caller: Caller): string | undefined => {
+    const [role, keys, agent] = TABLE[line]!;
+    if (role === 'public') return undefined;
+    if (caller.agent) return agent ? undefined : 'KEY_SCOPE';
+    if (caller.scopes) return caller.scopes.some((scope) => keys.split(' ').includes(scope)) ? undefined : 'KEY_SCOPE';
+    if (!caller.role) return 'UNAUTHENTICATED';
+    const rank = (name: string) => (ROLES as readonly string[]).indexOf(name);
+    return role !== '-' && rank(caller.role) >= rank(role) ? undefined : 'FORBIDDEN';
+  };
+
+  test('answers each credential as its row says, over REST', async () => {
+    const wrong: string[] = [];
+    let asked = 0;
+    for (const { line, method } of operations) {
+      // ends the session that it is called with: see sessions.test.ts
+      if (line === 'POST /auth/logout' || line === 'GET /auth/magic-link/verify') continue;
+      await Promise.all(
+        callers.map(async (caller) => {
+          const answer = await send(fill(line), caller.who, method === 'GET' ? undefined : {});
+          const code = answer.body.code as string | undefined;
+          const refused = ['UNAUTHENTICATED', 'KEY_SCOPE', 'FORBIDDEN'].includes(code ?? '') ? code : undefined;
+          const status = { UNAUTHENTICATED: 401, KEY_SCOPE: 403, FORBIDDEN: 403 }[refused ?? ''];
+          asked++;
+          if (refused !== expected(line, caller) || (status && answer.status !== status) || answer.status >= 500) {
+            wrong.push(`${line} by ${caller.name}: ${answer.status} ${code}, not ${expected(line, caller)}`);
+          }
+        }),
+      );
+    }
+    expect(wrong).toEqual([]);
+    expect(asked).toBe((operations.length - 2) * callers.length);
+  });
+
+  test('answers each credential as its row says, over tRPC', async () => {
+    const procedures = buildRouter({} as Services)._def.procedures as unknown as Record<string, AnyProcedure>;
+    const wrong: string[] = [];
+    for (const [name, { _def }] of Object.entries(procedures)) {
+      const meta = _def.meta as Meta;
+      if (name === 'auth.logout') continue;
+      await Promise.all(
+        callers.map(async (caller) => {
+          const query = (_def as unknown as { type: string }).type === 'query';
+          const answer = await send(`${query ? 'GET' : 'POST'} /trpc/${name}`, caller.who, query ? undefined : {});
+          const { error } = answer.body as { error?: { data: { problem: { code: string } } } };
+          const code = error?.data.problem.code;
+          const refused = ['UNAUTHENTICATED', 'KEY_SCOPE', 'FORBIDDEN'].includes(code ?? '') ? code : undefined;
+          const should = expected(`${meta.openapi!.method} ${meta.openapi!.path}`, caller);
+          if (refused !== should) wrong.push(`${name} by ${caller.name}: ${answer.status} ${code}, not ${should}`);
+        }),
+      );
+    }
+    expect(wrong).toEqual([]);
+  });
+
+  test('a bearer that is not valid is never passed over for a cookie', async () => {
+    const admin = callers.find(({ name }) => name === 'admin')!.who!;
+    const key = `svc_key_${'x'.repeat(38)}`;
+    await server.call(401, 'GET /v1/keys', { ...admin, key });
+    await server.call(401, 'GET /v1/keys', { ...admin, headers: { authorization: 'Basic YTpi' } });
+    await server.call(401, 'GET /v1/keys', { ...admin, headers: { authorization: '' } });
+  });
+});
+
+async function send(line: string, who: Credential | undefined, body?: unknown) {
+  const [method, path] = line.split(' ') as [string, string];
+  const response = await fetch(server.url + path, {
+    method,
+    redirect: 'manual',
+    headers: {
+      ...(body !== undefined && { 'content-type': 'application/json' }),
+      ...(who?.key && { authorization: `Bearer ${who.key}` }),
+      ...(who?.cookie && { cookie: who.cookie, origin: server.url }),
+      ...who?.headers,
+    },
+    ...(body !== undefined && { body: JSON.stringify(body) }),
+  });
+  const text = await response.text();
+  const json = /json/.test(response.headers.get('content-type') ?? '') && text !== '';
+  return { status: response.status, body: (json ? JSON.parse(text) : {}) as Record<string, unknown>, text };
+}
+
+describe('another tenant', () => {
+  let mine: World;
+  let other: World;
+  beforeAll(async () => {
+    [mine, other] = [await makeWorld(server), await makeWorld(server)];
+    // an id of the other's own choice must not be one of mine as well
+    await server.call(201, 'POST /v1/policies', other.tenant.admin, {
+      id: 'theirs',
+      dsl_source: BODIES['POST /v1/policies']!.dsl_source,
+    });
+    other.policy = 'theirs';
+  });
+
+  /** The problem without what differs between any two requests. */
+  const shape = ({ body }: { body: Record<string, unknown> }) => ({ ...body, instance: '', request_id: '' });
+
+  test('has ids that are not found, with the same answer as ids that nobody has', async () => {
+    let checked = 0;
+    for (const operation of operations.filter(({ path }) => path.includes('{id}'))) {
+      const { line, path, method } = operation;
+      const query = path.endsWith('/diff') ? '?from=1&to=1' : '';
+      const body = method === 'GET' ? undefined : BODIES[line];
+      const who = allowed(mine, operation);
+      const foreign = await server.call(404, fill(line, { id: idOf(other, path) }) + query, who, body);
+      const unknown = await server.call(404, fill(line) + query, who, body);
+      expect(foreign.body.code).toBe('NOT_FOUND');
+      expect(shape(foreign)).toEqual(shape(unknown));
+      expect([...foreign.headers.keys()].sort()).toEqual([...unknown.headers.keys()].sort());
+      checked++;
+    }
+    expect(checked).toBeGreaterThan(15);
+  });
+
+  test('and its own callers find them', async () => {
+    for (const line of operations.map((o) => o.line).filter((l) => l.startsWith('GET') && l.includes('{id}'))) {
+      const query = line.endsWith('/diff') ? '?from=1&to=1' : '';
+      await server.call(200, fill(line, { id: idOf(other, line.slice(4)) }) + query, other.credential.admin);
+    }
+  });
+
+  test('shows in no list, filter or cursor', async () => {
+    const admin = mine.credential.admin;
+    const theirs = [other.policy, other.hold, other.event, other.key, other.agentKey, other.package, other.tenant.id];
+    await server.call(202, 'POST /v1/events/ingest', other.tenant.admin, {
+      events: [1, 2, 3].map((n) => ({
+        event_id: `theirs-${n}`,
+        event_type: 'decision.deny',
+        timestamp: '2026-01-31T12:00:00.000Z',
+        proxy_id: 'p',
+        agent_role: 'clerk',
+        agent_id: 'their-agent',
+        session_id: 'their-session',
+        tool_name: 't',
+        decision: 'deny',
+      })),
+    });
+    const page = await server.call<{ next_cursor: string }>(200, 'GET /v1/events?limit=1', other.credential.admin);
+    const audit = await server.call<{ next_cursor: string }>(200, 'GET /v1/audit?limit=1', other.credential.admin);
+    for (const line of [
+      'GET /v1/policies',
+      'GET /v1/escrow',
+      'GET /v1/events',
+      'GET /v1/events?agent_id=their-agent',
+      'GET /v1/events?session_id=their-session',
+      `GET /v1/events?after=${page.body.next_cursor}`,
+      'GET /v1/keys',
+      'GET /v1/agent-keys',
+      'GET /v1/audit',
+      `GET /v1/audit?after=${audit.body.next_cursor}`,
+      `GET /v1/audit?target_id=${other.policy}`,
+      'GET /v1/forensics/packages',
+      'GET /v1/proxies',
+    ]) {
+      const { text } = await server.call(200, line, admin);
+      for (const id of [...theirs, 'their-agent', 'theirs-1']) expect(text, line).not.toContain(id);
+    }
+    const config = await server.call(200, 'GET /v1/proxy-config', mine.tenant.admin);
+    expect(config.text).not.toContain(other.agentKey);
+    const none = await server.call(404, 'POST /v1/forensics/export', admin, {
+      purpose: 'x',
+      sequence_id: 'their-session',
+    });
+    expect(none.body.code).toBe('NOT_FOUND');
+  });
+
+  test('an agent reads only its own holds, of its own role', async () => {
+    const { tenant } = mine;
+    const line = `GET /v1/escrow/${mine.hold}`;
+    await server.call(200, line, mine.credential.agent);
+    await server.call(404, line, await tenant.agent('agent-9', 'clerk'));
+    await server.call(404, line, await tenant.agent('agent-1', 'manager'));
+    await server.call(404, line, other.credential.agent);
+  });
+
+  test('an agent key with the header of another tenant decides nothing', async () => {
+    const body = { action_type: 'tool_call', tool_name: 'read' };
+    const { key } = mine.credential.agent;
+    const wrong = { key: key!, headers: { 'x-svc-tenant': other.tenant.id } };
+    await server.call(403, 'POST /v1/evaluate', wrong, body);
+    await server.call(400, 'POST /v1/evaluate', { key: key! }, body);
+  });
+});

@@ -1,0 +1,261 @@
+import { createPublicKey, type JsonWebKey, type KeyObject } from 'node:crypto';
+import { describe, expect, test } from 'vitest';
+import { openBundle } from '../../server/policy/bundle.ts';
+import { deploy, sql } from '../helpers/api.ts';
+import { type Answer, type Credential, type TestTenant, useServer } from '../helpers/server.ts';
+
+const server = useServer();
+const PERMIT = 'permit(principal, action, resource == Tool::"read");';
+const tagged = (scope: string) => `@scope("${scope}") permit(principal, action, resource == Tool::"${scope}");`;
+
+const poll = (who: Credential, query = '', headers: Record<string, string> = {}, expected = 200) =>
+  server.call<Buffer>(expected, `GET /v1/policies/bundle${query}`, { ...who, headers }) as Promise<Answer<Buffer>>;
+const hashOf = (answer: Answer<Buffer>) => answer.headers.get('x-svc-bundle-hash')!;
+const seqOf = (answer: Answer<Buffer>) => Number(answer.headers.get('x-svc-bundle-seq'));
+
+/** The keys as anyone can fetch them. */
+async function publicKeys(): Promise<(kid: string) => KeyObject | undefined> {
+  const { body } = await server.call<{ keys: (JsonWebKey & { kid: string })[] }>(
+    200,
+    'GET /.well-known/jwks.json',
+    undefined,
+  );
+  const keys = new Map(body.keys.map((key) => [key.kid, createPublicKey({ key, format: 'jwk' })]));
+  return (kid) => keys.get(kid);
+}
+
+async function fresh(): Promise<{ tenant: TestTenant; proxy: Credential }> {
+  const tenant = await server.tenant();
+  return { tenant, proxy: await tenant.key('proxy') };
+}
+
+describe('a proxy that polls', () => {
+  test('gets a valid signed bundle of none while nothing is live', async () => {
+    const { tenant, proxy } = await fresh();
+    const answer = await poll(proxy);
+    expect(answer.headers.get('content-type')).toBe('application/vnd.svc.bundle.v1');
+    const { header, content, hash } = openBundle(answer.body, await publicKeys(), { tenant: tenant.id });
+    expect(content.policies).toEqual([]);
+    expect(content.tenant).toBe(tenant.id);
+    expect(header.seq).toBe(1);
+    expect([hashOf(answer), answer.headers.get('etag')]).toEqual([hash, `"${hash}"`]);
+  });
+
+  test('gets 304 without a body for the hash that it has, by query and by If-None-Match', async () => {
+    const { tenant, proxy } = await fresh();
+    await deploy(server, tenant.admin, 'p', PERMIT);
+    const first = await poll(proxy);
+    const hash = hashOf(first);
+    for (const answer of [
+      await poll(proxy, `?current_hash=${hash}`, {}, 304),
+      await poll(proxy, '', { 'if-none-match': `"${hash}"` }, 304),
+      await poll(proxy, '', { 'if-none-match': `W/"${hash}"` }, 304),
+      await poll(proxy, '', { 'if-none-match': `"sha256:0", "${hash}"` }, 304),
+    ]) {
+      expect(answer.text).toBe('');
+      expect([hashOf(answer), seqOf(answer)]).toEqual([hash, seqOf(first)]);
+    }
+    await poll(proxy, '?current_hash=sha256:other');
+    await poll(proxy, '', { 'if-none-match': '"sha256:other"' });
+    // what the query says counts
+    await poll(proxy, '?current_hash=sha256:other', { 'if-none-match': `"${hash}"` });
+  });
+
+  test('gets each change with a higher seq, and equal content with the hash and seq that it had', async () => {
+    const { tenant, proxy } = await fresh();
+    await deploy(server, tenant.admin, 'p', PERMIT);
+    const one = await poll(proxy);
+    const again = await poll(proxy);
+    expect(again.body.equals(one.body)).toBe(true);
+    await server.call(201, 'POST /v1/policies', tenant.admin, { id: 'draft', dsl_source: PERMIT });
+    const unchanged = await poll(proxy);
+    expect([hashOf(unchanged), seqOf(unchanged)]).toEqual([hashOf(one), seqOf(one)]);
+    await server.call(200, 'PUT /v1/policies/p', tenant.admin, { dsl_source: tagged('b') });
+    const two = await poll(proxy);
+    expect(seqOf(two)).toBe(seqOf(one) + 1);
+    expect(hashOf(two)).not.toBe(hashOf(one));
+    const keys = await publicKeys();
+    expect(openBundle(two.body, keys).content.policies[0]).toMatchObject({ policy_id: 'p', version: 2 });
+    expect(() => openBundle(one.body, keys, { min_seq: seqOf(two) })).toThrow(/seq/);
+  });
+
+  test('gets a bundle without a policy that was revoked, and of none after the last', async () => {
+    const { tenant, proxy } = await fresh();
+    await deploy(server, tenant.admin, 'a', tagged('a'));
+    await deploy(server, tenant.admin, 'b', tagged('b'));
+    const keys = await publicKeys();
+    const ids = (answer: Answer<Buffer>) =>
+      openBundle(answer.body, keys).content.policies.map(({ policy_id }) => policy_id);
+    expect(ids(await poll(proxy))).toEqual(['a', 'b']);
+    await server.call(200, 'DELETE /v1/policies/a', tenant.admin);
+    expect(ids(await poll(proxy))).toEqual(['b']);
+    await server.call(200, 'DELETE /v1/policies/b', tenant.admin);
+    const none = await poll(proxy);
+    expect([ids(none), seqOf(none)]).toEqual([[], 3]);
+  });
+
+  test('is refused on its next poll once its key is revoked, also when it was served from memory', async () => {
+    const tenant = await server.tenant();
+    const made = await server.call<{ id: string; key: string }>(201, 'POST /v1/keys', tenant.admin, {
+      label: 'p',
+      scopes: ['proxy'],
+    });
+    const proxy = { key: made.body.key };
+    for (let i = 0; i < 3; i++) await poll(proxy);
+    await server.call(204, `DELETE /v1/keys/${made.body.id}`, tenant.admin);
+    await server.call(401, 'GET /v1/policies/bundle', proxy);
+  });
+
+  test('sees no other tenant, whose bundle does not open as its own', async () => {
+    const [mine, other] = [await fresh(), await fresh()];
+    await deploy(server, other.tenant.admin, 'secret', PERMIT);
+    const theirs = await poll(other.proxy);
+    const keys = await publicKeys();
+    expect(openBundle((await poll(mine.proxy)).body, keys).content.policies).toEqual([]);
+    expect(() => openBundle(theirs.body, keys, { tenant: mine.tenant.id })).toThrow(/the bundle is for/);
+  });
+});
+
+describe('a filter by scopes', () => {
+  test('keeps whole policies, has a seq of its own, and does not depend on order or repetition', async () => {
+    const { tenant, proxy } = await fresh();
+    await deploy(server, tenant.admin, 'a', `${tagged('a')}\nforbid(principal, action, resource == Tool::"x");`);
+    await deploy(server, tenant.admin, 'b', tagged('b'));
+    await deploy(server, tenant.admin, 'everywhere', tagged('*').replace('Tool::"*"', 'Tool::"e"'));
+    await deploy(server, tenant.admin, 'untagged', PERMIT);
+    const keys = await publicKeys();
+    const ids = (answer: Answer<Buffer>) => [
+      ...new Set(openBundle(answer.body, keys).content.policies.map(({ policy_id }) => policy_id)),
+    ];
+    const onlyA = await poll(proxy, '?scopes=a');
+    expect(ids(onlyA)).toEqual(['a', 'everywhere']);
+    expect(openBundle(onlyA.body, keys).content.policies.filter(({ policy_id }) => policy_id === 'a')).toHaveLength(2);
+    expect(openBundle(onlyA.body, keys).content.scopes).toEqual(['a']);
+    const both = await poll(proxy, '?scopes=b,a');
+    expect(ids(both)).toEqual(['a', 'b', 'everywhere']);
+    const same = await poll(proxy, '?scopes=a,%20b,a');
+    expect([hashOf(same), seqOf(same)]).toEqual([hashOf(both), seqOf(both)]);
+    expect(ids(await poll(proxy))).toEqual(['a', 'b', 'everywhere', 'untagged']);
+    await server.call(200, 'PUT /v1/policies/b', tenant.admin, { dsl_source: tagged('c') });
+    // the change does not touch what is filtered to a
+    const later = await poll(proxy, '?scopes=a');
+    expect([hashOf(later), seqOf(later)]).toEqual([hashOf(onlyA), seqOf(onlyA)]);
+    expect(seqOf(await poll(proxy))).toBe(2);
+    expect(ids(await poll(proxy, '?scopes=b'))).toEqual(['everywhere']);
+  });
+});
+
+describe('a poll that waits', () => {
+  test('is answered as soon as a policy is in force', async () => {
+    const { tenant, proxy } = await fresh();
+    const before = await poll(proxy);
+    const began = performance.now();
+    const waiting = poll(proxy, `?current_hash=${hashOf(before)}`, { prefer: 'wait=30' });
+    await deploy(server, tenant.admin, 'p', PERMIT);
+    const answer = await waiting;
+    expect(seqOf(answer)).toBe(2);
+    expect(answer.headers.get('preference-applied')).toBe('wait=30');
+    expect(performance.now() - began).toBeLessThan(10_000);
+  });
+
+  test('is 304 when the wait is over, and not woken by a draft or another tenant', async () => {
+    const { tenant, proxy } = await fresh();
+    const other = await fresh();
+    const before = await poll(proxy);
+    const began = performance.now();
+    const waiting = poll(proxy, `?current_hash=${hashOf(before)}`, { prefer: 'wait=1' }, 304);
+    await deploy(server, other.tenant.admin, 'p', PERMIT);
+    await server.call(201, 'POST /v1/policies', tenant.admin, { id: 'draft', dsl_source: PERMIT });
+    expect(seqOf(await waiting)).toBe(1);
+    expect(performance.now() - began).toBeGreaterThan(950);
+  });
+
+  test('does not wait when it has another bundle, or when the wait is not a number', async () => {
+    const { proxy } = await fresh();
+    const hash = hashOf(await poll(proxy));
+    await poll(proxy, '?current_hash=sha256:0', { prefer: 'wait=30' });
+    await poll(proxy, '', { prefer: 'wait=30' });
+    for (const prefer of ['wait=x', 'wait=', 'await=30', 'wait=-1'])
+      await poll(proxy, `?current_hash=${hash}`, { prefer }, 304);
+  });
+});
+
+describe('signatures', () => {
+  test('are by the key that /pubkey shows', async () => {
+    const { proxy } = await fresh();
+    const pem = await server.call(200, 'GET /pubkey', undefined);
+    const key = createPublicKey(pem.text);
+    const fingerprint = pem.headers.get('x-svc-key-fingerprint');
+    expect(fingerprint).toBe(server.core.keyring.current.fingerprint);
+    openBundle((await poll(proxy)).body, () => key);
+  });
+
+  test('by a new key come with a higher seq and the same hash, and old bundles verify for ever', async () => {
+    const { tenant, proxy } = await fresh();
+    await deploy(server, tenant.admin, 'p', PERMIT);
+    const old = await poll(proxy);
+    const { kid } = await server.core.keyring.rotate();
+    await expect.poll(async () => openBundle((await poll(proxy)).body, await publicKeys()).header.kid).toBe(kid);
+    const signed = await poll(proxy);
+    const keys = await publicKeys();
+    const [before, after] = [openBundle(old.body, keys).header, openBundle(signed.body, keys).header];
+    expect(before.kid).not.toBe(after.kid);
+    expect(after.seq).toBeGreaterThan(before.seq);
+    expect(hashOf(signed)).toBe(hashOf(old));
+    // a proxy that has the content learns of the new signature from the seq
+    expect(seqOf(await poll(proxy, `?current_hash=${hashOf(old)}`, {}, 304))).toBe(after.seq);
+  });
+
+  test('are renewed when half of their time is over', async () => {
+    const { proxy } = await fresh();
+    const keys = await publicKeys();
+    const old = openBundle((await poll(proxy)).body, keys).header;
+    server.clock.advance(16 * 24 * 3600 * 1000);
+    const renewed = openBundle((await poll(proxy)).body, keys).header;
+    expect(renewed.seq).toBe(old.seq + 1);
+    expect(Date.parse(renewed.not_after) - Date.parse(old.not_after)).toBeGreaterThan(15 * 24 * 3600 * 1000);
+    expect(renewed.content_hash).toBe(old.content_hash);
+  });
+});
+
+describe('many at once', () => {
+  test('first polls share one bundle and one seq', async () => {
+    const { tenant, proxy } = await fresh();
+    await deploy(server, tenant.admin, 'p', PERMIT);
+    const answers = await Promise.all(Array.from({ length: 20 }, () => poll(proxy)));
+    expect(new Set(answers.map(seqOf))).toEqual(new Set([1]));
+    expect(new Set(answers.map(hashOf)).size).toBe(1);
+    for (const answer of answers) expect(answer.body.equals(answers[0]!.body)).toBe(true);
+    const rows = await sql<{ n: number }>(server, 'select count(*)::int as n from policy_bundle where tenant_id = $1', [
+      tenant.id,
+    ]);
+    expect(rows[0]!.n).toBe(1);
+  });
+
+  test('polls during changes never see a lower seq than before, nor a hash with two contents', async () => {
+    const { tenant, proxy } = await fresh();
+    await deploy(server, tenant.admin, 'p', PERMIT);
+    let changing = true;
+    const contents = new Map<string, string>();
+    const keys = await publicKeys();
+    const watch = async () => {
+      let last = 0;
+      while (changing) {
+        const answer = await poll(proxy);
+        const { header, content } = openBundle(answer.body, keys);
+        expect(header.seq).toBeGreaterThanOrEqual(last);
+        last = header.seq;
+        const text = JSON.stringify(content);
+        expect(contents.get(header.content_hash) ?? text).toBe(text);
+        contents.set(header.content_hash, text);
+      }
+    };
+    const watching = [watch(), watch(), watch()];
+    for (let n = 0; n < 8; n++)
+      await server.call(200, 'PUT /v1/policies/p', tenant.admin, { dsl_source: tagged(`s${n}`) });
+    changing = false;
+    await Promise.all(watching);
+    const last = openBundle((await poll(proxy)).body, keys);
+    expect(last.content.policies[0]).toMatchObject({ version: 9, scopes: ['s7'] });
+  });
+});

@@ -1,0 +1,529 @@
+import { describe, expect, test } from 'vitest';
+import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
+
+const server = useServer();
+const HASH = `sha256:${'a'.repeat(64)}`;
+const OTHER_HASH = `sha256:${'b'.repeat(64)}`;
+const AGENT = { agent_role: 'clerk', agent_id: 'agent-1' };
+const ACTION = { action_type: 'payment', tool_name: 'pay', arguments: { amount: 12 }, estimated_value: 12 };
+
+interface HoldAnswer {
+  id: string;
+  status: string;
+  required_approvals: number;
+  current_approvals: number;
+  conditions: { condition_id: string; satisfied: boolean; evidence?: string }[];
+  votes?: { user_id: string; decision: string; reason: string; shown_hash: string }[];
+  released_at?: string;
+  execute_by?: string;
+  release_at?: string;
+  expired_at?: string;
+  consumed_at?: string;
+  rejected_at?: string;
+  cancelled_at?: string;
+  expires_at: string;
+  rule_ids: string[];
+}
+interface Evaluation {
+  decision: string;
+  event_id: string;
+  masks?: string[];
+  deny_reason?: string;
+  action_hash: string;
+  escrow?: { id: string; status: string; current_approvals: number };
+}
+
+const body = (more: Record<string, unknown> = {}) => ({
+  ...AGENT,
+  action_type: 'api_call',
+  action_summary: 'pays an invoice',
+  action_hash: HASH,
+  hold_type: 'single',
+  ttl_seconds: 3600,
+  ...more,
+});
+
+async function hold(proxy: Credential, more: Record<string, unknown> = {}) {
+  return (await server.call<HoldAnswer>(201, 'POST /v1/escrow', proxy, body(more))).body;
+}
+const read = async (who: Credential, id: string) =>
+  (await server.call<HoldAnswer>(200, `GET /v1/escrow/${id}`, who)).body;
+const vote = (status: number, who: Credential, id: string, decision: 'approve' | 'reject' = 'approve') =>
+  server.call(status, `POST /v1/escrow/${id}/vote`, who, { decision, reason: 'because' });
+const consume = (status: number, who: Credential, id: string, more: Record<string, unknown> = {}) =>
+  server.call<HoldAnswer & { code: string }>(status, `POST /v1/escrow/${id}/consume`, who, {
+    ...AGENT,
+    action_hash: HASH,
+    ...more,
+  });
+const satisfy = (status: number, who: Credential, id: string, condition_id: string, satisfied = true) =>
+  server.call<HoldAnswer>(status, `POST /v1/escrow/${id}/satisfy`, who, { condition_id, satisfied, evidence: 'doc 7' });
+
+/** The audit actions of a hold, the oldest first, and its outbox rows. */
+async function traces(tenant: TestTenant, id: string) {
+  const audit = await server.core.db.owner.query<{ action: string }>(
+    `select line::json->>'action' as action from audit_record
+     where tenant_id = $1 and line::json->>'target_id' = $2 order by seq`,
+    [tenant.id, id],
+  );
+  const outbox = await server.core.db.owner.query<{ event_type: string; payload: Record<string, unknown> }>(
+    `select event_type, payload from event_outbox where tenant_id = $1 and payload->>'escrow_id' = $2 order by id`,
+    [tenant.id, id],
+  );
+  return {
+    audit: audit.rows.map(({ action }) => action),
+    outbox: outbox.rows.map(({ event_type }) => event_type),
+    payloads: outbox.rows.map(({ payload }) => payload),
+  };
+}
+
+async function setUp() {
+  const tenant = await server.tenant();
+  const proxy = await tenant.key('proxy');
+  const approver = await tenant.person('approver');
+  return { tenant, proxy, approver };
+}
+
+async function deploy(tenant: TestTenant, id: string, source: string) {
+  await server.call(201, 'POST /v1/policies', tenant.admin, { id, dsl_source: source });
+  await server.call(200, `POST /v1/policies/${id}/approve`, tenant.admin, { version: 1 });
+}
+const evaluate = async (status: number, agent: Credential, escrowId?: string, more: Record<string, unknown> = {}) =>
+  server.call<Evaluation & { code: string; detail: string }>(
+    status,
+    'POST /v1/evaluate',
+    { ...agent, headers: { ...agent.headers, ...(escrowId && { 'x-svc-escrow-id': escrowId }) } },
+    { ...ACTION, ...more },
+  );
+
+describe('a single hold', () => {
+  test('is opened, approved, consumed once, and every step leaves its audit record and its event', async () => {
+    const { tenant, proxy, approver } = await setUp();
+    const made = await hold(proxy, { estimated_value: 12.5, value_currency: 'EUR', risk_score: 0.5 });
+    expect(made).toMatchObject({ status: 'held', required_approvals: 1, current_approvals: 0, votes: [] });
+    const voted = await vote(200, approver, made.id);
+    expect(voted.body).toMatchObject({
+      escrow_id: made.id,
+      your_decision: 'approve',
+      current_approvals: 1,
+      required_approvals: 1,
+      status: 'released',
+      released_at: expect.any(String),
+    });
+    const used = await consume(200, proxy, made.id);
+    expect(used.body).toMatchObject({ status: 'consumed', consumed_at: expect.any(String) });
+    expect((await consume(409, proxy, made.id)).body.code).toBe('ALREADY_CONSUMED');
+    const { audit, outbox, payloads } = await traces(tenant, made.id);
+    const events = ['created', 'vote_cast', 'released', 'consumed'].map((name) => `escrow.${name}`);
+    expect(audit).toEqual(events);
+    expect(outbox).toEqual(events);
+    expect(payloads.find((payload) => payload.event === 'escrow.released')).toMatchObject({
+      event: 'escrow.released',
+      escrow_id: made.id,
+      tenant_id: tenant.id,
+      ...AGENT,
+      action_type: 'api_call',
+      action_summary: 'pays an invoice',
+      estimated_value: 12.5,
+      value_currency: 'EUR',
+      risk_score: 0.5,
+      hold_type: 'single',
+      required_approvals: 1,
+      ttl: 3600,
+      notify_targets: [],
+    });
+    const shown = await read(approver, made.id);
+    expect(shown.votes).toEqual([
+      expect.objectContaining({
+        user_id: approver.userId,
+        decision: 'approve',
+        reason: 'because',
+        shown_hash: expect.stringMatching(/^sha256:[0-9a-f]{64}$/),
+      }),
+    ]);
+  });
+
+  test('one rejection ends it', async () => {
+    const { proxy, approver, tenant } = await setUp();
+    const made = await hold(proxy, { hold_type: 'multi_party', required_approvals: 2 });
+    expect((await vote(200, approver, made.id, 'reject')).body).toMatchObject({
+      status: 'rejected',
+      released_at: null,
+    });
+    expect((await vote(409, await tenant.person('approver'), made.id)).body).toMatchObject({ code: 'INVALID_STATUS' });
+    expect((await consume(409, proxy, made.id)).body.code).toBe('INVALID_STATUS');
+    expect(await read(proxy, made.id)).toMatchObject({ status: 'rejected', rejected_at: expect.any(String) });
+  });
+
+  test('every refusal of a consume has its code, in the documented order', async () => {
+    const { proxy, approver } = await setUp();
+    const made = await hold(proxy);
+    expect((await consume(409, proxy, made.id)).body.code).toBe('INVALID_STATUS');
+    expect((await consume(422, proxy, made.id, { action_hash: OTHER_HASH })).body.code).toBe('HASH_MISMATCH');
+    await vote(200, approver, made.id);
+    expect((await consume(422, proxy, made.id, { action_hash: OTHER_HASH })).body.code).toBe('HASH_MISMATCH');
+    const foreign = { agent_id: 'agent-2', action_hash: OTHER_HASH };
+    expect((await consume(403, proxy, made.id, foreign)).body.code).toBe('AGENT_MISMATCH');
+    expect((await consume(403, proxy, made.id, { agent_role: 'boss' })).body.code).toBe('AGENT_MISMATCH');
+    await consume(404, proxy, 'esc_nothing');
+    await consume(200, proxy, made.id);
+    expect((await consume(409, proxy, made.id, { action_hash: OTHER_HASH })).body.code).toBe('ALREADY_CONSUMED');
+    expect((await consume(403, proxy, made.id, foreign)).body.code).toBe('AGENT_MISMATCH');
+  });
+
+  test('is cancelled from held and from released, and from nowhere else', async () => {
+    const { proxy, approver, tenant } = await setUp();
+    const cancel = (status: number, who: Credential, id: string) =>
+      server.call<HoldAnswer>(status, `POST /v1/escrow/${id}/cancel`, who, { reason: 'no longer wanted' });
+    const [held, released] = [await hold(proxy), await hold(proxy)];
+    await vote(200, approver, released.id);
+    await cancel(403, approver, held.id);
+    expect((await cancel(200, proxy, held.id)).body).toMatchObject({
+      status: 'cancelled',
+      cancelled_at: expect.any(String),
+    });
+    expect((await cancel(200, await tenant.person('admin'), released.id)).body.status).toBe('cancelled');
+    await cancel(409, proxy, released.id);
+    expect((await consume(409, proxy, released.id)).body.code).toBe('INVALID_STATUS');
+    expect((await traces(tenant, held.id)).audit).toEqual(['escrow.created', 'escrow.cancelled']);
+  });
+});
+
+describe('votes', () => {
+  test('one per person; not by the requester, the owner of the agent key, a viewer or a key', async () => {
+    const { tenant, proxy, approver } = await setUp();
+    const made = await hold(proxy, { hold_type: 'multi_party', required_approvals: 2 });
+    await vote(200, approver, made.id);
+    expect((await vote(409, approver, made.id)).body).toMatchObject({ code: 'ALREADY_VOTED' });
+    expect((await vote(409, approver, made.id, 'reject')).body).toMatchObject({ code: 'ALREADY_VOTED' });
+    expect((await vote(403, await tenant.person('author'), made.id)).body).toMatchObject({ code: 'FORBIDDEN' });
+    expect((await vote(403, proxy, made.id)).body).toMatchObject({ code: 'KEY_SCOPE' });
+    expect((await vote(403, tenant.admin, made.id)).body).toMatchObject({ code: 'KEY_SCOPE' });
+
+    const admin = await tenant.person('admin');
+    const { body: key } = await server.call<{ key: string }>(201, 'POST /v1/keys', admin, {
+      label: 'mine',
+      scopes: ['admin'],
+    });
+    const own = await hold({ key: key.key });
+    expect((await vote(403, admin, own.id)).body).toMatchObject({ code: 'FORBIDDEN' });
+    await vote(200, approver, own.id);
+
+    const owner = await tenant.person('approver');
+    await server.call(201, 'POST /v1/agent-keys', tenant.admin, { ...AGENT, owner_id: owner.userId });
+    expect((await vote(403, owner, made.id)).body).toMatchObject({ code: 'FORBIDDEN' });
+  });
+
+  test('a quorum asks for each group, and a person in two groups takes one seat', async () => {
+    const { tenant, proxy } = await setUp();
+    const [both, finance, anybody] = await Promise.all([1, 2, 3].map(() => tenant.person('approver')));
+    await server.call(200, 'PATCH /v1/settings', tenant.admin, {
+      approver_groups: { finance: [both!.userId, finance!.userId], security: [both!.userId] },
+    });
+    const quorum = [
+      { group: 'finance', count: 1 },
+      { group: 'security', count: 1 },
+    ];
+    const made = await hold(proxy, { hold_type: 'multi_party', quorum });
+    expect(made.required_approvals).toBe(2);
+    // whoever is in both groups is moved to the seat that nobody else can take
+    expect((await vote(200, both!, made.id)).body).toMatchObject({ status: 'held' });
+    expect((await vote(200, anybody!, made.id)).body).toMatchObject({ status: 'held', current_approvals: 2 });
+    expect((await vote(200, finance!, made.id)).body).toMatchObject({ status: 'released', current_approvals: 3 });
+  });
+
+  test('an approval of a person whose role is gone no longer counts', async () => {
+    const { tenant, proxy } = await setUp();
+    const [a, b, c] = await Promise.all([1, 2, 3].map(() => tenant.person('approver')));
+    const made = await hold(proxy, { hold_type: 'multi_party', required_approvals: 2 });
+    await vote(200, a!, made.id);
+    const demote = (userId: string, roles: string) =>
+      server.core.db.owner.query('update member set roles = $3 where tenant_id = $1 and id = $2', [
+        tenant.id,
+        userId,
+        roles,
+      ]);
+    await demote(a!.userId, '{viewer}');
+    expect((await vote(200, b!, made.id)).body).toMatchObject({ status: 'held', current_approvals: 1 });
+    await demote(b!.userId, '{}');
+    expect(await server.core.holds.recount(tenant.id)).toBe(1);
+    expect(await server.core.holds.recount(tenant.id)).toBe(0);
+    expect(await read(proxy, made.id)).toMatchObject({ status: 'held', current_approvals: 0 });
+    await demote(a!.userId, '{approver}');
+    expect((await vote(200, c!, made.id)).body).toMatchObject({ status: 'released', current_approvals: 2 });
+    expect((await traces(tenant, made.id)).audit).toContain('escrow.recounted');
+  });
+
+  test('the author of the live policy votes unless the tenant says no', async () => {
+    const { tenant } = await setUp();
+    const author = await tenant.person('approver');
+    await server.call(201, 'POST /v1/policies', author, {
+      id: 'pay',
+      dsl_source: '@escrow("single") permit(principal in AgentRole::"clerk", action, resource == Tool::"pay");',
+    });
+    await server.call(200, 'POST /v1/policies/pay/approve', tenant.admin, { version: 1 });
+    const agent = await tenant.agent('agent-1', 'clerk');
+    const first = (await evaluate(200, agent)).body.escrow!;
+    await server.call(200, 'PATCH /v1/settings', tenant.admin, { policy_author_may_vote: false });
+    expect((await vote(403, author, first.id)).body).toMatchObject({ code: 'FORBIDDEN' });
+    await server.call(200, 'PATCH /v1/settings', tenant.admin, { policy_author_may_vote: true });
+    await vote(200, author, first.id);
+  });
+});
+
+describe('conditions and delays', () => {
+  test('a conditional hold is released when all its conditions are satisfied', async () => {
+    const { tenant, proxy } = await setUp();
+    const conditions = [{ condition_id: 'kyc', description: 'identity is known' }, { condition_id: 'legal' }];
+    const made = await hold(proxy, { hold_type: 'conditional', conditions });
+    expect(made).toMatchObject({ required_approvals: 0, status: 'held' });
+    expect((await satisfy(404, proxy, made.id, 'other')).body).toMatchObject({ code: 'NOT_FOUND' });
+    expect((await satisfy(200, proxy, made.id, 'kyc')).body.status).toBe('held');
+    expect((await satisfy(200, proxy, made.id, 'kyc', false)).body.conditions[0]).toMatchObject({ satisfied: false });
+    expect((await satisfy(200, proxy, made.id, 'legal')).body.status).toBe('held');
+    const done = (await satisfy(200, proxy, made.id, 'kyc')).body;
+    expect(done).toMatchObject({ status: 'released', released_at: expect.any(String) });
+    expect(done.conditions[0]).toMatchObject({ description: 'identity is known', evidence: 'doc 7', satisfied: true });
+    expect((await satisfy(409, proxy, made.id, 'kyc')).body).toMatchObject({ code: 'INVALID_STATUS' });
+    expect((await traces(tenant, made.id)).audit).toEqual([
+      'escrow.created',
+      ...Array(4).fill('escrow.condition_reported'),
+      'escrow.released',
+    ]);
+  });
+
+  test('a hold that lists conditions and approvals needs both', async () => {
+    const { proxy, approver } = await setUp();
+    const made = await hold(proxy, { conditions: [{ condition_id: 'kyc' }] });
+    expect((await vote(200, approver, made.id)).body).toMatchObject({ status: 'held', current_approvals: 1 });
+    expect((await satisfy(200, proxy, made.id, 'kyc')).body.status).toBe('released');
+  });
+
+  test('time releases a delayed hold, whatever the timers do; the status filter agrees', async () => {
+    const { proxy, approver } = await setUp();
+    const delayed = { hold_type: 'time_delayed', release_after_seconds: 60, ttl_seconds: 600, action_type: 'delayed' };
+    const made = await hold(proxy, { ...delayed, execute_within_seconds: 30 });
+    const refused = await hold(proxy, delayed);
+    await vote(200, approver, refused.id, 'reject');
+    const early = await hold(proxy, { ...delayed, required_approvals: 1 });
+    expect((await vote(200, approver, early.id)).body).toMatchObject({ status: 'released' });
+    expect(made).toMatchObject({ status: 'held', release_at: expect.any(String) });
+    server.clock.advance(61_000);
+    const ids = async (status: string) => {
+      const { body } = await server.call<{ holds: HoldAnswer[]; total: number }>(
+        200,
+        `GET /v1/escrow?action_type=delayed&status=${status}`,
+        approver,
+      );
+      expect(body.total).toBe(body.holds.length);
+      expect(body.holds.every((one) => one.status === status)).toBe(true);
+      return body.holds.map(({ id }) => id);
+    };
+    const released = await read(proxy, made.id);
+    expect(released).toMatchObject({ status: 'released', released_at: made.release_at });
+    expect(Date.parse(released.execute_by!)).toBe(Date.parse(made.release_at!) + 30_000);
+    expect(await ids('released')).toEqual([early.id, made.id]);
+    expect(await ids('held')).toEqual([]);
+    server.clock.advance(30_000);
+    expect(await read(proxy, made.id)).toMatchObject({ status: 'expired', expired_at: released.execute_by });
+    expect(await ids('expired')).toEqual([made.id]);
+    expect((await consume(410, proxy, made.id)).body.code).toBe('ESCROW_EXPIRED');
+    expect(await ids('rejected')).toEqual([refused.id]);
+  });
+
+  test('what is not decided in time expires, and the timer tells it', async () => {
+    const { tenant, proxy, approver } = await setUp();
+    const made = await hold(proxy, { ttl_seconds: 60 });
+    server.clock.advance(61_000);
+    expect(await read(proxy, made.id)).toMatchObject({ status: 'expired', expired_at: made.expires_at });
+    expect((await vote(409, approver, made.id)).body).toMatchObject({ code: 'INVALID_STATUS' });
+    expect((await consume(410, proxy, made.id)).body.code).toBe('ESCROW_EXPIRED');
+    await expect
+      .poll(async () => (await traces(tenant, made.id)).outbox, { timeout: 5000 })
+      .toEqual(expect.arrayContaining(['escrow.created', 'escrow.expired']));
+    expect((await traces(tenant, made.id)).audit).toEqual(['escrow.created', 'escrow.expired']);
+  });
+});
+
+describe('opening by a proxy', () => {
+  test('an Idempotency-Key answers the same hold, and refuses another body', async () => {
+    const { proxy, tenant } = await setUp();
+    const keyed = { ...proxy, headers: { 'idempotency-key': 'k-1' } };
+    const answers = await Promise.all(
+      Array.from({ length: 20 }, () => server.call<HoldAnswer>(201, 'POST /v1/escrow', keyed, body())),
+    );
+    expect(new Set(answers.map((answer) => answer.body.id)).size).toBe(1);
+    const other = await server.call(409, 'POST /v1/escrow', keyed, body({ ttl_seconds: 61 }));
+    expect(other.body.code).toBe('CONFLICT');
+    await server.call(400, 'POST /v1/escrow', { ...proxy, headers: { 'idempotency-key': 'a b' } }, body());
+    const second = { ...(await tenant.key('proxy')), headers: { 'idempotency-key': 'k-1' } };
+    const theirs = await server.call<HoldAnswer>(201, 'POST /v1/escrow', second, body());
+    expect(theirs.body.id).not.toBe(answers[0]!.body.id);
+    expect((await hold(proxy)).id).not.toBe((await hold(proxy)).id);
+  });
+
+  test('a request that its hold type cannot mean is refused with the field', async () => {
+    const { proxy } = await setUp();
+    const wrong: [Record<string, unknown>, string][] = [
+      [{ hold_type: 'multi_party', required_approvals: 1 }, '/required_approvals'],
+      [{ hold_type: 'single', required_approvals: 0 }, '/required_approvals'],
+      [{ hold_type: 'conditional' }, '/conditions'],
+      [{ conditions: [{ condition_id: 'a' }, { condition_id: 'a' }] }, '/conditions'],
+      [{ hold_type: 'time_delayed' }, '/release_after_seconds'],
+      [{ release_after_seconds: 5 }, '/release_after_seconds'],
+      [{ hold_type: 'time_delayed', release_after_seconds: 60, ttl_seconds: 60 }, '/release_after_seconds'],
+      [{ action_hash: 'sha256:1' }, '/action_hash'],
+      [{ unknown: 1 }, '/unknown'],
+      [{ arguments_preview: { n: 1e300 } }, '/arguments_preview'],
+      [{ notify_targets: ['javascript:1'] }, '/notify_targets/0'],
+    ];
+    for (const [more, pointer] of wrong) {
+      const { body: problem } = await server.call<{ errors: { pointer: string }[] }>(
+        400,
+        'POST /v1/escrow',
+        proxy,
+        body(more),
+      );
+      expect(problem.errors[0]!.pointer).toBe(pointer);
+    }
+    const odd = await hold(proxy, { arguments_preview: { 'a\0': ['\0'] } });
+    expect(odd.status).toBe('held');
+  });
+});
+
+describe('evaluate after a release', () => {
+  const POLICY = `@mask("$.card") permit(principal in AgentRole::"clerk", action, resource == Tool::"pay");
+    @escrow("single") @id("four-eyes") forbid(principal, action, resource == Tool::"pay");`;
+
+  async function released() {
+    const { tenant, approver } = await setUp();
+    await deploy(tenant, 'pay', POLICY);
+    const agent = await tenant.agent('agent-1', 'clerk');
+    const first = (await evaluate(200, agent)).body;
+    expect(first.decision).toBe('escrow');
+    await vote(200, approver, first.escrow!.id);
+    return { tenant, approver, agent, id: first.escrow!.id };
+  }
+
+  test('the retry is allowed once, its masks stay, and its record names the hold', async () => {
+    const { tenant, agent, id } = await released();
+    const answers = await Promise.all(
+      Array.from({ length: 10 }, () =>
+        fetch(`${server.url}/v1/evaluate`, {
+          method: 'POST',
+          headers: {
+            authorization: `Bearer ${agent.key}`,
+            'content-type': 'application/json',
+            ...agent.headers,
+            'x-svc-escrow-id': id,
+          },
+          body: JSON.stringify(ACTION),
+        }),
+      ),
+    );
+    const allowed = answers.filter((answer) => answer.status === 200);
+    expect(allowed).toHaveLength(1);
+    const bodies = await Promise.all(answers.filter((a) => a.status !== 200).map((a) => a.json()));
+    expect(bodies.every((one) => (one as { code: string }).code === 'ALREADY_CONSUMED')).toBe(true);
+    const done = (await allowed[0]!.json()) as Evaluation;
+    expect(done).toMatchObject({
+      decision: 'allow_with_masking',
+      masks: ['$.card'],
+      escrow: { id, status: 'consumed' },
+    });
+    const event = await server.call(200, `GET /v1/events/${done.event_id}`, tenant.admin);
+    expect(event.body).toMatchObject({ escrow_id: id, decision: 'allow_with_masking' });
+    expect((await traces(tenant, id)).audit.at(-1)).toBe('escrow.consumed');
+    // without the header the same action is held anew
+    expect((await evaluate(200, agent)).body.escrow!.id).not.toBe(id);
+  });
+
+  test('a held hold is answered again, and every refusal has its code', async () => {
+    const { tenant, approver } = await setUp();
+    await deploy(tenant, 'pay', POLICY);
+    const agent = await tenant.agent('agent-1', 'clerk');
+    const other = await tenant.agent('agent-2', 'clerk');
+    const first = (await evaluate(200, agent)).body;
+    const again = (await evaluate(200, agent, first.escrow!.id)).body;
+    expect(again).toMatchObject({ decision: 'escrow', escrow: { id: first.escrow!.id, status: 'held' } });
+    expect((await evaluate(404, agent, 'esc_nothing')).body.code).toBe('NOT_FOUND');
+    expect((await evaluate(403, other, first.escrow!.id)).body.code).toBe('AGENT_MISMATCH');
+    const changed = { arguments: { amount: 13 } };
+    expect((await evaluate(422, agent, first.escrow!.id, changed)).body.code).toBe('HASH_MISMATCH');
+    await vote(200, approver, first.escrow!.id, 'reject');
+    expect((await evaluate(409, agent, first.escrow!.id)).body.code).toBe('INVALID_STATUS');
+    const second = (await evaluate(200, agent)).body;
+    await vote(200, approver, second.escrow!.id);
+    server.clock.advance(25 * 3600_000);
+    expect((await evaluate(410, agent, second.escrow!.id)).body.code).toBe('ESCROW_EXPIRED');
+    const foreign = await (await server.tenant()).agent('agent-1', 'clerk');
+    expect((await evaluate(404, foreign, second.escrow!.id)).body.code).toBe('NOT_FOUND');
+  });
+
+  test('a denial wins and consumes nothing', async () => {
+    const { tenant, agent, id } = await released();
+    await deploy(tenant, 'stop', '@reason("frozen") forbid(principal, action, resource == Tool::"pay");');
+    expect((await evaluate(200, agent, id)).body).toMatchObject({ decision: 'deny', deny_reason: 'frozen' });
+    expect((await read(tenant.admin, id)).status).toBe('released');
+    await server.call(200, 'DELETE /v1/policies/stop', tenant.admin, {});
+    expect((await evaluate(200, agent, id)).body.decision).toBe('allow_with_masking');
+  });
+
+  test('a policy that now holds the action for more opens a new hold: POLICY_CHANGED', async () => {
+    const { tenant, approver, agent, id } = await released();
+    await deploy(tenant, 'more', '@escrow("single") @id("legal") forbid(principal, action, resource == Tool::"pay");');
+    const refused = await evaluate(409, agent, id);
+    expect(refused.body.code).toBe('POLICY_CHANGED');
+    const next = refused.headers.get('x-svc-escrow-id')!;
+    expect(refused.body.detail).toContain(next);
+    expect((await read(tenant.admin, id)).status).toBe('released');
+    expect((await read(tenant.admin, next)).rule_ids).toEqual(['more#legal', 'pay#four-eyes']);
+    const { body: events } = await server.call<{ events: { decision: string; deny_reason?: string }[] }>(
+      200,
+      'GET /v1/events?limit=1',
+      tenant.admin,
+    );
+    expect(events.events[0]).toMatchObject({ decision: 'escrow', deny_reason: 'POLICY_CHANGED' });
+    await vote(200, approver, next);
+    expect((await evaluate(200, agent, next)).body.decision).toBe('allow_with_masking');
+  });
+
+  test('a hold stays consumed when its decision cannot be recorded', async () => {
+    const { tenant, agent, id } = await released();
+    // the chain's head moves under its owner: no record can be appended
+    await server.core.db.owner.query(
+      `update chain_head set fence = fence + 7 where tenant_id = $1 and chain = 'forensics'`,
+      [tenant.id],
+    );
+    await server.core.db.owner.query(
+      `insert into forensic_record (seq, received_at, agent_h, session_h, decision, hash, tenant_id, event_id, line)
+       select max(seq) + 1, now(), 0, 0, 0, '\\x00', tenant_id, 'in the way', '{}' from forensic_record
+       where tenant_id = $1 group by tenant_id`,
+      [tenant.id],
+    );
+    const refused = await evaluate(503, agent, id);
+    expect(refused.body.code).toBe('UNAVAILABLE');
+    expect((await read(tenant.admin, id)).status).toBe('consumed');
+    expect((await traces(tenant, id)).audit.slice(-2)).toEqual(['escrow.consumed', 'escrow.consume_unrecorded']);
+  });
+});
+
+describe('what agents see', () => {
+  test('an agent reads its own holds without votes and evidence, and nobody else’s', async () => {
+    const { tenant, proxy, approver } = await setUp();
+    const made = await hold(proxy, { conditions: [{ condition_id: 'kyc' }] });
+    await vote(200, approver, made.id);
+    await satisfy(200, proxy, made.id, 'kyc');
+    const own = await read(await tenant.agent('agent-1', 'clerk'), made.id);
+    expect(own.status).toBe('released');
+    expect(own).not.toHaveProperty('votes');
+    expect(own.conditions[0]).not.toHaveProperty('evidence');
+    const path = `GET /v1/escrow/${made.id}`;
+    await server.call(404, path, await tenant.agent('agent-2', 'clerk'));
+    await server.call(404, path, await tenant.agent('agent-1', 'boss'));
+    const foreign = await server.tenant();
+    await server.call(404, path, foreign.admin);
+    await vote(404, await foreign.person('approver'), made.id);
+    await consume(404, await foreign.key('proxy'), made.id);
+  });
+});

@@ -1,0 +1,305 @@
+import { crc32 } from 'node:zlib';
+import { describe, expect, test } from 'vitest';
+import { sha256Tag, toBase62 } from '../../server/lib/crypto.ts';
+import { BODIES, fill, operations, sql } from '../helpers/api.ts';
+import { type Credential, useServer } from '../helpers/server.ts';
+
+const server = useServer();
+
+interface Made {
+  id: string;
+  key: string;
+  label: string;
+  prefix: string;
+  scopes: string[];
+  created_at: string;
+}
+interface Listed extends Omit<Made, 'key'> {
+  created_by: string | null;
+  last_used_at?: string;
+  expires_at?: string;
+}
+
+const create = async (who: Credential, more: Record<string, unknown> = {}) =>
+  (await server.call<Made>(201, 'POST /v1/keys', who, { label: 'ci', scopes: ['pipeline'], ...more })).body;
+const list = async (who: Credential) => (await server.call<{ keys: Listed[] }>(200, 'GET /v1/keys', who)).body.keys;
+
+describe('the plaintext', () => {
+  test('has a fixed form with a checksum, and is shown in the answer of its creation only', async () => {
+    const { admin } = await server.tenant();
+    const made = await create(admin);
+    expect(made.key).toMatch(/^svc_key_[0-9A-Za-z]{32}[0-9A-Za-z]{6}$/);
+    expect(made.key.slice(-6)).toBe(toBase62(crc32(made.key.slice(0, -6)), 6));
+    expect(made.key.startsWith(made.prefix)).toBe(true);
+    expect(made.prefix.length).toBeLessThan(14);
+    const agent = await server.call<{ key: string; id: string }>(201, 'POST /v1/agent-keys', admin, {
+      agent_id: 'a',
+      agent_role: 'r',
+    });
+    expect(agent.body.key).toMatch(/^svc_agent_[0-9A-Za-z]{38}$/);
+    for (const line of ['GET /v1/keys', 'GET /v1/agent-keys', 'GET /v1/audit', 'GET /v1/proxy-config']) {
+      const { text } = await server.call(200, line, admin);
+      expect(text).not.toContain(made.key);
+      expect(text).not.toContain(agent.body.key);
+      expect(text).not.toContain(made.key.slice(made.prefix.length));
+    }
+    // the proxy gets hashes of agent keys, because it must check them off line; nobody gets those of API keys
+    const config = await server.call<{ agent_keys: { id: string; key_hash: string }[] }>(
+      200,
+      'GET /v1/proxy-config',
+      admin,
+    );
+    expect(config.body.agent_keys).toEqual([
+      expect.objectContaining({ id: agent.body.id, key_hash: sha256Tag(agent.body.key) }),
+    ]);
+    expect((await server.call(200, 'GET /v1/keys', admin)).text).not.toContain('hash');
+  });
+
+  test('is never twice the same', async () => {
+    const { admin } = await server.tenant();
+    const made = await Promise.all(Array.from({ length: 20 }, () => create(admin)));
+    expect(new Set(made.map(({ key }) => key)).size).toBe(20);
+    expect(new Set(made.map(({ id }) => id)).size).toBe(20);
+  });
+
+  test('that is malformed is refused without a look-up', async () => {
+    const { admin } = await server.tenant();
+    const { key } = await create(admin);
+    const statements = async () => {
+      const [row] = await sql<{ n: string }>(
+        server,
+        `select sum(idx_scan + seq_scan)::text as n from pg_stat_user_tables where relname = 'credential'`,
+      );
+      return row!.n;
+    };
+    const flipped = key.slice(0, 20) + (key[20] === 'a' ? 'b' : 'a') + key.slice(21);
+    const seen: string[] = [];
+    server.core.db.owner.on('acquire', () => seen.push('acquired'));
+    const before = await statements();
+    seen.length = 0;
+    for (const wrong of [
+      flipped,
+      key.slice(0, -1),
+      `${key}x`,
+      key.toUpperCase(),
+      key.replace('svc_key', 'svc_root'),
+      'x',
+      `${key} ${key}`,
+    ]) {
+      await server.call(401, 'GET /auth/me', { key: wrong });
+    }
+    expect(seen).toEqual([]);
+    expect(await statements()).toBe(before);
+    await server.call(200, 'GET /auth/me', { key });
+  });
+});
+
+describe('a key', () => {
+  test('reaches what its scopes allow and nothing else', async () => {
+    const tenant = await server.tenant();
+    for (const scope of ['proxy', 'pipeline', 'admin'] as const) {
+      const who = await tenant.key(scope);
+      for (const { line, access, method } of operations.filter((o) => !o.access.public)) {
+        const reaches = access.keys !== undefined && (scope === 'admin' || access.keys.includes(scope));
+        const response = await fetch(server.url + fill(line).split(' ')[1], {
+          method,
+          headers: {
+            authorization: `Bearer ${who.key}`,
+            ...(method !== 'GET' && { 'content-type': 'application/json' }),
+          },
+          ...(method !== 'GET' && { body: '{"surprise":1}' }),
+        });
+        const text = await response.text();
+        expect(text.includes('"KEY_SCOPE"'), `${line} with ${scope}: ${text.slice(0, 100)}`).toBe(!reaches);
+      }
+    }
+  });
+
+  test('is dead at once when revoked, also with a warm cache and requests in flight', async () => {
+    const { admin } = await server.tenant();
+    const made = await create(admin);
+    const who = { key: made.key };
+    for (let i = 0; i < 3; i++) await server.call(200, 'GET /v1/policies', who);
+    let revoked = false;
+    const late: number[] = [];
+    const load = Promise.all(
+      Array.from({ length: 20 }, async () => {
+        for (let i = 0; i < 15; i++) {
+          const after = revoked;
+          const { status } = await fetch(`${server.url}/v1/policies`, {
+            headers: { authorization: `Bearer ${made.key}` },
+          });
+          if (after) late.push(status);
+        }
+      }),
+    );
+    await server.call(204, `DELETE /v1/keys/${made.id}`, admin);
+    revoked = true;
+    await load;
+    await server.call(401, 'GET /v1/policies', who);
+    expect(late.filter((status) => status !== 401)).toEqual([]);
+    expect(await list(admin)).not.toContainEqual(expect.objectContaining({ id: made.id }));
+    await server.call(404, `DELETE /v1/keys/${made.id}`, admin);
+  });
+
+  test('is revoked once by many at once, with one record of it', async () => {
+    const { admin } = await server.tenant();
+    const made = await create(admin);
+    const statuses = await Promise.all(
+      Array.from({ length: 10 }, async () => {
+        const response = await fetch(`${server.url}/v1/keys/${made.id}`, {
+          method: 'DELETE',
+          headers: { authorization: `Bearer ${admin.key}` },
+        });
+        return response.status;
+      }),
+    );
+    expect(statuses.sort()).toEqual([204, ...Array(9).fill(404)]);
+    const { body } = await server.call<{ records: unknown[] }>(
+      200,
+      `GET /v1/audit?target_id=${made.id}&action=key.revoked`,
+      admin,
+    );
+    expect(body.records).toHaveLength(1);
+  });
+
+  test('ends at its time, also while it is in use', async () => {
+    const { admin } = await server.tenant();
+    const expires_at = new Date(server.clock.now() + 60_000).toISOString();
+    const made = await create(admin, { expires_at });
+    expect((await list(admin)).find(({ id }) => id === made.id)!.expires_at).toBe(expires_at);
+    await server.call(200, 'GET /v1/policies', { key: made.key });
+    server.clock.advance(55_000);
+    await server.call(200, 'GET /v1/policies', { key: made.key });
+    server.clock.advance(6_000);
+    await server.call(401, 'GET /v1/policies', { key: made.key });
+    const past = new Date(server.clock.now() - 1000).toISOString();
+    await server.call(400, 'POST /v1/keys', admin, { label: 'x', scopes: ['proxy'], expires_at: past });
+  });
+
+  test('has a coarse time of last use: at most one write a minute', async () => {
+    const { admin } = await server.tenant();
+    const made = await create(admin);
+    const used = async () => (await list(admin)).find(({ id }) => id === made.id)!.last_used_at;
+    expect(await used()).toBeUndefined();
+    await server.call(200, 'GET /v1/policies', { key: made.key });
+    await expect.poll(used).toBeTypeOf('string');
+    const first = await used();
+    for (let i = 0; i < 5; i++) await server.call(200, 'GET /v1/policies', { key: made.key });
+    expect(await used()).toBe(first);
+    server.clock.advance(61_000);
+    await server.call(200, 'GET /v1/policies', { key: made.key });
+    await expect.poll(used).not.toBe(first);
+  });
+
+  test('has its maker as owner, and what it does is told of the key', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('admin');
+    const made = await create(person, { label: 'mine' });
+    expect((await list(person)).find(({ id }) => id === made.id)).toMatchObject({
+      created_by: person.userId,
+      label: 'mine',
+      scopes: ['pipeline'],
+    });
+    const { body } = await server.call<{ records: Record<string, unknown>[] }>(
+      200,
+      `GET /v1/audit?target_id=${made.id}`,
+      person,
+    );
+    expect(body.records).toEqual([
+      expect.objectContaining({
+        action: 'key.created',
+        code: 'KEY001I',
+        actor: expect.objectContaining({ type: 'user', id: person.userId }),
+        target: { type: 'api_key', id: made.id },
+        request_id: expect.stringMatching(/^req_/),
+      }),
+    ]);
+    const policy = await server.call(201, 'POST /v1/policies', { key: made.key }, BODIES['POST /v1/policies']);
+    // the person behind the key is the author, whichever credential was used
+    expect(policy.body.author_id).toBe(person.userId);
+    const written = await server.call<{ records: { actor: { type: string; id: string } }[] }>(
+      200,
+      'GET /v1/audit?action=policy.created',
+      person,
+    );
+    expect(written.body.records[0]!.actor).toMatchObject({ type: 'api_key', id: made.id });
+  });
+
+  test('made by a key has the owner of that key', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('admin');
+    const first = await create(person, { scopes: ['admin'] });
+    const second = await create({ key: first.key }, { scopes: ['admin'] });
+    expect((await list(person)).find(({ id }) => id === second.id)!.created_by).toBe(person.userId);
+  });
+
+  test('names each scope once', async () => {
+    const { admin } = await server.tenant();
+    const made = await create(admin, { scopes: ['proxy', 'proxy'] });
+    expect(made.scopes).toEqual(['proxy']);
+  });
+});
+
+describe('an agent key', () => {
+  test('calls evaluate and reads its own holds; every other route is KEY_SCOPE', async () => {
+    const tenant = await server.tenant();
+    const agent = await tenant.agent('a', 'clerk');
+    const reached: string[] = [];
+    for (const { line, access, method } of operations.filter((o) => !o.access.public)) {
+      const response = await fetch(server.url + fill(line).split(' ')[1], {
+        method,
+        headers: {
+          authorization: `Bearer ${agent.key}`,
+          ...(method !== 'GET' && { 'content-type': 'application/json' }),
+        },
+        ...(method !== 'GET' && { body: '{}' }),
+      });
+      const body = (await response.json()) as { code?: string };
+      if (body.code !== 'KEY_SCOPE') reached.push(line);
+      else expect(access.agent).toBeUndefined();
+    }
+    expect(reached.sort()).toEqual(['GET /v1/escrow/{id}', 'POST /v1/evaluate']);
+  });
+
+  test('is dead at once when revoked, and leaves the configuration of proxies', async () => {
+    const { admin, id } = await server.tenant();
+    const made = await server.call<{ id: string; key: string; owner_id: string }>(201, 'POST /v1/agent-keys', admin, {
+      agent_id: 'a',
+      agent_role: 'r',
+    });
+    expect(made.body.owner_id).toBe(admin.userId);
+    const agent = { key: made.body.key, headers: { 'x-svc-tenant': id } };
+    const body = { action_type: 'tool_call', tool_name: 'x' };
+    await server.call(200, 'POST /v1/evaluate', agent, body);
+    await server.call(404, `DELETE /v1/keys/${made.body.id}`, admin);
+    await server.call(204, `DELETE /v1/agent-keys/${made.body.id}`, admin);
+    await server.call(401, 'POST /v1/evaluate', agent, body);
+    expect((await server.call(200, 'GET /v1/proxy-config', admin)).body.agent_keys).toEqual([]);
+    const audit = await server.call<{ records: { action: string; code: string }[] }>(
+      200,
+      `GET /v1/audit?target_id=${made.body.id}`,
+      admin,
+    );
+    expect(audit.body.records.map(({ action, code }) => [action, code])).toEqual([
+      ['agent_key.revoked', 'AGK002I'],
+      ['agent_key.created', 'AGK001I'],
+    ]);
+  });
+
+  test('has an owner who is a member of this tenant', async () => {
+    const [mine, other] = [await server.tenant(), await server.tenant()];
+    const person = await mine.person('viewer');
+    const made = await server.call(201, 'POST /v1/agent-keys', mine.admin, {
+      agent_id: 'a',
+      agent_role: 'r',
+      owner_id: person.userId,
+    });
+    expect(made.body.owner_id).toBe(person.userId);
+    await server.call(400, 'POST /v1/agent-keys', mine.admin, {
+      agent_id: 'a',
+      agent_role: 'r',
+      owner_id: other.admin.userId,
+    });
+  });
+});

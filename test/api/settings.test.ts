@@ -1,0 +1,128 @@
+import { describe, expect, test } from 'vitest';
+import { canonicalJson } from '../../server/lib/canonical-json.ts';
+import { sha256Tag } from '../../server/lib/crypto.ts';
+import { sql } from '../helpers/api.ts';
+import { useServer } from '../helpers/server.ts';
+
+const server = useServer();
+const DEFAULTS = {
+  approval_required: false,
+  self_approval: false,
+  input_retention_days: 30,
+  approver_groups: {},
+  action_types: { read: [], write: [] },
+};
+
+test('a new tenant has the defaults, and every member reads them', async () => {
+  const tenant = await server.tenant();
+  expect((await server.call(200, 'GET /v1/settings', await tenant.person('viewer'))).body).toMatchObject(DEFAULTS);
+});
+
+test('a change touches what it names and nothing else, and counts at once for everyone', async () => {
+  const [tenant, other] = [await server.tenant(), await server.tenant()];
+  const { admin } = tenant;
+  await server.call(200, 'GET /v1/settings', other.admin);
+  const groups = { finance: ['usr_a', 'usr_b'], security: [] };
+  await server.call(200, 'PATCH /v1/settings', admin, { approver_groups: groups, poll_seconds: 7 });
+  const changed = await server.call(200, 'PATCH /v1/settings', admin, { approval_required: true });
+  const expected = { ...DEFAULTS, approver_groups: groups, poll_seconds: 7, approval_required: true };
+  expect(changed.body).toMatchObject(expected);
+  expect((await server.call(200, 'GET /v1/settings', await tenant.person('viewer'))).body).toEqual(changed.body);
+  expect((await server.call(200, 'GET /v1/settings', other.admin)).body).toMatchObject(DEFAULTS);
+  // a group is replaced as a whole
+  const replaced = await server.call(200, 'PATCH /v1/settings', admin, { approver_groups: { legal: ['usr_c'] } });
+  expect(replaced.body.approver_groups).toEqual({ legal: ['usr_c'] });
+  expect((await server.call(200, 'GET /v1/proxy-config', admin)).body.poll_seconds).toBe(7);
+  expect((await server.call(200, 'GET /v1/proxy-config', other.admin)).body.poll_seconds).toBe(15);
+});
+
+test('an unknown or wrong member changes nothing, also beside right ones', async () => {
+  const { admin } = await server.tenant();
+  for (const body of [
+    { approval_required: true, surprise: 1 },
+    { approval_required: true, poll_seconds: 'often' },
+    { approval_required: null },
+    { approval_required: 'true' },
+    { approver_groups: { finance: 'usr_a' } },
+    { approver_groups: [] },
+    { action_types: { read: [], write: [], other: [] } },
+  ]) {
+    expect((await server.call(400, 'PATCH /v1/settings', admin, body)).body.code).toBe('VALIDATION_FAILED');
+  }
+  expect((await server.call(200, 'GET /v1/settings', admin)).body).toMatchObject(DEFAULTS);
+  const audit = await server.call<{ records: unknown[] }>(200, 'GET /v1/audit?action=settings.changed', admin);
+  expect(audit.body.records).toEqual([]);
+});
+
+test('each change has its audit record, with the hashes of what was before and is now', async () => {
+  const tenant = await server.tenant();
+  const person = await tenant.person('admin');
+  const stored = async () =>
+    (await sql<{ settings: unknown }>(server, 'select settings from tenant where tenant_id = $1', [tenant.id]))[0]!
+      .settings;
+  const hashes = [sha256Tag(canonicalJson(await stored()))];
+  for (const body of [{ poll_seconds: 5 }, { self_approval: true, approval_required: true }]) {
+    await server.call(200, 'PATCH /v1/settings', person, body);
+    hashes.push(sha256Tag(canonicalJson(await stored())));
+  }
+  const { body } = await server.call<{ records: Record<string, unknown>[] }>(
+    200,
+    'GET /v1/audit?action=settings.changed',
+    person,
+  );
+  expect(body.records).toMatchObject([
+    {
+      code: 'TEN002I',
+      detail: 'approval_required, self_approval',
+      before_hash: hashes[1],
+      after_hash: hashes[2],
+      actor: { id: person.userId },
+      target: { type: 'tenant', id: tenant.id },
+    },
+    { code: 'TEN002I', detail: 'poll_seconds', before_hash: hashes[0], after_hash: hashes[1] },
+  ]);
+});
+
+test('changes at the same time are all kept', async () => {
+  const { admin } = await server.tenant();
+  await Promise.all([
+    server.call(200, 'PATCH /v1/settings', admin, { approval_required: true }),
+    server.call(200, 'PATCH /v1/settings', admin, { self_approval: true }),
+    server.call(200, 'PATCH /v1/settings', admin, { poll_seconds: 9 }),
+    server.call(200, 'PATCH /v1/settings', admin, { input_retention_days: 1 }),
+  ]);
+  expect((await server.call(200, 'GET /v1/settings', admin)).body).toMatchObject({
+    approval_required: true,
+    self_approval: true,
+    poll_seconds: 9,
+    input_retention_days: 1,
+  });
+});
+
+describe('tenants', () => {
+  test('have ids that are taken once, and an audit log from their first moment', async () => {
+    const tenant = await server.tenant();
+    const again = server.core.tenants.create(
+      { id: tenant.id, name: 'x', adminEmail: 'a@example.test' },
+      { type: 'operator', id: 'test' },
+    );
+    await expect(again).rejects.toMatchObject({ problem: 'CONFLICT' });
+    const { body } = await server.call<{ records: { action: string; code: string; actor: { type: string } }[] }>(
+      200,
+      'GET /v1/audit',
+      tenant.admin,
+    );
+    expect(body.records.map(({ action }) => action)).toEqual(['key.created', 'tenant.created']);
+    expect(body.records.at(-1)).toMatchObject({ code: 'TEN001I', actor: { type: 'operator' } });
+  });
+
+  test('know a person by address, in any case, once', async () => {
+    const tenant = await server.tenant();
+    await expect(
+      server.core.tenants.addMember(tenant.id, { email: 'ADMIN@example.test', roles: ['viewer'] }),
+    ).rejects.toMatchObject({ problem: 'CONFLICT' });
+    const other = await server.tenant();
+    await server.core.tenants.addMember(other.id, { email: 'someone@example.test', roles: ['viewer'] });
+    await server.core.tenants.addMember(tenant.id, { email: 'someone@example.test', roles: ['viewer'] });
+  });
+});

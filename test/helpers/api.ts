@@ -1,0 +1,240 @@
+import pg from 'pg';
+import { describeApi } from '../../server/app.ts';
+import type { Access, Role } from '../../server/auth/scopes.ts';
+import type { Credential, TestServer, TestTenant } from './server.ts';
+
+/** One operation of the OpenAPI document. */
+export interface Operation {
+  /** `METHOD /path` with `{id}` for parameters. */
+  line: string;
+  method: string;
+  path: string;
+  operationId: string;
+  access: Access;
+}
+
+interface DocumentOperation {
+  operationId: string;
+  security?: { apiKey?: string[]; session?: [Role]; agentKey?: [] }[];
+}
+
+export const document = describeApi() as {
+  paths: Record<string, Record<string, DocumentOperation>>;
+  components: { schemas: Record<string, unknown> };
+};
+
+/** Every operation that the document describes, with the access rule that its security says. */
+export const operations: readonly Operation[] = Object.entries(document.paths).flatMap(([path, methods]) =>
+  Object.entries(methods).map(([method, { operationId, security = [] }]) => {
+    const all = Object.assign({}, ...security) as NonNullable<DocumentOperation['security']>[number];
+    const access: Access = {
+      ...(security.length === 0 && { public: true }),
+      ...(all.apiKey && { keys: all.apiKey.filter((scope) => scope !== 'admin') as ('proxy' | 'pipeline')[] }),
+      ...(all.session && { role: all.session[0] }),
+      ...(all.agentKey && { agent: true }),
+    };
+    return { line: `${method.toUpperCase()} ${path}`, method: method.toUpperCase(), path, operationId, access };
+  }),
+);
+
+/** The line of an operation with its parameters filled in; what is not given becomes an id that nothing has. */
+export function fill(line: string, ids: Record<string, string> = {}): string {
+  return line.replace(
+    /\{(\w+)\}/g,
+    (_, name: string) => ids[name] ?? (name === 'version' ? '1' : 'nothing-has-this-id'),
+  );
+}
+
+/** A small body that each write route takes. */
+export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
+  'POST /auth/logout': {},
+  'POST /v1/keys': { label: 'a label', scopes: ['proxy'] },
+  'POST /v1/agent-keys': { agent_id: 'agent-1', agent_role: 'clerk', label: 'a label' },
+  'PATCH /v1/settings': { input_retention_days: 30, approver_groups: { finance: ['usr_1'] } },
+  'POST /v1/policies': { id: 'new-policy', dsl_source: 'permit(principal, action, resource == Tool::"read");' },
+  'POST /v1/policies/validate': { dsl_source: 'permit(principal, action, resource);' },
+  'POST /v1/policies/format': { dsl_source: 'permit(principal, action, resource);' },
+  'PUT /v1/policies/{id}': { dsl_source: 'permit(principal, action, resource == Tool::"write");' },
+  'DELETE /v1/policies/{id}': { reason: 'over' },
+  'POST /v1/policies/{id}/rollback': { target_version: 1 },
+  'POST /v1/policies/{id}/submit': { note: 'please' },
+  'POST /v1/policies/{id}/approve': { version: 1, comment: 'good' },
+  'POST /v1/policies/{id}/reject': { version: 1, reason: 'bad' },
+  'POST /v1/policies/{id}/request-changes': { version: 1, comment: 'narrower' },
+  'POST /v1/policies/{id}/break-glass': { reason: 'incident' },
+  'POST /v1/proxies/heartbeat': { proxy_id: 'proxy-1', version: '1.0.0', bundle_hash: 'sha256:0', bundle_seq: 1 },
+  'POST /v1/evaluate': {
+    action_type: 'tool_call',
+    tool_name: 'read',
+    tool_server: 'files',
+    method: 'GET',
+    resource: '/srv/faq.md',
+    arguments: { a: 'b' },
+    session_id: 'session-1',
+    action_summary: 'reads the FAQ',
+    estimated_value: 1,
+    value_currency: 'EUR',
+    risk_score: 0.5,
+    context: { ticket: 'T1' },
+  },
+  'POST /v1/escrow': {
+    agent_role: 'clerk',
+    agent_id: 'agent-1',
+    action_type: 'api_call',
+    action_summary: 'pays a bill',
+    action_hash: `sha256:${'0'.repeat(64)}`,
+    hold_type: 'conditional',
+    conditions: [{ condition_id: 'kyc' }],
+    ttl_seconds: 600,
+    estimated_value: 12.5,
+    value_currency: 'EUR',
+    policy_id: 'guard',
+    session_id: 'session-1',
+    tool_name: 'pay',
+  },
+  'POST /v1/escrow/{id}/vote': { decision: 'approve', reason: 'as agreed' },
+  'POST /v1/escrow/{id}/consume': {
+    action_hash: `sha256:${'0'.repeat(64)}`,
+    agent_role: 'clerk',
+    agent_id: 'agent-1',
+  },
+  'POST /v1/escrow/{id}/satisfy': { condition_id: 'kyc', satisfied: true, evidence: 'case 7' },
+  'POST /v1/escrow/{id}/cancel': { reason: 'not needed' },
+  'POST /v1/forensics/export': { purpose: 'audit' },
+  'POST /v1/events/ingest': { events: [] },
+  'POST /v1/forensics/records': { records: [] },
+  'DELETE /v1/keys/{id}': {},
+  'DELETE /v1/agent-keys/{id}': {},
+};
+
+let counter = 0;
+
+/** An event as a proxy sends it. */
+export function event(more: Record<string, unknown> = {}): Record<string, unknown> {
+  return {
+    event_id: `event-${process.pid}-${++counter}`,
+    event_type: 'decision.allow',
+    timestamp: '2026-01-31T12:00:00.000Z',
+    proxy_id: 'proxy-1',
+    agent_role: 'clerk',
+    agent_id: 'agent-1',
+    session_id: 'session-1',
+    tool_name: 'read',
+    method: 'GET',
+    decision: 'allow',
+    policy_id: 'guard',
+    evaluation_us: 12,
+    ...more,
+  };
+}
+
+export const GUARD = [
+  'permit(principal in AgentRole::"clerk", action, resource == Tool::"read");',
+  '@escrow("single") @ttl("1h") permit(principal in AgentRole::"clerk", action, resource == Tool::"pay");',
+].join('\n');
+
+/** A tenant with one of everything that has an id. */
+export interface World {
+  tenant: TestTenant;
+  /** A credential that each access rule lets pass. */
+  credential: { admin: Credential; adminKey: Credential; agent: Credential };
+  policy: string;
+  hold: string;
+  event: string;
+  key: string;
+  agentKey: string;
+  package: string;
+}
+
+export async function makeWorld(server: TestServer): Promise<World> {
+  const tenant = await server.tenant();
+  const admin = await tenant.person('admin');
+  const agent = await tenant.agent('agent-1', 'clerk');
+  await deploy(server, tenant.admin, 'guard', GUARD);
+  const held = await server.call<{ event_id: string; escrow: { id: string } }>(200, 'POST /v1/evaluate', agent, {
+    action_type: 'tool_call',
+    tool_name: 'pay',
+  });
+  const key = await server.call<{ id: string }>(201, 'POST /v1/keys', admin, { label: 'k', scopes: ['proxy'] });
+  const agentKey = await server.call<{ id: string }>(201, 'POST /v1/agent-keys', admin, {
+    agent_id: 'agent-2',
+    agent_role: 'clerk',
+  });
+  const made = await server.call<{ package_id: string }>(201, 'POST /v1/forensics/export', admin, { purpose: 'audit' });
+  return {
+    tenant,
+    credential: { admin, adminKey: tenant.admin, agent },
+    policy: 'guard',
+    hold: held.body.escrow.id,
+    event: held.body.event_id,
+    key: key.body.id,
+    agentKey: agentKey.body.id,
+    package: made.body.package_id,
+  };
+}
+
+/** Creates a policy and brings it into force. */
+export async function deploy(server: TestServer, who: Credential, id: string, source: string): Promise<void> {
+  await server.call(201, 'POST /v1/policies', who, { id, dsl_source: source });
+  await server.call(200, `POST /v1/policies/${id}/approve`, who, { version: 1 });
+}
+
+/** The id in a world that a route's `{id}` stands for. */
+export function idOf(world: World, path: string): string {
+  const [, kind] = /^\/v1\/([\w-]+)(?:\/|$)/.exec(path) ?? [];
+  const ids: Record<string, string> = {
+    policies: world.policy,
+    escrow: world.hold,
+    events: world.event,
+    keys: world.key,
+    'agent-keys': world.agentKey,
+    forensics: world.package,
+  };
+  const id = kind && ids[kind];
+  if (!id) throw new Error(`what {id} of ${path} stands for must be said here`);
+  return id;
+}
+
+/** A credential of the world that may call the route. */
+export function allowed(world: World, { access }: Operation): Credential {
+  if (access.role) return world.credential.admin;
+  if (access.agent) return world.credential.agent;
+  return world.credential.adminKey;
+}
+
+/** One query as a superuser of the test's own database would run it. */
+export async function sql<R extends pg.QueryResultRow>(server: TestServer, text: string, values?: unknown[]) {
+  const client = new pg.Client(server.databaseUrl);
+  await client.connect();
+  try {
+    return (await client.query<R>(text, values)).rows;
+  } finally {
+    await client.end();
+  }
+}
+
+/** Every row of every table as text, by table; the coarse times of last use, which reading writes, are left out. */
+export async function dump(server: TestServer): Promise<Record<string, string>> {
+  const client = new pg.Client(server.databaseUrl);
+  await client.connect();
+  try {
+    const { rows } = await client.query<{ name: string }>(
+      `select tablename as name from pg_tables where schemaname = 'public' order by 1`,
+    );
+    const found: Record<string, string> = {};
+    for (const { name } of rows) {
+      const all = await client.query<{ line: string }>(
+        `select (to_jsonb(t) - 'last_used_at')::text as line from ${name} t order by 1`,
+      );
+      found[name] = all.rows.map((row) => row.line).join('\n');
+    }
+    return found;
+  } finally {
+    await client.end();
+  }
+}
+
+/** The tables that differ. A checkpoint may be taken at any time, whoever asks for what. */
+export function changed(before: Record<string, string>, after: Record<string, string>): string[] {
+  return Object.keys(after).filter((table) => after[table] !== before[table] && table !== 'chain_checkpoint');
+}
