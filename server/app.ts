@@ -27,7 +27,7 @@ import { Decider } from './decisions/decide.ts';
 import { registerIngest } from './decisions/ingest.ts';
 import { INGEST_ACCESS, ingestRoutes } from './decisions/router.ts';
 import { Holds } from './escrow/holds.ts';
-import { holdTimers } from './escrow/timers.ts';
+import { holdRecounts, holdTimers } from './escrow/timers.ts';
 import { Evidence } from './forensics/export.ts';
 import { downloadRoute } from './forensics/router.ts';
 import { type Job, startJobs } from './jobs/jobs.ts';
@@ -112,7 +112,18 @@ export async function openCore(parts: { config: Config; databaseUrl: string; log
   });
   const appender = openAppender({ db, clock, log, fingerprint, checkpoints });
   const kind = chainActor(appender);
-  const actors = redis ? await RedisHost.start(kind, { redis, log }) : new LocalHost(kind);
+  const several = redis && (await RedisHost.start(kind, { redis, log }));
+  const actors = several ?? new LocalHost(kind);
+  if (several) {
+    new Gauge({
+      name: 'svc_tenants_owned',
+      help: 'Tenants whose decision chain this process writes',
+      registers: [registry],
+      collect() {
+        this.set(several.owned);
+      },
+    });
+  }
   new Gauge({
     name: 'svc_chain_waiting_events',
     help: 'Events that wait for their commit',
@@ -271,7 +282,10 @@ export async function createProgram(parts: {
   }
   if (core && config.roles.includes('worker')) {
     core.checkpoints.start();
-    jobs = startJobs([forgetInputs(core, clock), holdTimers(core.holds, log)], log);
+    jobs = startJobs(
+      [forgetInputs(core, clock), holdTimers(core.holds, log), holdRecounts(core.holds, core.db.notices)],
+      log,
+    );
   }
   return {
     core,

@@ -1,6 +1,8 @@
+import { Occupied } from '../db/claim.ts';
 import { startEmbedded } from '../db/embedded.ts';
 import { createProgram } from './app.ts';
 import { ConfigError, readConfig } from './config.ts';
+import { AppError } from './errors.ts';
 import { createLog } from './lib/log.ts';
 import { createTenant } from './provision.ts';
 
@@ -10,7 +12,7 @@ const STOP_MS = 30_000;
 try {
   await main();
 } catch (error) {
-  console.error(error instanceof ConfigError ? error.message : error);
+  console.error(error instanceof ConfigError || error instanceof Occupied ? error.message : error);
   process.exit(1);
 }
 
@@ -53,7 +55,12 @@ async function main(): Promise<void> {
       id: 'default',
       name: 'Default',
       adminEmail: 'admin@localhost',
+    }).catch((error: Error) => {
+      // another process started at the same time, and shows it
+      if (error instanceof AppError && error.problem === 'CONFLICT') return undefined;
+      throw error;
     });
+    if (!tenant) return;
     // shown once, on purpose not as a log entry: logs are kept and shipped
     console.log(
       [

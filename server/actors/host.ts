@@ -26,7 +26,7 @@ export interface ActorKind<Actor, Command, Result> {
   close?(actor: Actor): Promise<void> | void;
 }
 
-/** The ownership of a tenant went to another process. Nothing that the failed command wanted was done by this one. */
+/** The ownership of a tenant went to another process. The command may be sent again, to whoever owns it then. */
 export class Fenced extends AppError {
   constructor(detail = 'another process took over; try again') {
     super('UNAVAILABLE', detail, { headers: { 'retry-after': '1' } });

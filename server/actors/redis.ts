@@ -210,18 +210,20 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     return owner === this.id ? (this.#slots.get(tenantId) ?? this.#open(tenantId)) : owner;
   }
 
-  /** Takes the lease if it is free, or its holder is known to be dead. Returns the owner: this process without Redis. */
+  /** Takes the lease if it is free, or its holder is known to be dead. Returns the owner; this process without Redis. */
   async #take(tenantId: string): Promise<string> {
-    if (!this.#peers.ready) return this.id;
-    const dead = this.#dead.get(tenantId) ?? '';
-    try {
-      const owner = await this.#redis.commands.eval(TAKE, 1, this.#lease(tenantId), this.id, this.#leaseMs, dead);
-      this.#dead.delete(tenantId);
-      return owner as string;
-    } catch (err) {
-      this.#log.debug({ err, tenant: tenantId }, 'the lease of a tenant could not be read');
-      return this.id;
+    // a busy process may miss an answer: only the second time does it count as Redis's fault
+    for (let attempt = 0; attempt < 2 && this.#peers.ready; attempt++) {
+      const dead = this.#dead.get(tenantId) ?? '';
+      try {
+        const owner = await this.#redis.commands.eval(TAKE, 1, this.#lease(tenantId), this.id, this.#leaseMs, dead);
+        this.#dead.delete(tenantId);
+        return owner as string;
+      } catch (err) {
+        this.#log.debug({ err, tenant: tenantId }, 'the lease of a tenant could not be read');
+      }
     }
+    return this.id;
   }
 
   #open(tenantId: string): Slot<Actor> {

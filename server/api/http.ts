@@ -56,6 +56,8 @@ export function createHttp(parts: {
     routerOptions: { maxParamLength: 5000 },
     genReqId: () => newId('req', Date.now()),
     forceCloseConnections: 'idle',
+    // a request that still gets in during a stop is served like those before it, and its connection closed
+    return503OnClosing: false,
     requestTimeout: 60_000,
     clientErrorHandler: refuseMalformed,
     // a path that cannot be decoded reaches no route, and thereby no hook

@@ -1,5 +1,5 @@
 import { setTimeout as delay } from 'node:timers/promises';
-import pg from 'pg';
+import type pg from 'pg';
 import type { Database } from '../../db/index.ts';
 import { type ActorKind, Fenced } from '../actors/host.ts';
 import { AppError } from '../errors.ts';
@@ -7,7 +7,8 @@ import type { Clock } from '../lib/clock.ts';
 import type { Log } from '../lib/log.ts';
 import type { Checkpoint, Checkpoints } from './checkpoint.ts';
 import { ConnectionLost, CopyRows, Pipeline, type ServerError } from './copy.ts';
-import { chainHash, DECISIONS, type DecisionEvent, decisionLine, genesisLine, idHash, ZERO_HASH } from './record.ts';
+import { chainHash, type DecisionEvent, decisionLine, genesisLine, idHash, ZERO_HASH } from './record.ts';
+import { addInput, addRecord, BadEvent, remedyFor, SESSION, transaction } from './transaction.ts';
 
 export interface AppendEvent {
   event: DecisionEvent;
@@ -136,6 +137,8 @@ interface Chain {
   at: number;
   /** seq of the last checkpoint; undefined when this chain must not be signed. */
   signed: number | undefined;
+  /** For the genesis record, where there is none yet. */
+  readonly fingerprint: string;
   /** False once the ownership is lost or unsure: whoever comes next opens the chain again. */
   live: boolean;
 }
@@ -173,8 +176,6 @@ interface Move {
 /** The batches of one transaction. */
 interface Group {
   readonly batches: readonly Batch[];
-  /** Of the only batch, only this event. */
-  readonly pick: number | undefined;
   readonly moves: Map<Chain, Move>;
   readonly checkpoints: Checkpoint[];
   readonly events: number;
@@ -257,7 +258,7 @@ class Writer {
     this.#stopped = true;
     this.#stopping.abort();
     if (this.#waitingEvents > 0) await new Promise<void>((resolve) => (this.#idle = resolve));
-    await this.#repairing;
+    while (this.#repairing) await this.#repairing;
     await this.#pipeline?.end();
   }
 
@@ -300,7 +301,8 @@ class Writer {
       );
       const at = last.rows[0]?.received_at.getTime() ?? 0;
       const signed = await this.#options.checkpoints?.resume(tenantId, 'forensics');
-      return { tenantId, seq, hash, fence, at, signed, live: true };
+      const fingerprint = seq === 0 ? this.#options.fingerprint() : '';
+      return { tenantId, seq, hash, fence, at, signed, fingerprint, live: true };
     } catch (error) {
       if ((error as ServerError).code === '23503') throw new AppError('NOT_FOUND', 'there is no such tenant');
       this.#options.log.error({ err: error, tenant: tenantId }, 'a chain cannot be opened');
@@ -397,78 +399,28 @@ class Writer {
     if (group.checkpoints.length > 0) this.#options.checkpoints!.publish(group.checkpoints);
   }
 
-  /** Makes the records of a group and writes its transaction to the connection. */
+  /**
+   * Makes the records of a group and writes its transaction to the connection. Never throws: an event that no record
+   * can be made of fails the group as one that the database refuses does.
+   */
   #send(batches: readonly Batch[], pick?: number): { group: Group; done: Promise<void> } {
-    const rows = this.#rows.pop() ?? new CopyRows(1024 * 1024);
-    rows.reset();
     const group: Group = {
       batches,
-      pick,
       moves: new Map(),
       checkpoints: [],
       events: batches.reduce((sum, batch) => sum + batch.events.length, 0),
       state: 'under way',
       error: undefined,
     };
+    const rows = this.#rows.pop() ?? new CopyRows(1024 * 1024);
+    const inputs = new CopyRows(1024);
+    rows.reset();
     const now = this.#options.clock.now();
-    let inputs: CopyRows | undefined;
-    for (const batch of batches) {
-      const { chain, events, results, final } = batch;
-      const recent = this.#recent.of(chain.tenantId, events.length);
-      let move = group.moves.get(chain);
-      let receivedAt = '';
-      if (chain.seq === 0) {
-        move = begin(group, chain, now);
-        this.#genesis(rows, chain);
-      }
-      let previousHex = chain.hash.toString('hex');
-      const first = pick ?? 0;
-      const end = pick === undefined ? events.length : pick + 1;
-      for (let i = first; i < end; i++) {
-        if (final?.[i]) continue;
-        const { event, input } = events[i]!;
-        const known = recent.get(event.event_id);
-        if (known) {
-          results[i] = sameContent(chain.tenantId, event, known)
-            ? { seq: known.seq, hash: known.hash, duplicate: true }
-            : { conflict: true };
-          continue;
-        }
-        move ??= begin(group, chain, now);
-        if (receivedAt === '') receivedAt = new Date(chain.at).toISOString();
-        const seq = chain.seq + 1;
-        const line = decisionLine(chain.tenantId, seq, receivedAt, event);
-        if (line.includes('\\ud') && !isWellFormed(event)) {
-          results[i] = { refused: true };
-          continue;
-        }
-        const hash = chainHash(chain.hash, line);
-        const hex = hash.toString('hex');
-        chain.seq = seq;
-        chain.hash = hash;
-        rows.row(9);
-        rows.int8(seq);
-        rows.timestamp(chain.at);
-        rows.int4(idHash(event.agent_id));
-        rows.int4(idHash(event.session_id));
-        rows.int2(DECISIONS.indexOf(event.decision));
-        rows.bytes(hash);
-        rows.text(chain.tenantId);
-        rows.text(event.event_id);
-        rows.text(line);
-        if (input !== undefined) {
-          inputs ??= new CopyRows();
-          inputs.row(4);
-          inputs.text(chain.tenantId);
-          inputs.text(event.event_id);
-          inputs.timestamp(chain.at);
-          inputs.text(input);
-        }
-        recent.add(event.event_id, { seq, receivedAt, previous: previousHex, hash: hex });
-        move.ids.push(event.event_id);
-        previousHex = hex;
-        results[i] = { seq, hash: hex, duplicate: false };
-      }
+    try {
+      for (const batch of batches) this.#record(group, batch, pick, now, rows, inputs);
+    } catch (error) {
+      this.#rows.push(rows);
+      return { group, done: Promise.reject(new BadEvent('no record can be made', { cause: error })) };
     }
     if (rows.count === 0) {
       this.#rows.push(rows);
@@ -476,37 +428,76 @@ class Writer {
       return { group, done: Promise.resolve() };
     }
     this.#sign(group, now);
-    const copies = [rows.message()];
-    if (inputs) copies.push(inputs.message());
+    const moves = [...group.moves.values()].map(({ chain, seq, hash }) => ({
+      tenantId: chain.tenantId,
+      fence: chain.fence,
+      from: { seq, hash },
+      to: { seq: chain.seq, hash: chain.hash },
+    }));
+    const sql = transaction(moves, inputs.count > 0, group.checkpoints);
+    const copies = inputs.count > 0 ? [rows.message(), inputs.message()] : [rows.message()];
     // INVARIANT: a buffer is used again only when it was written and its transaction answered
     let pending = 2;
     const free = () => {
       if (--pending === 0) this.#rows.push(rows);
     };
-    const done = this.#pipeline!.run(transaction(group, inputs !== undefined), copies, free);
+    const done = this.#pipeline!.run(sql, copies, free);
     done.then(free, free);
     this.#options.hooks?.sent?.(() => this.#pipeline?.destroy());
     return { group, done };
   }
 
-  #genesis(rows: CopyRows, chain: Chain): void {
-    const receivedAt = new Date(chain.at).toISOString();
-    const line = genesisLine(chain.tenantId, 'forensics', receivedAt, this.#options.fingerprint());
-    const previous = chain.hash.toString('hex');
-    chain.seq = 1;
-    chain.hash = chainHash(chain.hash, line);
-    rows.row(9);
-    rows.int8(1);
-    rows.timestamp(chain.at);
-    rows.int4(0);
-    rows.int4(0);
-    rows.int2(0);
-    rows.bytes(chain.hash);
-    rows.text(chain.tenantId);
-    rows.text(GENESIS_ID);
-    rows.text(line);
-    const place = { seq: 1, receivedAt, previous, hash: chain.hash.toString('hex') };
-    this.#recent.of(chain.tenantId, 0).add(GENESIS_ID, place);
+  /** Adds the records of a batch's events (or only of `pick`) to its chain and to the group's rows. */
+  #record(group: Group, batch: Batch, pick: number | undefined, now: number, rows: CopyRows, inputs: CopyRows): void {
+    const { chain, events, results, final } = batch;
+    const { tenantId } = chain;
+    const recent = this.#recent.of(tenantId, events.length);
+    let move = group.moves.get(chain);
+    let receivedAt = '';
+    let previous = chain.hash.toString('hex');
+    if (chain.seq === 0) {
+      move = begin(group, chain, now);
+      receivedAt = new Date(chain.at).toISOString();
+      const line = genesisLine(tenantId, 'forensics', receivedAt, chain.fingerprint);
+      const hash = chainHash(chain.hash, line);
+      const hex = hash.toString('hex');
+      addRecord(rows, { tenantId, seq: 1, at: chain.at, hash, id: GENESIS_ID, line });
+      recent.add(GENESIS_ID, { seq: 1, receivedAt, previous, hash: hex });
+      move.ids.push(GENESIS_ID);
+      chain.seq = 1;
+      chain.hash = hash;
+      previous = hex;
+    }
+    const end = pick === undefined ? events.length : pick + 1;
+    for (let i = pick ?? 0; i < end; i++) {
+      if (final?.[i]) continue;
+      const { event, input } = events[i]!;
+      const known = recent.get(event.event_id);
+      if (known) {
+        results[i] = sameContent(tenantId, event, known)
+          ? { seq: known.seq, hash: known.hash, duplicate: true }
+          : { conflict: true };
+        continue;
+      }
+      move ??= begin(group, chain, now);
+      if (receivedAt === '') receivedAt = new Date(chain.at).toISOString();
+      const seq = chain.seq + 1;
+      const line = decisionLine(tenantId, seq, receivedAt, event);
+      if (line.includes('\\ud') && !isWellFormed(event)) {
+        results[i] = { refused: true };
+        continue;
+      }
+      const hash = chainHash(chain.hash, line);
+      const hex = hash.toString('hex');
+      addRecord(rows, { tenantId, seq, at: chain.at, hash, id: event.event_id, line }, event);
+      if (input !== undefined) addInput(inputs, tenantId, event.event_id, chain.at, input);
+      recent.add(event.event_id, { seq, receivedAt, previous, hash: hex });
+      move.ids.push(event.event_id);
+      chain.seq = seq;
+      chain.hash = hash;
+      previous = hex;
+      results[i] = { seq, hash: hex, duplicate: false };
+    }
   }
 
   /** Checkpoints that fall due with this group commit with it. */
@@ -549,7 +540,8 @@ class Writer {
       const cause = index === 0 || error instanceof ConnectionLost ? error : undefined;
       await this.#redo(group.batches, undefined, cause);
       for (const batch of group.batches) {
-        if (batch.final!.every((final) => final === 1)) batch.resolve({ results: batch.results });
+        if (isDone(batch, undefined)) batch.resolve({ results: batch.results });
+        else this.#giveUp(batch, unavailable('the database refuses', error));
       }
     }
   }
@@ -560,7 +552,6 @@ class Writer {
       Object.assign(chain, { seq, hash, signed });
       const recent = this.#recent.of(chain.tenantId, 0);
       for (const id of ids) recent.delete(id);
-      if (seq === 0) recent.delete(GENESIS_ID);
     }
   }
 
@@ -573,21 +564,21 @@ class Writer {
     let open = batches;
     for (let attempt = 0; ; attempt++) {
       if (cause) {
-        const kind = kindOf(cause);
-        this.#options.log.warn({ err: cause, kind, attempt }, 'a group of records was not committed');
+        const remedy = remedyFor(cause);
+        this.#options.log.warn({ err: cause, remedy, attempt }, 'a group of records was not committed');
         if (attempt >= ATTEMPTS) return this.#rejectAll(open, unavailable('the database refuses', cause));
-        if (kind === 'lost') {
+        if (remedy === 'lost') {
           if (attempt > 0 && !(await this.#reconnect(open))) return;
           await this.#lookUp(open, pick);
-        } else if (kind === 'duplicate') {
+        } else if (remedy === 'duplicate') {
           if ((await this.#lookUp(open, pick)) === 0) {
             // no id of ours is there: a record stands at a place that the head does not know of
             this.#options.log.error({ err: cause }, 'records stand beyond the head of a chain: it was tampered with');
             return this.#rejectAll(open, unavailable('the chain is damaged', cause));
           }
-        } else if (kind === 'head') await this.#compareHeads(open);
-        else if (kind === 'data') return this.#divide(open, pick);
-        else if (kind === 'other') return this.#rejectAll(open, unavailable('the database refuses', cause));
+        } else if (remedy === 'head') await this.#compareHeads(open);
+        else if (remedy === 'data') return this.#divide(open, pick);
+        else if (remedy === 'none') return this.#rejectAll(open, unavailable('the database refuses', cause));
       }
       for (const batch of open) if (!batch.chain.live) this.#giveUp(batch, new Fenced());
       open = open.filter((batch) => batch.chain.live && !isDone(batch, pick));
@@ -605,7 +596,7 @@ class Writer {
       } catch (failure) {
         this.#undo(group);
         cause = failure as Error;
-        if (kindOf(cause) !== 'lost') await this.#rollBack();
+        if (!(cause instanceof ConnectionLost)) await this.#rollBack();
       }
     }
   }
@@ -704,13 +695,13 @@ class Writer {
     const { db, log } = this.#options;
     const began = performance.now();
     for (let pause = 50; ; pause = Math.min(2 * pause, 2000)) {
+      let client: pg.Client | undefined;
       try {
         this.#pipeline?.destroy();
         this.#pipeline = undefined;
-        const client = await within(CONNECT_MS, db.connectOwner());
+        client = await within(CONNECT_MS, db.connectOwner());
         client.on('error', () => undefined);
-        await client.query(SESSION, [String(TRANSACTION_MS)]);
-        await client.query(MOVE_HEADS);
+        await client.query(SESSION);
         for (const chain of chains) {
           if (!chain.live) continue;
           const { rows } = await client.query<{ seq: number; hash: Buffer; fence: number }>(
@@ -735,6 +726,7 @@ class Writer {
         this.#down = false;
         return true;
       } catch (error) {
+        client?.end().catch(() => undefined);
         const waited = performance.now() - began;
         if (waited > (this.#options.patienceMs ?? 3000) || this.#stopped) {
           if (!this.#down) log.error({ err: error }, 'the chain writer has no database; events are refused');
@@ -764,56 +756,6 @@ class Writer {
 
 const GENESIS_ID = 'genesis_forensics';
 
-/**
- * What an acknowledgement stands on: the server flushes a commit before it answers, whatever its configuration says.
- * And a writer that froze within a transaction does not hold the heads for long (from PostgreSQL 17). The rest keeps
- * the one planned statement on its index, however few rows there were when it was planned.
- */
-const SESSION = `select set_config('synchronous_commit', 'on', false),
-  case when current_setting('server_version_num')::int >= 170000
-  then set_config('transaction_timeout', $1, false) end,
-  set_config('plan_cache_mode', 'force_generic_plan', false), set_config('enable_seqscan', 'off', false),
-  set_config('enable_hashjoin', 'off', false), set_config('enable_mergejoin', 'off', false)`;
-
-/**
- * The heads of a group move by compare-and-swap, all in one statement; when one of them is not where this writer left
- * it, or its fence is not ours, the count is short and the division by zero (22012) fails the transaction.
- * Prepared, because planning it for 30 tenants takes as long as the rest of a small group's transaction.
- */
-const MOVE_HEADS = `prepare move_heads (text[], bigint[], bytea[], bigint[], bigint[], bytea[]) as
-with moved as (
-  update chain_head h set seq = x.to_seq, hash = x.to_hash
-  from unnest($1, $2, $3, $4, $5, $6) x (tenant_id, from_seq, from_hash, fence, to_seq, to_hash)
-  where h.tenant_id = x.tenant_id and h.chain = 'forensics'
-    and h.fence = x.fence and h.seq = x.from_seq and h.hash = x.from_hash
-  returning 1)
-select 1 / (count(*) = cardinality($1))::int from moved`;
-
-/** The transaction of a group, as one message. */
-function transaction(group: Group, inputs: boolean): string {
-  const moves = [...group.moves.values()];
-  const numbers = (values: number[]) => `'{${values.join(',')}}'`;
-  const hashes = (values: Buffer[]) => `'{${values.map((value) => `"\\\\x${value.toString('hex')}"`).join(',')}}'`;
-  const tenants = `{${moves.map(({ chain }) => `"${chain.tenantId.replace(/["\\]/g, '\\$&')}"`).join(',')}}`;
-  return `begin;
-execute move_heads (${pg.escapeLiteral(tenants)}, ${numbers(moves.map((move) => move.seq))},
-  ${hashes(moves.map((move) => move.hash))}, ${numbers(moves.map(({ chain }) => chain.fence))},
-  ${numbers(moves.map(({ chain }) => chain.seq))}, ${hashes(moves.map(({ chain }) => chain.hash))});
-copy forensic_record (seq, received_at, agent_h, session_h, decision, hash, tenant_id, event_id, line)
-  from stdin (format binary);
-${inputs ? 'copy decision_input (tenant_id, event_id, created_at, input) from stdin (format binary);' : ''}
-${group.checkpoints.length > 0 ? insertCheckpoints(group.checkpoints) : ''}
-commit`;
-}
-
-function insertCheckpoints(checkpoints: readonly Checkpoint[]): string {
-  const rows = checkpoints.map(({ tenantId, chain, seq, kid, note, createdAt }) => {
-    const fields = [tenantId, chain, kid, note, createdAt].map((field) => pg.escapeLiteral(field));
-    return `(${fields[0]}, ${fields[1]}, ${seq}, ${fields[2]}, ${fields[3]}, ${fields[4]})`;
-  });
-  return `insert into chain_checkpoint (tenant_id, chain, seq, kid, note, created_at) values ${rows.join(', ')};`;
-}
-
 /** Notes where the chain stands before the group. Time never goes back, not even when the group is undone. */
 function begin(group: Group, chain: Chain, now: number): Move {
   const { seq, hash, signed } = chain;
@@ -842,19 +784,6 @@ function isWellFormed(event: DecisionEvent): boolean {
 
 function isDone(batch: Batch, pick: number | undefined): boolean {
   return pick === undefined ? batch.final!.every((final) => final === 1) : batch.final![pick] === 1;
-}
-
-/** What a failed transaction calls for. */
-function kindOf(error: Error): 'lost' | 'duplicate' | 'head' | 'data' | 'again' | 'other' {
-  if (error instanceof ConnectionLost) return 'lost';
-  const { code = '' } = error as ServerError;
-  if (code === '23505') return 'duplicate';
-  if (code === '22012') return 'head';
-  // 25P02: it came behind one that failed. 40001, 40P01: it met another writer's transaction
-  if (code === '25P02' || code === '40001' || code === '40P01') return 'again';
-  // 22, 23: a value that the table refuses; 54: one too large for it
-  if (/^(22|23|54)/.test(code)) return 'data';
-  return 'other';
 }
 
 /** The connection, or an error when it takes longer; one that comes later is closed again. */

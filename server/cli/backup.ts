@@ -282,10 +282,9 @@ async function syncDirectory(dir: string): Promise<void> {
 /** Loads the file in one transaction, which commits only when all of it was there and is what the manifest says. */
 async function load(client: pg.Client, file: string, box: SecretBox): Promise<{ header: Header; manifest: Manifest }> {
   const source = createReadStream(file);
-  const unzipped = createGunzip();
-  const piping = pipeline(source, unzipped);
-  // its failure comes out of reading `unzipped` as well
-  piping.catch(() => undefined);
+  const unzipped = source.on('error', (error) => unzipped.destroy(error)).pipe(createGunzip());
+  // its failure comes out of reading it, which may begin later
+  unzipped.on('error', () => undefined);
   const reader = new ArchiveReader(unzipped);
   try {
     await client.query('begin');

@@ -140,7 +140,8 @@ export async function assertTenant(core: Core, tenantId: string): Promise<void> 
 }
 
 function email(text: string, flag: string): string {
-  const parsed = z.email().max(254).safeParse(text.trim().toLowerCase());
+  // the form that browsers accept, which admin@localhost of the first start has too
+  const parsed = z.email({ pattern: z.regexes.html5Email }).max(254).safeParse(text.trim().toLowerCase());
   if (!parsed.success) throw new UsageError(`${flag}: ${JSON.stringify(text)} is not an address`);
   return parsed.data;
 }

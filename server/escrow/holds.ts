@@ -201,7 +201,7 @@ export class Holds {
     const { userId, decision, reason } = input;
     const settings = await this.#settings(tenantId);
     return this.#change(tenantId, id, by, {
-      reason,
+      reason: reason || undefined,
       event: async (em, hold, { context }, at) => {
         const approvals = context.votes.filter((vote) => vote.decision === 'approve').map((vote) => vote.userId);
         const electorate = await this.#electorate(em, hold, [...approvals, userId], settings);
@@ -235,7 +235,7 @@ export class Holds {
     const settings = await this.#settings(tenantId);
     const { condition_id, satisfied, evidence } = input;
     return this.#change(tenantId, id, by, {
-      reason: evidence,
+      reason: evidence || undefined,
       detail: `${condition_id} is ${satisfied ? '' : 'not '}satisfied`,
       event: async (em, hold, snapshot, at) => ({
         type: 'satisfy',

@@ -83,7 +83,7 @@ const CreateIn = z.strictObject({
   action_type: text(64),
   action_summary: text(500),
   action_hash: ActionHash,
-  hold_type: z.enum(HOLD_TYPES),
+  hold_type: z.enum(HOLD_TYPES).describe(HOLD_TYPES.map((type) => `${type}: ${KINDS[type].description}`).join('; ')),
   required_approvals: z
     .int()
     .min(0)
@@ -223,7 +223,7 @@ export function escrowRouter(holds: Holds) {
         problems: ['NOT_FOUND', 'INVALID_STATUS', 'ALREADY_VOTED'],
       },
     )
-      .input(z.strictObject({ ...Id, decision: z.enum(['approve', 'reject']), reason: text(2000) }))
+      .input(z.strictObject({ ...Id, decision: z.enum(['approve', 'reject']), reason: text(2000, 0).default('') }))
       .output(
         z.object({
           escrow_id: z.string(),

@@ -1,4 +1,5 @@
 import { setTimeout as delay } from 'node:timers/promises';
+import type { Notices } from '../../db/notices.ts';
 import type { Job } from '../jobs/jobs.ts';
 import type { Log } from '../lib/log.ts';
 import type { DueHold, Holds } from './holds.ts';
@@ -60,6 +61,31 @@ export function holdTimers(holds: Holds, log: Log): Job {
         } catch (error) {
           if (!signal.aborted) throw error;
         }
+      }
+    },
+  };
+}
+
+/**
+ * Counts approvals again after roles, members or settings changed, so that what is shown agrees soon. Decisions do not
+ * wait for it: each event counts anew.
+ */
+export function holdRecounts(holds: Holds, notices: Notices): Job {
+  const changed = new Set<string>();
+  for (const topic of ['members', 'settings'] as const) {
+    // after a time without notices (`*`) nothing is lost but the early showing
+    notices.on(topic, ({ tenantId }) => {
+      if (tenantId !== '*') changed.add(tenantId);
+    });
+  }
+  return {
+    name: 'hold recounts',
+    everySeconds: 1,
+    async run(signal) {
+      for (const tenantId of changed) {
+        if (signal.aborted) return;
+        changed.delete(tenantId);
+        await holds.recount(tenantId);
       }
     },
   };

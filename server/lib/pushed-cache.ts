@@ -13,6 +13,8 @@ import type { RedisLink } from './redis.ts';
 export class PushedCache {
   /** The longest that a value stays. */
   static readonly MAX_MS = 60_000;
+  /** Redis did not answer: until when it is not asked for values. */
+  #hangs = 0;
   readonly #redis: RedisLink;
   readonly #epoch: string;
 
@@ -94,7 +96,18 @@ export class PushedCache {
   }
 
   async #get(name: string): Promise<string | undefined> {
-    return this.#attempt(async () => (await this.#redis.tracked.get(name)) ?? undefined);
+    if (this.#hangs !== 0 && performance.now() < this.#hangs) return undefined;
+    let timer: NodeJS.Timeout | undefined;
+    const late = new Promise<undefined>((resolve) => {
+      timer = setTimeout(() => {
+        this.#hangs = performance.now() + HANG_MS;
+        resolve(undefined);
+      }, ANSWER_MS);
+    });
+    const asked = this.#attempt(async () => (await this.#redis.tracked.get(name)) ?? undefined);
+    const answer = await Promise.race([asked, late]);
+    clearTimeout(timer);
+    return answer;
   }
 
   /** The link has logged why it is away; here that only means: not known. */
@@ -107,6 +120,9 @@ export class PushedCache {
   }
 }
 
+/** The client has no time limit of its own for a command that was sent. */
+const ANSWER_MS = 500;
+const HANG_MS = 1000;
 const STAMP_MS = 3_600_000;
 /** Values under one tag; more are forgotten together, so that a tag never grows without end. */
 const TAG_SIZE = 1000;

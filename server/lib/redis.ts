@@ -50,7 +50,6 @@ export class RedisLink {
       RESP: 3,
       disableOfflineQueue: true,
       commandsQueueMaxLength: 10_000,
-      commandOptions: { timeout: COMMAND_MS },
       pingInterval: 1000,
       socket: {
         connectTimeout: 2000,

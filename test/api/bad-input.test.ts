@@ -192,7 +192,7 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
               allowed(world, operation),
               JSON.stringify({ ...valid, [key]: other }),
             );
-            const told = checkers.includes(operation.line) && answer.status === 200 && answer.body.valid === false;
+            const told = checkers.includes(operation.line) && answer.status === 200 && answer.body.errors!.length > 0;
             if (!told)
               wrong.push(...notRefused(`${operation.line} ${key}=${JSON.stringify(other).slice(0, 20)}`, answer));
           }),

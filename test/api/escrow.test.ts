@@ -267,7 +267,17 @@ describe('votes', () => {
     await server.call(200, 'PATCH /v1/settings', tenant.admin, { policy_author_may_vote: false });
     expect((await vote(403, author, first.id)).body).toMatchObject({ code: 'FORBIDDEN' });
     await server.call(200, 'PATCH /v1/settings', tenant.admin, { policy_author_may_vote: true });
+    const two = await hold(await tenant.key('proxy'), {
+      hold_type: 'multi_party',
+      policy_id: 'pay',
+      rule_ids: ['pay#0'],
+    });
+    await vote(200, author, two.id);
     await vote(200, author, first.id);
+    // a change of the rules is shown without another event
+    await server.call(200, 'PATCH /v1/settings', tenant.admin, { policy_author_may_vote: false });
+    await expect.poll(async () => (await read(author, two.id)).current_approvals, { timeout: 5000 }).toBe(0);
+    expect((await read(author, first.id)).status).toBe('released');
   });
 });
 

@@ -182,7 +182,7 @@ describe.skipIf(!strings)('strings that break programs', () => {
       id: 'reviewed',
       dsl_source: 'permit(principal, action, resource);',
     });
-    const fits = [...all.filter((text) => text !== '' && text.length <= 200 && holdable(text))].slice(0, 120);
+    const fits = [...all.filter((text) => text !== '' && text.length <= 200 && holdable(text))].slice(0, 60);
     for (const text of fits) {
       await server.call(200, 'POST /v1/policies/reviewed/submit', who, { note: text });
       const { body } = await server.call(200, 'POST /v1/policies/reviewed/reject', who, { version: 1, reason: text });

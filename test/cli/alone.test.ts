@@ -1,0 +1,124 @@
+import { existsSync, readFileSync } from 'node:fs';
+import path from 'node:path';
+import { expect, test } from 'vitest';
+import { useDatabase } from '../helpers/database.ts';
+import { ended, freePort, start, svc, svcHere, temporaryDirectory } from './svc.ts';
+
+/** Commands without a server: PostgreSQL runs for as long as they need it. */
+const root = path.resolve(import.meta.dirname, '../..');
+const box = useDatabase();
+const base = temporaryDirectory();
+
+const running = (dir: string) => existsSync(path.join(dir, 'postgres/postmaster.pid'));
+
+test('in an empty directory the first command makes the database, and PostgreSQL is gone when it ends', async () => {
+  const dir = path.join(base, 'empty');
+  const env = { SVC_DATA_DIR: dir, PORT: await freePort() };
+  expect((await svcHere(1, env, 'tenant', 'list')).stderr).toContain('there is no database');
+  expect((await svcHere(1, env, 'doctor')).stdout).toMatch(/^FAIL +database +there is no database/m);
+  expect(existsSync(dir)).toBe(false);
+
+  const made = (
+    await svc(0, env, 'tenant', 'create', '--name', 'First', '--admin-email', 'a@example.com', '--json')
+  ).json();
+  expect(running(dir)).toBe(false);
+
+  // several at a time share one PostgreSQL, and the last to leave stops it
+  const lists = await Promise.all(Array.from({ length: 3 }, () => svc(0, env, 'tenant', 'list', '--json')));
+  for (const list of lists)
+    expect(list.json<{ tenants: object[] }>().tenants).toMatchObject([{ tenant_id: made.tenant_id }]);
+  expect(running(dir)).toBe(false);
+
+  const { stdout } = await svcHere(0, env, 'doctor');
+  expect(stdout).toMatch(/^ok +server +none answers/m);
+}, 30_000);
+
+test('a server that starts while a command runs keeps the PostgreSQL that the command began', async () => {
+  const dir = path.join(base, 'server');
+  const env = { SVC_DATA_DIR: dir, PORT: await freePort() };
+  await svcHere(0, env, 'tenant', 'create', '--name', 'First', '--admin-email', 'a@example.com');
+  const command = svc(0, env, 'backup', path.join(dir, 'one.svc'));
+  while (!running(dir)) await new Promise((resolve) => setTimeout(resolve, 5));
+  const child = start('server/main.ts', env);
+  const end = ended(child);
+  await command;
+  let status = 0;
+  for (const until = Date.now() + 15_000; status !== 200 && Date.now() < until; ) {
+    await new Promise((resolve) => setTimeout(resolve, 50));
+    status = await fetch(`http://127.0.0.1:${env.PORT}/readyz`).then(
+      (answer) => answer.status,
+      () => 0,
+    );
+  }
+  child.kill('SIGTERM');
+  const { code, stderr } = await end;
+  expect(stderr).toBe('');
+  expect({ status, code }).toEqual({ status: 200, code: 0 });
+  expect(running(dir)).toBe(false);
+}, 30_000);
+
+test('a command that is interrupted stops its PostgreSQL and leaves no half file', async () => {
+  const dir = path.join(base, 'interrupted');
+  const env = { SVC_DATA_DIR: dir, PORT: await freePort() };
+  await svcHere(0, { SVC_DATA_DIR: dir }, 'tenant', 'create', '--name', 'First', '--admin-email', 'a@example.com');
+  const child = start('server/cli.ts', env, 'backup', path.join(dir, 'one.svc'));
+  const end = ended(child);
+  while (!running(dir)) await new Promise((resolve) => setTimeout(resolve, 5));
+  child.kill('SIGINT');
+  const { code } = await end;
+  // it may have come too late to matter; then the backup is whole
+  if (code !== 0) expect(code).toBe(130);
+  expect(existsSync(path.join(dir, 'one.svc'))).toBe(code === 0);
+  expect(existsSync(path.join(dir, 'one.svc.partial'))).toBe(false);
+  expect(running(dir)).toBe(false);
+}, 30_000);
+
+test('with DATABASE_URL that database is used, and its master key is never made up', async () => {
+  const dir = path.join(base, 'external');
+  const key = Buffer.alloc(32, 3).toString('base64');
+  const env = { DATABASE_URL: box.url, SVC_DATA_DIR: dir };
+  const tenant = ['tenant', 'create', '--name', 'First', '--admin-email', 'a@example.com', '--id', 'one'];
+  await svcHere(0, { ...env, SVC_MASTER_KEY: key }, ...tenant);
+  const { stderr } = await svcHere(1, env, 'key', 'create', '--tenant', 'one', '--scopes', 'admin');
+  expect(stderr).toContain('there is no master key');
+  expect(existsSync(dir)).toBe(false);
+  // the tests' PostgreSQL is quick and not safe, which is what the doctor is for
+  const { stdout } = await svcHere(1, { ...env, SVC_MASTER_KEY: key }, 'doctor');
+  expect(stdout.match(/^FAIL.*/gm)).toEqual([
+    expect.stringMatching(/durability +fsync, full_page_writes, synchronous_commit off$/),
+  ]);
+  expect(stdout).toMatch(/^ok +master key/m);
+  expect(stdout).not.toContain(key);
+});
+
+test('a database that is not migrated, or was by a newer program, is not worked on', async () => {
+  const key = Buffer.alloc(32, 3).toString('base64');
+  const env = { DATABASE_URL: box.url, SVC_MASTER_KEY: key, SVC_DATA_DIR: path.join(base, 'migrations') };
+  const { rows } = await box.db.owner.query<{ name: string }>(
+    'select name from schema_migration order by id desc limit 1',
+  );
+  const newest = rows[0]!.name;
+  await box.db.owner.query(`update schema_migration set name = '9999-later' where name = $1`, [newest]);
+  try {
+    for (const words of [['tenant', 'list'], ['migrate'], ['doctor']]) {
+      const { stderr, stdout } = await svcHere(1, env, ...words);
+      expect(stderr + stdout).toMatch(/a newer program/);
+    }
+    await box.db.owner.query('delete from schema_migration where name = $1', ['9999-later']);
+    const { stderr } = await svcHere(1, env, 'tenant', 'list');
+    expect(stderr).toMatch(/svc migrate/);
+    expect((await svcHere(1, env, 'doctor')).stdout).toMatch(/^FAIL +migrations +not run/m);
+  } finally {
+    await box.db.owner.query('delete from schema_migration where name = $1', ['9999-later']);
+    await box.db.owner.query('insert into schema_migration (name) values ($1)', [newest]);
+  }
+}, 30_000);
+
+test('openapi prints the document that is committed, or says that it is stale', async () => {
+  const { stdout } = await svc(0, {}, 'openapi');
+  const committed = readFileSync(path.join(root, 'server/api/openapi.json'), 'utf8');
+  const check = await svcHere(stdout === committed ? 0 : 1, {}, 'openapi', '--check');
+  if (stdout !== committed) expect(check.stderr).toContain('stale');
+  expect(JSON.parse(stdout).openapi).toMatch(/^3\.1/);
+  expect((await svcHere(2, {}, 'openapi', '--check', '--write')).stderr).toContain('either');
+});

@@ -1,0 +1,241 @@
+import { randomBytes } from 'node:crypto';
+import { existsSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import path from 'node:path';
+import { gunzipSync, gzipSync } from 'node:zlib';
+import { afterAll, beforeAll, expect, inject, test } from 'vitest';
+import { openDatabase } from '../../db/index.ts';
+import { verifyChain } from '../../server/chain/verification.ts';
+import { readTar, writeTar } from '../../server/forensics/archive.ts';
+import { asAdmin } from '../helpers/database.ts';
+import { useServer } from '../helpers/server.ts';
+import { svc, svcHere, temporaryDirectory } from './svc.ts';
+
+/** The server of these tests runs all the time: a backup is taken beside it. */
+const server = useServer();
+const dir = temporaryDirectory();
+const key = Buffer.alloc(32, 7).toString('hex');
+const env = (url: string) => ({ DATABASE_URL: url, SVC_MASTER_KEY: key, SVC_DATA_DIR: dir });
+const file = path.join(dir, 'backup.svc');
+
+let made = 0;
+const databases: string[] = [];
+/** A migrated database without a row. */
+async function emptyDatabase(): Promise<string> {
+  const name = `t_${randomBytes(6).toString('hex')}`;
+  databases.push(name);
+  await asAdmin(`create database ${name} template template_svc strategy file_copy owner svc_owner`);
+  return inject('databaseUrl').replace('NAME', name);
+}
+afterAll(async () => {
+  for (const name of databases) await asAdmin(`drop database if exists ${name} with (force)`);
+});
+
+const CHAINS = ['forensics', 'audit'] as const;
+let tenantId: string;
+let agent: { key?: string; headers?: Record<string, string> };
+
+async function decide(times: number): Promise<void> {
+  const body = () => ({
+    action_type: 'tool_call',
+    tool_name: `tool-${++made}`,
+    arguments: { text: 'żółć 🎈 "quoted"\n' },
+  });
+  for (let i = 0; i < times; i++) await server.call(200, 'POST /v1/evaluate', agent, body());
+}
+
+beforeAll(async () => {
+  const tenant = await server.tenant();
+  tenantId = tenant.id;
+  agent = await tenant.agent('bot', 'support');
+  await decide(20);
+  for (const chain of CHAINS) await server.core.checkpoints.take(tenantId, chain);
+  await svc(0, env(server.databaseUrl), 'backup', file);
+});
+
+/** Verifies a tenant's chains in a database with the keys of the server. */
+async function verdicts(url: string) {
+  const db = await openDatabase(url, { poolSize: 2 });
+  try {
+    const keys = server.core.keyring.all.map((one) => one.publicKey);
+    return await Promise.all(CHAINS.map((chain) => verifyChain(db, tenantId, chain, { keys })));
+  } finally {
+    await db.close();
+  }
+}
+
+/** Every row of a database as text, to compare one with another. */
+async function contents(url: string): Promise<Record<string, string[]>> {
+  const db = await openDatabase(url, { poolSize: 1 });
+  try {
+    const { rows } = await db.owner.query<{ name: string }>(
+      `select tablename as name from pg_tables where schemaname = 'public' and tablename <> 'schema_migration' order by 1`,
+    );
+    const all: Record<string, string[]> = {};
+    for (const { name } of rows) {
+      const found = await db.owner.query<{ row: string }>(`select t::text as row from "${name}" t order by 1`);
+      all[name] = found.rows.map(({ row }) => row);
+    }
+    return all;
+  } finally {
+    await db.close();
+  }
+}
+
+async function tenantsIn(url: string): Promise<number> {
+  return (await contents(url)).tenant!.length;
+}
+
+test('a backup restores every row as it was, chains and all, in another database', async () => {
+  const before = await verdicts(server.databaseUrl);
+  for (const verdict of before) expect(verdict).toMatchObject({ verified: true });
+  const rows = await contents(server.databaseUrl);
+  const url = await emptyDatabase();
+  // opening a database writes its own keys into it; it is empty all the same
+  await svcHere(0, env(url), 'tenant', 'list');
+  const { json } = await svc(0, env(url), 'restore', file, '--json');
+  const { tables, master_key_id } = json<{ tables: { name: string; rows: number }[]; master_key_id: string }>();
+  expect(tables.find((table) => table.name === 'forensic_record')?.rows).toBe(21);
+  expect(master_key_id).toMatch(/^[0-9a-f]{16}$/);
+  expect(await contents(url)).toEqual(rows);
+  expect(await verdicts(url)).toEqual(before);
+  expect((await svcHere(1, env(url), 'restore', file)).stderr).toContain('the database is not empty');
+  expect((await svcHere(1, env(url), 'doctor')).stdout.match(/^FAIL.*/gm)).toHaveLength(1);
+});
+
+test('a backup is one snapshot, however busy the server is', async () => {
+  const busy = path.join(dir, 'busy.svc');
+  let stop = false;
+  const load = (async () => {
+    while (!stop) await decide(1);
+  })();
+  await svc(0, env(server.databaseUrl), 'backup', busy);
+  stop = true;
+  await load;
+  const url = await emptyDatabase();
+  await svcHere(0, env(url), 'restore', busy);
+  const [decisions, audit] = await verdicts(url);
+  expect(decisions).toMatchObject({ verified: true, linear: true });
+  expect(audit).toMatchObject({ verified: true });
+  const [now] = await verdicts(server.databaseUrl);
+  expect(decisions!.head.seq).toBeLessThanOrEqual(now!.head.seq);
+  expect(decisions!.head.seq).toBeGreaterThanOrEqual(21);
+});
+
+test('a file is for its owner only, lists with tar, and holds no secret that opens anything', () => {
+  expect(statSync(file).mode & 0o777).toBe(0o600);
+  expect(existsSync(`${file}.partial`)).toBe(false);
+  const bytes = gunzipSync(readFileSync(file));
+  const members = readTar(bytes);
+  expect([...members.keys()][0]).toBe('backup.json');
+  expect([...members.keys()].slice(-2)).toEqual(['manifest.json', 'manifest.seal']);
+  expect(members.has('tables/forensic_record/000000.copy')).toBe(true);
+  expect(bytes.includes(agent.key!)).toBe(false);
+  expect(bytes.includes(Buffer.from(key, 'hex'))).toBe(false);
+  expect(bytes.includes(key)).toBe(false);
+});
+
+test('a file is never overwritten, and one that cannot be written leaves nothing', async () => {
+  const before = readFileSync(file);
+  expect((await svcHere(1, env(server.databaseUrl), 'backup', file)).stderr).toContain('never overwritten');
+  expect(readFileSync(file).equals(before)).toBe(true);
+  const nowhere = path.join(dir, 'no-such-directory', 'x.svc');
+  expect((await svcHere(1, env(server.databaseUrl), 'backup', nowhere)).stderr).toContain('ENOENT');
+});
+
+/** The archive with its members changed, packed again in their order. */
+function repacked(change: (members: Map<string, Uint8Array>) => void): Buffer {
+  const members = readTar(gunzipSync(readFileSync(file)));
+  const order = [...members.keys()];
+  change(members);
+  // writeTar sorts by name and closes the archive; the order of a backup is its own
+  const parts = order
+    .filter((name) => members.has(name))
+    .map((name) => writeTar(new Map([[name, members.get(name)!]])).subarray(0, -1024));
+  return gzipSync(Buffer.concat([...parts, Buffer.alloc(1024)]));
+}
+
+function edited(members: Map<string, Uint8Array>, name: string, edit: (text: string) => string): void {
+  members.set(name, Buffer.from(edit(Buffer.from(members.get(name)!).toString('latin1')), 'latin1'));
+}
+
+const packed = () => readFileSync(file);
+test.each<[string, () => Buffer, RegExp]>([
+  ['cut in the middle', () => packed().subarray(0, packed().length / 2), /damaged: unexpected end of file/],
+  ['cut at the very end', () => packed().subarray(0, -4), /damaged: unexpected end of file/],
+  ['empty', () => Buffer.alloc(0), /damaged/],
+  ['not a backup', () => Buffer.from('hello'), /damaged: incorrect header check/],
+  [
+    'with a flipped bit',
+    () => {
+      const bytes = packed();
+      bytes[Math.floor(bytes.length / 3)]! ^= 1;
+      return bytes;
+    },
+    /damaged/,
+  ],
+  [
+    'with a tool renamed in a record',
+    () => repacked((m) => edited(m, 'tables/forensic_record/000000.copy', (text) => text.replace('tool-3', 'tool-9'))),
+    /the table forensic_record is not what the manifest says/,
+  ],
+  ['without the last table', () => repacked((m) => m.delete('tables/sign_in_link/000000.copy')), /damaged/],
+  ['without the manifest', () => repacked((m) => m.delete('manifest.json')), /manifest\.json is missing/],
+  ['without the seal', () => repacked((m) => m.delete('manifest.seal')), /manifest\.seal is missing/],
+  [
+    'with another creation time',
+    () =>
+      repacked((m) => edited(m, 'backup.json', (text) => text.replace(/"created_at": "\d{4}/, '"created_at": "2020'))),
+    /backup\.json is not what the manifest says/,
+  ],
+  [
+    'with a manifest that was changed',
+    () => repacked((m) => edited(m, 'manifest.json', (text) => text.replace('"parts": 1', '"parts":  1'))),
+    /the manifest was changed after it was sealed/,
+  ],
+  [
+    'of a newer schema',
+    () =>
+      repacked((m) =>
+        edited(m, 'backup.json', (text) => text.replace(/"migrations": \[/, '"migrations": ["9999-later",')),
+      ),
+    /of a newer program \(9999-later\)/,
+  ],
+  [
+    'of an older schema',
+    () =>
+      repacked((m) => edited(m, 'backup.json', (text) => text.replace(/"migrations": \[[^\]]*\]/, '"migrations": []'))),
+    /of an older program/,
+  ],
+  [
+    'with a table of its own',
+    () => repacked((m) => edited(m, 'backup.json', (text) => text.replace('"name": "tenant"', '"name": "pg_authid"'))),
+    /the tables of the backup are not those of this program/,
+  ],
+])('a file %s is refused and nothing is restored', async (_, bytes, fault) => {
+  const url = await shared();
+  const bad = path.join(dir, 'bad.svc');
+  writeFileSync(bad, bytes());
+  const { stderr } = await svcHere(1, env(url), 'restore', bad);
+  expect(stderr).toMatch(fault);
+  expect(stderr).not.toMatch(/\n\s+at /);
+  expect(await tenantsIn(url)).toBe(0);
+});
+
+let sharedUrl: Promise<string> | undefined;
+/** One empty database for all that must stay empty. */
+function shared(): Promise<string> {
+  sharedUrl ??= emptyDatabase();
+  return sharedUrl;
+}
+
+test('without the master key of the backup nothing is restored', async () => {
+  const url = await shared();
+  const other = { ...env(url), SVC_MASTER_KEY: Buffer.alloc(32, 8).toString('hex') };
+  expect((await svcHere(1, other, 'restore', file)).stderr).toMatch(
+    /needs the master key [0-9a-f]{16}; this one is [0-9a-f]{16}/,
+  );
+  const none = { DATABASE_URL: url, SVC_DATA_DIR: path.join(dir, 'nowhere') };
+  expect((await svcHere(1, none, 'restore', file)).stderr).toContain('there is no master key');
+  expect((await svcHere(1, other, 'restore', path.join(dir, 'missing.svc'))).stderr).toContain('ENOENT');
+  expect(await tenantsIn(url)).toBe(0);
+});

@@ -1,0 +1,321 @@
+import fc from 'fast-check';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import type { Appender } from '../../server/chain/appender.ts';
+import { DECISIONS, type DecisionEvent, idHash } from '../../server/chain/record.ts';
+import { EventQuery, type EventSummary, getEvent, searchEvents } from '../../server/decisions/search.ts';
+import { appenderOn, event, eventsOf, newTenant } from '../chain/helpers.ts';
+import { useDatabase } from '../helpers/database.ts';
+
+const box = useDatabase();
+let appender: Appender;
+let now = Date.UTC(2026, 0, 1);
+beforeAll(() => {
+  appender = appenderOn(box.db, { clock: { now: () => now } });
+});
+afterAll(() => appender.stop());
+
+/** The events of one tenant as the naive model knows them, oldest first. */
+type Known = { event: DecisionEvent; seq: number; at: number };
+
+const values = {
+  agent_id: ['agt_1', 'agt_2', 'a"quoted\\', 'agt_none'],
+  session_id: ['', 'ses_1', 'ses_2', 'ses_none'],
+  agent_role: ['ops', 'support', 'o', 'none'],
+  tool_name: ['email.send', 'email', '"tool_name":"email"', 'none'],
+  policy_id: ['', 'pol_1', 'pol_1x', 'none'],
+};
+const pick = (key: keyof typeof values, n: number) => values[key][n % 3]!;
+
+async function newHistory(count: number): Promise<{ tenantId: string; known: Known[] }> {
+  const tenantId = await newTenant(box.db);
+  const known: Known[] = [];
+  const random = fc.sample(fc.tuple(fc.nat(), fc.nat(), fc.nat(), fc.nat(), fc.nat(), fc.nat(4)), {
+    numRuns: count,
+    seed: count,
+  });
+  for (let i = 0; i < count; i += 10) {
+    now += (i % 30) * 7;
+    const events = random.slice(i, i + 10).map(([a, b, c, d, e, f]) =>
+      event({
+        agent_id: pick('agent_id', a),
+        session_id: pick('session_id', b),
+        agent_role: pick('agent_role', c),
+        tool_name: pick('tool_name', d),
+        policy_id: pick('policy_id', e),
+        decision: DECISIONS[f]!,
+        ...(f === 2 && { deny_reason: 'because' }),
+      }),
+    );
+    const { results } = await appender.append(
+      tenantId,
+      events.map((each) => ({ event: each })),
+    );
+    for (const [j, result] of results.entries()) {
+      if ('seq' in result) known.push({ event: events[j]!, seq: result.seq, at: now });
+    }
+  }
+  return { tenantId, known };
+}
+
+function matches({ event: e, at }: Known, q: EventQuery): boolean {
+  for (const key of ['agent_id', 'session_id', 'agent_role', 'tool_name', 'policy_id', 'decision'] as const) {
+    if (q[key] !== undefined && e[key] !== q[key]) return false;
+  }
+  if (q.event_type !== undefined && q.event_type !== `decision.${e.decision}`) return false;
+  return (q.since === undefined || at >= Date.parse(q.since)) && (q.until === undefined || at < Date.parse(q.until));
+}
+
+/** All pages of a query. */
+async function all(tenantId: string, query: EventQuery, scanRecords?: number): Promise<EventSummary[]> {
+  const found: EventSummary[] = [];
+  let after: string | undefined;
+  for (let pages = 0; pages < 1000; pages++) {
+    const options = scanRecords === undefined ? {} : { scanRecords };
+    const page = await searchEvents(box.db, tenantId, { ...query, ...(after && { after }) }, options);
+    expect(page.events.length).toBeLessThanOrEqual(Number(query.limit ?? 100));
+    found.push(...page.events);
+    if (!page.has_more) {
+      expect(page.next_cursor === null).toBe(query.order !== 'asc');
+      return found;
+    }
+    after = page.next_cursor!;
+  }
+  throw new Error('the pages do not end');
+}
+
+describe('a search', () => {
+  test('finds what a naive filter over all events finds, in order, whatever the page size and the bound of a scan', async () => {
+    const { tenantId, known } = await newHistory(150);
+    const times = known.map(({ at }) => at);
+    const some = <T>(arbitrary: fc.Arbitrary<T>) => fc.option(arbitrary, { nil: undefined, freq: 1 });
+    const time = some(
+      fc
+        .constantFrom(...times)
+        .chain((at) => fc.integer({ min: -1, max: 1 }).map((d) => new Date(at + d).toISOString())),
+    );
+    const query = fc.record({
+      agent_id: some(fc.constantFrom(...values.agent_id)),
+      session_id: some(fc.constantFrom(...values.session_id.slice(1))),
+      agent_role: some(fc.constantFrom(...values.agent_role)),
+      tool_name: some(fc.constantFrom(...values.tool_name)),
+      policy_id: some(fc.constantFrom(...values.policy_id.slice(1))),
+      decision: some(fc.constantFrom(...DECISIONS)),
+      event_type: some(fc.constantFrom(...DECISIONS.map((d) => `decision.${d}` as const))),
+      since: time,
+      until: time,
+      order: fc.constantFrom('asc' as const, 'desc' as const, undefined),
+      limit: fc.constantFrom(4, 10, 1000),
+    });
+    await fc.assert(
+      fc.asyncProperty(query, fc.constantFrom(17, 40, undefined), async (drawn, scanRecords) => {
+        // most queries with nine filters find nothing: keep two of them
+        const keys = Object.keys(drawn).filter((key) => drawn[key as keyof typeof drawn] !== undefined);
+        const kept = keys.filter((key, i) => key === 'order' || key === 'limit' || (i + Number(drawn.limit)) % 3 === 0);
+        const q = Object.fromEntries(kept.map((key) => [key, drawn[key as keyof typeof drawn]])) as EventQuery;
+        const expected = known.filter((each) => matches(each, q)).map((each) => each.event.event_id);
+        if (q.order !== 'asc') expected.reverse();
+        expect((await all(tenantId, q, scanRecords)).map(({ id }) => id)).toEqual(expected);
+      }),
+      { numRuns: 120 },
+    );
+  });
+
+  test('shows the fields of a decision event and no genesis record', async () => {
+    const { tenantId, known } = await newHistory(20);
+    const events = await all(tenantId, { order: 'asc' });
+    expect(events).toHaveLength(20);
+    for (const [i, shown] of events.entries()) {
+      const { event: e, at } = known[i]!;
+      expect(shown).toEqual({
+        id: e.event_id,
+        event_type: `decision.${e.decision}`,
+        proxy_id: e.proxy_id,
+        agent_role: e.agent_role,
+        agent_id: e.agent_id,
+        session_id: e.session_id,
+        tool_name: e.tool_name,
+        method: e.method,
+        decision: e.decision,
+        policy_id: e.policy_id,
+        ...(e.deny_reason !== undefined && { deny_reason: e.deny_reason }),
+        evaluation_us: e.evaluation_us,
+        created_at: new Date(at).toISOString(),
+      });
+    }
+  });
+
+  test('tells agents apart whose ids have the same hash', async () => {
+    const seen = new Map<number, string>();
+    let pair: [string, string] | undefined;
+    for (let i = 0; !pair; i++) {
+      const id = `agent-${i}`;
+      const other = seen.get(idHash(id));
+      if (other !== undefined) pair = [other, id];
+      seen.set(idHash(id), id);
+    }
+    const tenantId = await newTenant(box.db);
+    await appender.append(tenantId, [...eventsOf(30, { agent_id: pair[0] }), ...eventsOf(3, { agent_id: pair[1] })]);
+    expect(await all(tenantId, { agent_id: pair[1], limit: 2 })).toHaveLength(3);
+    expect(await all(tenantId, { agent_id: pair[0], limit: 7 })).toHaveLength(30);
+  });
+
+  test('sees only its tenant', async () => {
+    const [mine, other] = [await newTenant(box.db), await newTenant(box.db)];
+    await appender.append(other, eventsOf(5));
+    expect(await searchEvents(box.db, mine, {})).toEqual({ events: [], next_cursor: null, has_more: false });
+    const { results } = await appender.append(other, [{ event: event({ event_id: 'evt_other' }) }]);
+    expect(results).toHaveLength(1);
+    await expect(getEvent(box.db, mine, 'evt_other')).rejects.toMatchObject({ problem: 'NOT_FOUND' });
+    expect(await getEvent(box.db, other, 'evt_other')).toMatchObject({ id: 'evt_other' });
+  });
+});
+
+describe('a cursor', () => {
+  test('is stable while events come in: newest first neither repeats nor skips, and the new ones stay out', async () => {
+    const { tenantId, known } = await newHistory(120);
+    const ids: string[] = [];
+    let after: string | undefined;
+    do {
+      const page = await searchEvents(box.db, tenantId, { limit: 7, ...(after && { after }) });
+      ids.push(...page.events.map(({ id }) => id));
+      after = page.next_cursor ?? undefined;
+      await appender.append(tenantId, eventsOf(5));
+    } while (after);
+    expect(ids).toEqual(known.map((each) => each.event.event_id).toReversed());
+  });
+
+  test('follows the chain as it grows: a poller sees every event once, also with a filter', async () => {
+    const tenantId = await newTenant(box.db);
+    for (const filter of [{}, { agent_id: 'agt_f' }, { tool_name: 'tool.f' }, { decision: 'deny' as const }]) {
+      const seen: string[] = [];
+      const sent: string[] = [];
+      let { next_cursor: after } = await searchEvents(box.db, tenantId, { order: 'asc', limit: 1000, ...filter });
+      let running = true;
+      const sending = (async () => {
+        for (let i = 0; i < 25; i++) {
+          const events = [
+            ...eventsOf(3, { agent_id: 'agt_f', tool_name: 'tool.f', decision: 'deny' }),
+            ...eventsOf(9, { decision: 'escrow' }),
+          ];
+          await appender.append(tenantId, events);
+          const wanted = Object.keys(filter).length > 0 ? events.slice(0, 3) : events;
+          sent.push(...wanted.map((each) => each.event.event_id));
+        }
+        running = false;
+      })();
+      for (let last = false; ; ) {
+        const page = await searchEvents(box.db, tenantId, { order: 'asc', limit: 10, after: after!, ...filter });
+        seen.push(...page.events.map(({ id }) => id));
+        expect(page.next_cursor).not.toBeNull();
+        after = page.next_cursor;
+        if (last && !page.has_more) break;
+        last = !running;
+      }
+      await sending;
+      expect(seen).toEqual(sent);
+    }
+  });
+
+  test('carries its order; one of the other order, or none of ours, is refused', async () => {
+    const { tenantId } = await newHistory(30);
+    const up = await searchEvents(box.db, tenantId, { order: 'asc', limit: 10 });
+    const next = await searchEvents(box.db, tenantId, { after: up.next_cursor!, limit: 10 });
+    expect(next.events[0]!.created_at >= up.events.at(-1)!.created_at).toBe(true);
+    const bad = [
+      '',
+      'x',
+      '2a5',
+      'MWE1!',
+      Buffer.from('1a-5').toString('base64url'),
+      Buffer.from('1x5').toString('base64url'),
+    ];
+    for (const after of [...bad.slice(1), `${up.next_cursor}AAAA`]) {
+      await expect(searchEvents(box.db, tenantId, { after })).rejects.toMatchObject({
+        problem: 'VALIDATION_FAILED',
+        faults: [{ pointer: '?after' }],
+      });
+    }
+    const crossed = searchEvents(box.db, tenantId, { after: up.next_cursor!, order: 'desc' });
+    await expect(crossed).rejects.toMatchObject({ problem: 'VALIDATION_FAILED' });
+  });
+});
+
+describe('the query', () => {
+  test.each([
+    [{ limit: '0' }, false],
+    [{ limit: '1001' }, false],
+    [{ limit: '-1' }, false],
+    [{ limit: '1e2' }, false],
+    [{ limit: '1000' }, true],
+    [{ since: 'yesterday' }, false],
+    [{ since: '2026-02-30T00:00:00Z' }, false],
+    [{ since: '2026-01-01T00:00:00+02:00' }, true],
+    [{ decision: 'maybe' }, false],
+    [{ event_type: 'chain.genesis' }, false],
+    [{ agent_id: 'a\0' }, false],
+    [{ agent_id: '\ud800' }, false],
+    [{ nonsense: '1' }, false],
+  ])('%j', async (raw, good) => {
+    const parsed = EventQuery.safeParse(raw);
+    const answer = parsed.success
+      ? searchEvents(box.db, await newTenant(box.db), parsed.data)
+      : Promise.reject(parsed.error);
+    if (good) await expect(answer).resolves.toMatchObject({ events: [] });
+    else await expect(answer).rejects.toThrow();
+  });
+});
+
+describe('a single event', () => {
+  test('has its place in the chain and what it was decided on', async () => {
+    const tenantId = await newTenant(box.db);
+    const full = event({
+      decision: 'escrow',
+      confidence: 0.25,
+      total_latency_ms: 9,
+      input_hash: 'sha256:aa',
+      policy_version: 4,
+      policy_content_hash: 'sha256:bb',
+      bundle_hash: 'sha256:cc',
+      rule_id: 'pol_1#0',
+      escrow_id: 'esc_1',
+      obligations: ['mask:x'],
+      outcome: 'held',
+      source_ip: '::1',
+      proxy_seq: 12,
+      action_hash: 'sha256:dd',
+    });
+    const { results } = await appender.append(tenantId, [{ event: event() }, { event: full }]);
+    const [first, second] = results as { seq: number; hash: string }[];
+    const { event_id, ...rest } = full;
+    const { policy_version, policy_content_hash, bundle_hash, ...shown } = rest;
+    expect(await getEvent(box.db, tenantId, event_id)).toEqual({
+      ...shown,
+      id: event_id,
+      event_type: 'decision.escrow',
+      created_at: new Date(now).toISOString(),
+      policy_snapshot: {
+        policy_id: full.policy_id,
+        version: policy_version,
+        content_hash: policy_content_hash,
+        bundle_hash,
+      },
+      chain: { seq: second!.seq, prev_hash: first!.hash, hash: second!.hash, alg: 'BLAKE3' },
+    });
+  });
+
+  test('what was not said is null in the snapshot and absent elsewhere', async () => {
+    const tenantId = await newTenant(box.db);
+    const { event_id, policy_id } = event();
+    await appender.append(tenantId, [{ event: event({ event_id, policy_id }) }]);
+    const shown = await getEvent(box.db, tenantId, event_id);
+    expect(shown.input_hash).toBeNull();
+    expect(shown.policy_snapshot).toEqual({ policy_id, version: null, content_hash: null, bundle_hash: null });
+    expect(shown).not.toHaveProperty('outcome');
+  });
+
+  test.each(['genesis_forensics', 'nobody', '', 'a\0b', '\ud800'])('%j is not found', async (id) => {
+    const tenantId = await newTenant(box.db);
+    await appender.append(tenantId, eventsOf(1));
+    await expect(getEvent(box.db, tenantId, id)).rejects.toMatchObject({ problem: 'NOT_FOUND', status: 404 });
+  });
+});

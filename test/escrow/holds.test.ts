@@ -1,0 +1,310 @@
+import { setTimeout as delay } from 'node:timers/promises';
+import { beforeAll, describe, expect, test } from 'vitest';
+import type { WriteAudit } from '../../server/auth/audit.ts';
+import { auditWriter } from '../../server/chain/audit.ts';
+import { AppError } from '../../server/errors.ts';
+import { type HoldRequest, Holds } from '../../server/escrow/holds.ts';
+import { holdTimers } from '../../server/escrow/timers.ts';
+import { startJobs } from '../../server/jobs/jobs.ts';
+import { createLog } from '../../server/lib/log.ts';
+import { Tenants } from '../../server/tenants/tenants.ts';
+import { useDatabase } from '../helpers/database.ts';
+import { TestClock } from '../helpers/server.ts';
+
+const SIEGE = process.env.SVC_SIEGE === '1';
+const box = useDatabase();
+const clock = new TestClock();
+const log = createLog('silent');
+const audit = auditWriter(clock, () => 'fingerprint');
+const by = { actor: { type: 'api_key' as const, id: 'key_test' } };
+let tenants: Tenants;
+let holds: Holds;
+
+beforeAll(() => {
+  tenants = new Tenants(box.db, clock, audit);
+  holds = make();
+});
+
+function make(write: WriteAudit = audit, time: TestClock | undefined = clock): Holds {
+  return new Holds({ db: box.db, audit: write, settings: (id) => tenants.settings(id), clock: time });
+}
+
+let counter = 0;
+async function tenant(): Promise<{ id: string; approvers: string[] }> {
+  const id = `t${++counter}`;
+  await tenants.create({ id, name: id, adminEmail: `admin@${id}.test` }, { type: 'operator', id: 'test' });
+  const approvers: string[] = [];
+  for (let i = 0; i < 3; i++) {
+    approvers.push(await tenants.addMember(id, { email: `a${i}@${id}.test`, roles: ['approver'] }));
+  }
+  return { id, approvers };
+}
+
+const request = (more: Partial<HoldRequest> = {}): HoldRequest => ({
+  agent_role: 'clerk',
+  agent_id: 'agent',
+  agent_owner: null,
+  action_type: 'payment',
+  action_summary: 'pays',
+  action_hash: `sha256:${'a'.repeat(64)}`,
+  hold_type: 'single',
+  required_approvals: 1,
+  ttl_seconds: 60,
+  policy_id: null,
+  rule_ids: [],
+  notify_targets: [],
+  ...more,
+});
+const open = (tenantId: string, more: Partial<HoldRequest> = {}, through = holds) =>
+  through.create(tenantId, request(more), by, { requestedBy: null });
+const action = { agent_role: 'clerk', agent_id: 'agent', action_hash: request().action_hash };
+
+async function codeOf(work: Promise<unknown>): Promise<string> {
+  try {
+    await work;
+    return 'done';
+  } catch (error) {
+    if (!(error instanceof AppError)) throw error;
+    return error.problem;
+  }
+}
+
+async function sql<R extends object>(text: string, values: unknown[] = []): Promise<R[]> {
+  return (await box.db.owner.query(text, values)).rows as R[];
+}
+const outbox = async (tenantId: string, event: string) =>
+  Number(
+    (
+      await sql<{ n: number }>('select count(*) as n from event_outbox where tenant_id = $1 and event_type = $2', [
+        tenantId,
+        event,
+      ])
+    )[0]!.n,
+  );
+/** Everything that a change of a hold writes. */
+const state = (tenantId: string) =>
+  sql(
+    `select (select json_agg(h order by id) from escrow_hold h where tenant_id = $1) as holds,
+       (select json_agg(v order by hold_id) from escrow_vote v where tenant_id = $1) as votes,
+       (select json_agg(o order by id) from event_outbox o where tenant_id = $1) as events,
+       (select json_agg(a.line order by seq) from audit_record a where tenant_id = $1) as records`,
+    [tenantId],
+  );
+
+describe('a change is whole or it is not', () => {
+  const changes: [string, (h: Holds, tenantId: string, id: string, approver: string) => Promise<unknown>][] = [
+    ['open', (h, tenantId) => h.open(tenantId, request(), by)],
+    ['create', (h, tenantId) => open(tenantId, {}, h)],
+    ['vote', (h, t, id, userId) => h.vote(t, id, { userId, decision: 'approve', reason: 'r' }, by)],
+    ['reject', (h, t, id, userId) => h.vote(t, id, { userId, decision: 'reject', reason: 'r' }, by)],
+    ['satisfy', (h, t, id) => h.satisfy(t, id, { condition_id: 'kyc', satisfied: true }, by)],
+    ['cancel', (h, t, id) => h.cancel(t, id, 'r', by)],
+  ];
+  test.each(changes)('%s: a fault at the last step leaves nothing behind', async (_name, change) => {
+    const t = await tenant();
+    const { id } = await open(t.id, { conditions: [{ condition_id: 'kyc' }] });
+    const before = await state(t.id);
+    const failing = make(async (em, tenantId, entry) => {
+      await audit(em, tenantId, entry);
+      throw new Error('killed');
+    });
+    await expect(change(failing, t.id, id, t.approvers[0]!)).rejects.toThrow('killed');
+    expect(await state(t.id)).toEqual(before);
+    await change(holds, t.id, id, t.approvers[0]!);
+    expect(await state(t.id)).not.toEqual(before);
+  });
+
+  test('consume and wake: a fault at the last step leaves nothing behind', async () => {
+    const t = await tenant();
+    const { id } = await open(t.id);
+    await holds.vote(t.id, id, { userId: t.approvers[0]!, decision: 'approve', reason: 'r' }, by);
+    const before = await state(t.id);
+    const failing = make(async () => {
+      throw new Error('killed');
+    });
+    await expect(failing.consume(t.id, id, action, by)).rejects.toThrow('killed');
+    clock.advance(61_000);
+    await expect(failing.wake(t.id, [id])).rejects.toThrow('killed');
+    expect(await state(t.id)).toEqual(before);
+    expect(await holds.wake(t.id, [id])).toBe(1);
+    expect(await holds.wake(t.id, [id])).toBe(0);
+    expect((await holds.get(t.id, id)).status).toBe('expired');
+    expect(await outbox(t.id, 'escrow.expired')).toBe(1);
+  });
+
+  test('one vote per person by constraint as well: a second row is refused by the database', async () => {
+    const t = await tenant();
+    const { id } = await open(t.id, { hold_type: 'multi_party', required_approvals: 2 });
+    const vote = { userId: t.approvers[0]!, decision: 'approve' as const, reason: 'r' };
+    const codes = await Promise.all(Array.from({ length: 5 }, () => codeOf(holds.vote(t.id, id, vote, by))));
+    expect(codes.sort()).toEqual([...Array(4).fill('ALREADY_VOTED'), 'done']);
+    await expect(
+      sql(`insert into escrow_vote select tenant_id, hold_id, user_id, 'reject', 'r', 'h', now() from escrow_vote`),
+    ).rejects.toThrow(/unique/);
+  });
+});
+
+describe('races', () => {
+  const ROUNDS = SIEGE ? 1000 : 120;
+  test(`two approvals and one rejection at once, ${ROUNDS} times: one of the two legal ends`, async () => {
+    const ends: Record<string, number> = {};
+    const round = async (t: { id: string; approvers: string[] }) => {
+      const { id } = await open(t.id, { hold_type: 'multi_party', required_approvals: 2 });
+      const [a, b, c] = t.approvers as [string, string, string];
+      const cast = (userId: string, decision: 'approve' | 'reject') =>
+        codeOf(holds.vote(t.id, id, { userId, decision, reason: 'r' }, by));
+      const order = Math.random() < 0.5;
+      const codes = order
+        ? await Promise.all([cast(a, 'approve'), cast(b, 'approve'), cast(c, 'reject')])
+        : await Promise.all([cast(c, 'reject'), cast(a, 'approve'), cast(b, 'approve')]);
+      const { status, votes } = await holds.get(t.id, id);
+      const rejections = votes.filter(({ decision }) => decision === 'reject').length;
+      const approvals = votes.length - rejections;
+      if (status === 'released') expect([approvals, rejections]).toEqual([2, 0]);
+      else expect([status, rejections, approvals < 2]).toEqual(['rejected', 1, true]);
+      expect(codes.filter((code) => code === 'done')).toHaveLength(votes.length);
+      expect(codes.every((code) => code === 'done' || code === 'INVALID_STATUS')).toBe(true);
+      ends[status] = (ends[status] ?? 0) + 1;
+    };
+    const some = await Promise.all([tenant(), tenant()]);
+    await Promise.all(
+      some.map(async (t) => {
+        for (let i = 0; i < ROUNDS / 2; i++) await round(t);
+      }),
+    );
+    console.log(`two approvals against one rejection: ${JSON.stringify(ends)}`);
+    expect(Object.values(ends).reduce((sum, n) => sum + n, 0)).toBe(ROUNDS);
+  }, 300_000);
+
+  test('identical requests at once share one hold, also where an old one has just run out', async () => {
+    const t = await tenant();
+    const ask = () => Promise.all(Array.from({ length: 20 }, () => holds.open(t.id, request(), by)));
+    const first = await ask();
+    expect(new Set(first.map(({ hold }) => hold.id)).size).toBe(1);
+    expect(first.filter(({ opened }) => opened)).toHaveLength(1);
+    clock.advance(61_000);
+    const second = await ask();
+    expect(new Set(second.map(({ hold }) => hold.id)).size).toBe(1);
+    expect(second[0]!.hold.id).not.toBe(first[0]!.hold.id);
+    expect(await outbox(t.id, 'escrow.expired')).toBe(1);
+    expect(await outbox(t.id, 'escrow.created')).toBe(2);
+  });
+});
+
+describe('timers', () => {
+  test('two at once and one that dies in the middle: each hold ends once', async () => {
+    const some = await Promise.all([tenant(), tenant()]);
+    const made: [string, string][] = [];
+    for (const t of some) {
+      for (let i = 0; i < 60; i++) made.push([t.id, (await open(t.id)).id]);
+    }
+    clock.advance(61_000);
+    let writes = 0;
+    const dying = make(async (em, tenantId, entry) => {
+      if (++writes > 20) throw new Error('killed');
+      await audit(em, tenantId, entry);
+    });
+    const [tenantId] = made[0]!;
+    const first = made.slice(0, 30).map(([, id]) => id);
+    await expect(dying.wake(tenantId, first)).rejects.toThrow('killed');
+    expect(await outbox(tenantId, 'escrow.expired')).toBe(0);
+    const pollers = [1, 2].map(() => startJobs([holdTimers(make(), log)], log));
+    await expect.poll(async () => (await holds.due(1)).holds.length, { timeout: 20_000 }).toBe(0);
+    await Promise.all(pollers.map((poller) => poller.stop()));
+    for (const [tenantId, id] of made) expect((await holds.get(tenantId, id)).status).toBe('expired');
+    for (const t of some) expect(await outbox(t.id, 'escrow.expired')).toBe(60);
+  });
+
+  test('without any timer, nothing is consumed late and nothing reads as what it no longer is', async () => {
+    const t = await tenant();
+    const delayed = { hold_type: 'time_delayed' as const, required_approvals: 0, release_after_seconds: 10 };
+    const one = await open(t.id, { ...delayed, ttl_seconds: 60, execute_within_seconds: 20 });
+    const two = await open(t.id, { ...delayed, ttl_seconds: 60, execute_within_seconds: 20 });
+    clock.advance(10_000);
+    expect((await holds.consume(t.id, one.id, action, by)).status).toBe('consumed');
+    clock.advance(20_000);
+    expect(await codeOf(holds.consume(t.id, two.id, action, by))).toBe('ESCROW_EXPIRED');
+    expect((await holds.list(t.id, { status: 'expired', limit: 9, offset: 0 })).holds.map(({ id }) => id)).toEqual([
+      two.id,
+    ]);
+    // the change that came first told of the release that no timer had told of
+    expect(await outbox(t.id, 'escrow.released')).toBe(1);
+  });
+
+  test('a hold that cannot be read keeps no other from its time, and no program from refusing to start', async () => {
+    const t = await tenant();
+    const [bad, good] = [await open(t.id), await open(t.id)];
+    await sql('update escrow_hold set machine_version = 99 where id = $1', [bad.id]);
+    clock.advance(61_000);
+    const poller = startJobs([holdTimers(holds, log)], log);
+    await expect.poll(() => outbox(t.id, 'escrow.expired'), { timeout: 5000 }).toBe(1);
+    await poller.stop();
+    expect((await holds.get(t.id, good.id)).status).toBe('expired');
+    await expect(holds.assertReadable()).rejects.toThrow('held of version 99');
+    await sql('delete from escrow_hold where id = $1', [bad.id]);
+    await holds.assertReadable();
+  });
+
+  test('the time is the database’s where no clock is given', async () => {
+    const t = await tenant();
+    const real = new Holds({ db: box.db, audit, settings: (id) => tenants.settings(id) });
+    const { id, expires_at, created_at } = await open(t.id, { ttl_seconds: 1 }, real);
+    expect(Math.abs(Date.parse(created_at) - Date.now())).toBeLessThan(5000);
+    expect(Date.parse(expires_at) - Date.parse(created_at)).toBe(1000);
+    const poller = startJobs([holdTimers(real, log)], log);
+    await expect.poll(() => outbox(t.id, 'escrow.expired'), { timeout: 5000 }).toBe(1);
+    await poller.stop();
+    expect((await real.get(t.id, id)).status).toBe('expired');
+  });
+
+  test('due holds are found by an index', async () => {
+    const client = await box.db.owner.connect();
+    try {
+      await client.query('set enable_seqscan = off');
+      const { rows } = await client.query<{ 'QUERY PLAN': string }>(
+        `explain select tenant_id, id from escrow_hold where wake_at <= coalesce(null::timestamptz, now())
+           and not id = any('{}'::text[]) order by wake_at limit 500`,
+      );
+      expect(rows.map((line) => line['QUERY PLAN']).join('\n')).toMatch(/escrow_hold_wake/);
+    } finally {
+      client.release(true);
+    }
+  });
+
+  test.runIf(SIEGE)(
+    '500 of 50,000 open holds that expire in one second are told of within 5 s',
+    async () => {
+      const t = await tenant();
+      const real = new Holds({ db: box.db, audit, settings: (id) => tenants.settings(id) });
+      const { id } = await open(t.id, { ttl_seconds: 1 }, real);
+      const columns = (
+        await sql<{ c: string }>(
+          `select string_agg(quote_ident(column_name), ', ') as c from information_schema.columns
+           where table_name = 'escrow_hold' and column_name not in ('id', 'expires_at', 'ends_at', 'wake_at', 'machine_context')`,
+        )
+      )[0]!.c;
+      await sql(
+        `insert into escrow_hold (id, expires_at, ends_at, wake_at, machine_context, ${columns})
+         select h.id || n, x.at, x.at, x.at,
+           jsonb_set(machine_context, '{expiresAt}', to_jsonb((extract(epoch from x.at) * 1000)::bigint)), ${columns}
+         from escrow_hold h, generate_series(1, 50000) n,
+           lateral (select (now() + case when n <= 500 then interval '5 seconds' + n * interval '2 ms'
+             else interval '1 day' end)::timestamptz(3) as at) x where h.id = $1`,
+        [id],
+      );
+      await sql('analyze escrow_hold');
+      const pollers = [1, 2].map(() => startJobs([holdTimers(real, log)], log));
+      await delay(5000);
+      await expect.poll(() => outbox(t.id, 'escrow.expired'), { timeout: 30_000, interval: 200 }).toBe(501);
+      await Promise.all(pollers.map((poller) => poller.stop()));
+      const late = await sql<{ ms: number }>(
+        `select (extract(epoch from max(o.created_at - (o.payload->>'expires_at')::timestamptz)) * 1000)::float8 as ms
+         from event_outbox o where tenant_id = $1 and event_type = 'escrow.expired'`,
+        [t.id],
+      );
+      console.log(`500 of 50,000 holds expired; the last was told ${late[0]!.ms} ms late`);
+      expect(late[0]!.ms).toBeLessThan(5000);
+    },
+    120_000,
+  );
+});

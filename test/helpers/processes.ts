@@ -1,0 +1,208 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { createPublicKey, type KeyObject } from 'node:crypto';
+import { once } from 'node:events';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
+import { expect } from 'vitest';
+import type { Database } from '../../db/index.ts';
+import { verifyChain } from '../../server/chain/verification.ts';
+import { freePort } from './redis.ts';
+
+const ROOT = path.resolve(import.meta.dirname, '../..');
+export const MASTER_KEY = Buffer.alloc(32, 7).toString('hex');
+
+/** A server as its own process, as `npm start` runs it. */
+export class ServerProcess {
+  readonly name: string;
+  readonly #env: Record<string, string>;
+  readonly #dir: string;
+  #child: ChildProcess | undefined;
+  url = '';
+  output = '';
+
+  constructor(name: string, env: Record<string, string>) {
+    this.name = name;
+    this.#env = env;
+    this.#dir = mkdtempSync(path.join(tmpdir(), 'svc-process-'));
+  }
+
+  /** Starts it and waits until it serves (it is not "ready" on the tests' database, which does not flush). */
+  async start(): Promise<void> {
+    const port = await freePort();
+    this.url = `http://127.0.0.1:${port}`;
+    await this.spawn({ PORT: String(port) });
+    for (let i = 0; i < 400; i++) {
+      if (this.ended) throw new Error(`${this.name} ended: ${this.output.slice(-2000)}`);
+      const response = await fetch(`${this.url}/healthz`).catch(() => undefined);
+      if (response?.ok) return;
+      await delay(25);
+    }
+    throw new Error(`${this.name} is not ready: ${this.output.slice(-2000)}`);
+  }
+
+  /** Starts it without waiting. */
+  async spawn(env: Record<string, string> = {}): Promise<void> {
+    this.output = '';
+    const child = spawn(process.execPath, ['server/main.ts'], {
+      cwd: ROOT,
+      stdio: ['ignore', 'pipe', 'pipe'],
+      env: {
+        PATH: process.env.PATH ?? '',
+        SVC_DATA_DIR: this.#dir,
+        SVC_MASTER_KEY: MASTER_KEY,
+        LOG_LEVEL: 'info',
+        ...Object.fromEntries(
+          ['KEY', 'SESSION', 'EVALUATE', 'INGEST', 'SIGN_IN', 'EXPORT'].map((name) => [`SVC_RATE_${name}`, '100000']),
+        ),
+        ...this.#env,
+        ...env,
+      },
+    });
+    this.#child = child;
+    for (const stream of [child.stdout!, child.stderr!]) {
+      stream.on('data', (data) => {
+        this.output = (this.output + String(data)).slice(-200_000);
+      });
+    }
+  }
+
+  get ended(): boolean {
+    return !this.#child || this.#child.exitCode !== null || this.#child.signalCode !== null;
+  }
+
+  get exitCode(): number | null {
+    return this.#child?.exitCode ?? null;
+  }
+
+  signal(signal: NodeJS.Signals): void {
+    this.#child?.kill(signal);
+  }
+
+  async exited(): Promise<void> {
+    if (!this.ended) await once(this.#child!, 'exit');
+  }
+
+  async kill(): Promise<void> {
+    this.signal('SIGKILL');
+    await this.exited();
+  }
+
+  async dispose(): Promise<void> {
+    if (!this.ended) {
+      this.signal('SIGCONT');
+      await this.kill();
+    }
+    rmSync(this.#dir, { recursive: true, force: true });
+  }
+
+  /** The value of a metric without labels. */
+  async metric(name: string): Promise<number> {
+    const text = await (await fetch(`${this.url}/metrics`)).text();
+    return Number(new RegExp(`^${name} (.*)$`, 'm').exec(text)?.[1] ?? Number.NaN);
+  }
+}
+
+/** The process that writes the only chain there is traffic on. */
+export async function ownerAmong(servers: readonly ServerProcess[]): Promise<ServerProcess> {
+  for (let i = 0; i < 100; i++) {
+    const owned = await Promise.all(servers.map((server) => server.metric('svc_tenants_owned')));
+    const owners = servers.filter((_, index) => owned[index]! > 0);
+    if (owners.length === 1) return owners[0]!;
+    await delay(50);
+  }
+  throw new Error('there is not one owner');
+}
+
+export interface Writer {
+  /** Ids of the events that were acknowledged. */
+  readonly acknowledged: Set<string>;
+  /** How often an answer was not 202, by what it was. */
+  readonly refusals: Map<string, number>;
+  /** Sends one event until it is acknowledged, to one server after the other. */
+  append(servers: readonly ServerProcess[], first?: number): Promise<void>;
+}
+
+let nextEvent = 0;
+
+/** Sends events as a proxy does: again under the same id, to any server, until the acknowledgement. */
+export function writer(key: string, options: { giveUpMs?: number } = {}): Writer {
+  const acknowledged = new Set<string>();
+  const refusals = new Map<string, number>();
+  const refused = (why: string) => refusals.set(why, (refusals.get(why) ?? 0) + 1);
+  return {
+    acknowledged,
+    refusals,
+    async append(servers, first = nextEvent) {
+      const id = `e-${process.pid}-${++nextEvent}`;
+      const body = JSON.stringify({ events: [eventOf(id)] });
+      const end = Date.now() + (options.giveUpMs ?? 60_000);
+      for (let attempt = 0; ; attempt++) {
+        if (Date.now() > end) throw new Error(`${id} was never acknowledged`);
+        const server = servers[(first + attempt) % servers.length]!;
+        try {
+          const response = await fetch(`${server.url}/v1/events/ingest`, {
+            method: 'POST',
+            headers: { authorization: `Bearer ${key}`, 'content-type': 'application/json' },
+            body,
+            signal: AbortSignal.timeout(15_000),
+          });
+          const answer = (await response.json()) as { accepted?: number; duplicates?: number };
+          if (response.status === 202) {
+            expect((answer.accepted ?? 0) + (answer.duplicates ?? 0), JSON.stringify(answer)).toBe(1);
+            acknowledged.add(id);
+            return;
+          }
+          // nothing else may refuse a valid event
+          expect(response.status, JSON.stringify(answer)).toBe(503);
+          expect(response.headers.get('retry-after')).not.toBeNull();
+          refused('503');
+        } catch (error) {
+          if ((error as Error).name === 'AssertionError') throw error;
+          refused('no answer');
+        }
+        await delay(Math.min(10 * (attempt + 1), 200));
+      }
+    },
+  };
+}
+
+export function eventOf(event_id: string) {
+  return {
+    event_id,
+    event_type: 'decision.allow',
+    timestamp: '2026-01-31T12:00:00.000Z',
+    proxy_id: 'proxy-1',
+    agent_role: 'support',
+    agent_id: 'bot-1',
+    tool_name: 'refund',
+    decision: 'allow',
+    evaluation_us: 12,
+  };
+}
+
+/** Recomputes the chain, and finds in it each acknowledged event once. */
+export async function expectWhole(db: Database, tenantId: string, acknowledged: ReadonlySet<string>): Promise<void> {
+  const result = await verifyChain(db, tenantId, 'forensics', { keys: await signingKeys(db) });
+  expect(result).toMatchObject({ verified: true, linear: true });
+  const { rows } = await db.owner.query<{ event_id: string }>(
+    `select event_id from forensic_record where tenant_id = $1 and seq > 1`,
+    [tenantId],
+  );
+  const stored = rows.map((row) => row.event_id);
+  expect(new Set(stored).size, 'no event is in the chain twice').toBe(stored.length);
+  const missing = [...acknowledged].filter((id) => !stored.includes(id));
+  expect(missing, 'no acknowledged event is missing').toEqual([]);
+  expect(stored.length, 'each event was acknowledged in the end').toBe(acknowledged.size);
+  expect(result.records_checked).toBe(acknowledged.size + 1);
+}
+
+async function signingKeys(db: Database): Promise<KeyObject[]> {
+  const { rows } = await db.owner.query<{ public_key: Buffer }>('select public_key from signing_key');
+  return rows.map((row) => createPublicKey({ key: row.public_key, type: 'spki', format: 'der' }));
+}
+
+export function median(numbers: readonly number[]): number {
+  return [...numbers].sort((a, b) => a - b)[Math.floor(numbers.length / 2)] ?? Number.NaN;
+}

@@ -1,0 +1,66 @@
+import { sign, verify } from 'node:crypto';
+import { expect, test } from 'vitest';
+import { Keyring, SealedError } from '../../server/keys/keyring.ts';
+import { systemClock } from '../../server/lib/clock.ts';
+import { SecretBox } from '../../server/lib/crypto.ts';
+import { useDatabase } from '../helpers/database.ts';
+
+const box = useDatabase();
+const master = Buffer.alloc(32, 1);
+const open = (key = master) => Keyring.open(box.db, new SecretBox(key), systemClock);
+
+test('an empty database gets one key, which opens again with the same master key', async () => {
+  const first = await open();
+  expect(first.all).toHaveLength(1);
+  const again = await open();
+  expect(again.current.kid).toBe(first.current.kid);
+  const data = Buffer.from('signed');
+  expect(verify(null, data, first.current.publicKey, sign(null, data, again.current.privateKey))).toBe(true);
+});
+
+test('a wrong master key opens nothing and changes nothing', async () => {
+  const before = await box.db.owner.query('select * from signing_key');
+  await expect(open(Buffer.alloc(32, 2))).rejects.toBeInstanceOf(SealedError);
+  expect((await box.db.owner.query('select * from signing_key')).rows).toEqual(before.rows);
+  await open();
+});
+
+test('rotation makes a new current key, keeps the old ones to verify with, and reaches other processes', async () => {
+  const [here, there] = [await open(), await open()];
+  const old = here.current;
+  const made = await here.rotate();
+  expect(made.kid).not.toBe(old.kid);
+  expect(here.current.kid).toBe(made.kid);
+  expect(here.all.map(({ retiredAt }) => retiredAt === null)).toEqual([true, false]);
+  const data = Buffer.from('signed before');
+  expect(verify(null, data, here.find(old.kid)!, sign(null, data, old.privateKey))).toBe(true);
+  await expect.poll(() => there.current.kid).toBe(made.kid);
+  await there.settled();
+  expect(there.find('unknown')).toBeUndefined();
+});
+
+test('many rotations at once leave one current key', async () => {
+  const keyring = await open();
+  await Promise.all([keyring.rotate(), keyring.rotate(), keyring.rotate()]);
+  const { rows } = await box.db.owner.query<{ n: number }>(
+    'select count(*)::int as n from signing_key where retired_at is null',
+  );
+  expect(rows[0]!.n).toBe(1);
+});
+
+test('private keys swapped between rows do not open: each is bound to its own', async () => {
+  const { rows } = await box.db.owner.query<{ kid: string; private_key: Buffer; retired_at: Date | null }>(
+    'select * from signing_key order by retired_at nulls first',
+  );
+  const [current, other] = rows;
+  await box.db.owner.query('update signing_key set private_key = $1 where kid = $2', [
+    other!.private_key,
+    current!.kid,
+  ]);
+  await expect(open()).rejects.toThrow();
+  await box.db.owner.query('update signing_key set private_key = $1 where kid = $2', [
+    current!.private_key,
+    current!.kid,
+  ]);
+  await open();
+});

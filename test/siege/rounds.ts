@@ -1,0 +1,13 @@
+/** `npm test` runs a few short rounds of what `npm run siege` does for long. */
+export const SIEGE = process.env.SVC_SIEGE === '1';
+
+export const ROUNDS = {
+  /** How often the owner is killed. */
+  kills: SIEGE ? 20 : 5,
+  /** How long the owner is frozen, in milliseconds. */
+  freezeMs: SIEGE ? 10_000 : 4000,
+  /** How often Redis is emptied and restarted. */
+  outages: SIEGE ? 10 : 2,
+  /** How often a key is revoked and used at once elsewhere. */
+  revocations: SIEGE ? 300 : 40,
+} as const;

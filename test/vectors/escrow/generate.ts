@@ -1,0 +1,195 @@
+import {
+  createHold,
+  elapse,
+  HOLD_MACHINE_VERSION,
+  type HoldEvent,
+  type HoldSnapshot,
+  holdRefusal,
+  stepHold,
+  timeline,
+} from '../../../machines/escrow.ts';
+import { KINDS } from '../../../server/escrow/kinds/index.ts';
+import type { HoldType } from '../../../server/policy/types.ts';
+
+/** One life of a hold: what it lists, and what happens to it. Times are milliseconds from its opening. */
+interface Life {
+  name: string;
+  type: HoldType;
+  approvals: number;
+  conditions?: string[];
+  release_after?: number;
+  ttl: number;
+  execute_within?: number;
+  events: HoldEvent[];
+}
+
+const some = (approvals: number, seated = true) => ({ approvals, seated });
+const approve = (userId: string, at: number, count: number, seated = true): HoldEvent => ({
+  type: 'vote',
+  userId,
+  decision: 'approve',
+  tally: some(count, seated),
+  at,
+});
+const reject = (userId: string, at: number, count = 0): HoldEvent => ({
+  type: 'vote',
+  userId,
+  decision: 'reject',
+  tally: some(count),
+  at,
+});
+const satisfy = (conditionId: string, at: number, satisfied = true): HoldEvent => ({
+  type: 'satisfy',
+  conditionId,
+  satisfied,
+  tally: some(0),
+  at,
+});
+const consume = (at: number, more: { agentId?: string; actionHash?: string } = {}): HoldEvent => ({
+  type: 'consume',
+  agentId: 'agent',
+  agentRole: 'clerk',
+  actionHash: 'sha256:aa',
+  ...more,
+  at,
+});
+
+/** At least one row for each hold type. */
+const LIVES: Life[] = [
+  {
+    name: 'single: approved and consumed, once',
+    type: 'single',
+    approvals: 1,
+    ttl: 1000,
+    execute_within: 500,
+    events: [consume(5), approve('ann', 10, 1), consume(20, { actionHash: 'sha256:bb' }), consume(30), consume(40)],
+  },
+  {
+    name: 'single: nobody decides',
+    type: 'single',
+    approvals: 1,
+    ttl: 1000,
+    events: [approve('ann', 1000, 1), consume(1001), { type: 'cancel', at: 1002 }],
+  },
+  {
+    name: 'multi_party: two people, one of them twice',
+    type: 'multi_party',
+    approvals: 2,
+    ttl: 1000,
+    events: [
+      approve('ann', 10, 1),
+      approve('ann', 20, 1),
+      { ...approve('owner', 25, 1), barred: 'the owner does not vote' } as HoldEvent,
+      approve('bob', 30, 2),
+      consume(1000),
+    ],
+  },
+  {
+    name: 'multi_party: one rejection',
+    type: 'multi_party',
+    approvals: 2,
+    ttl: 1000,
+    events: [approve('ann', 10, 1), reject('bob', 20, 1), approve('cid', 30, 2)],
+  },
+  {
+    name: 'multi_party: enough approvals, a seat of the quorum open, then an approver lost the role',
+    type: 'multi_party',
+    approvals: 2,
+    ttl: 1000,
+    events: [
+      approve('ann', 10, 1, false),
+      approve('bob', 20, 2, false),
+      { type: 'recount', tally: some(1, false), at: 30 },
+      approve('cid', 40, 2),
+    ],
+  },
+  {
+    name: 'multi_party: an approver got the role back, and the count of that releases',
+    type: 'multi_party',
+    approvals: 2,
+    ttl: 1000,
+    events: [
+      approve('ann', 10, 1),
+      { type: 'recount', tally: some(0), at: 20 },
+      approve('bob', 30, 1),
+      { type: 'recount', tally: some(1), at: 40 },
+      { type: 'recount', tally: some(2), at: 50 },
+    ],
+  },
+  {
+    name: 'conditional: taken back, then satisfied',
+    type: 'conditional',
+    approvals: 0,
+    conditions: ['kyc', 'legal'],
+    ttl: 1000,
+    events: [
+      satisfy('kyc', 10),
+      satisfy('other', 15),
+      satisfy('kyc', 20, false),
+      satisfy('legal', 30),
+      satisfy('kyc', 40),
+    ],
+  },
+  {
+    name: 'conditional with an approval: needs both',
+    type: 'conditional',
+    approvals: 1,
+    conditions: ['kyc'],
+    ttl: 1000,
+    events: [satisfy('kyc', 10), approve('ann', 20, 1), { type: 'cancel', at: 30 }, consume(40)],
+  },
+  {
+    name: 'time_delayed: released by time though its timer is late, and expired by its own time',
+    type: 'time_delayed',
+    approvals: 0,
+    release_after: 100,
+    ttl: 1000,
+    execute_within: 50,
+    events: [approve('ann', 10, 1), { type: 'wake', at: 99 }, { type: 'wake', at: 140 }, consume(150)],
+  },
+  {
+    name: 'time_delayed: rejected before its time',
+    type: 'time_delayed',
+    approvals: 0,
+    release_after: 100,
+    ttl: 1000,
+    events: [reject('ann', 99), { type: 'wake', at: 100 }],
+  },
+  {
+    name: 'time_delayed with an approval: released before its time',
+    type: 'time_delayed',
+    approvals: 1,
+    release_after: 100,
+    ttl: 1000,
+    events: [approve('ann', 10, 1), consume(20)],
+  },
+];
+
+/** The lives of holds, by path under test/vectors: what each event does, who refuses it, and what is told of it. */
+export async function generate(): Promise<Record<string, string>> {
+  const lives = LIVES.map((life) => ({ ...life, events: undefined, ...live(life) }));
+  return { 'lives.json': `${JSON.stringify({ machine_version: HOLD_MACHINE_VERSION, lives }, null, 2)}\n` };
+}
+
+function live({ type, approvals, conditions = [], release_after, ttl, execute_within, events }: Life) {
+  const release = KINDS[type].release({ approvals, conditions, releaseAt: release_after });
+  let [snapshot] = createHold({
+    agentId: 'agent',
+    agentRole: 'clerk',
+    actionHash: 'sha256:aa',
+    release,
+    conditions,
+    expiresAt: ttl,
+    executeWithin: execute_within ?? null,
+  });
+  const steps = events.map((event) => {
+    const refused = holdRefusal(snapshot, event)?.code;
+    const [timely, passed] = elapse(snapshot, event.at);
+    const [next, effects] = refused ? [timely, []] : stepHold(timely, event);
+    snapshot = next as HoldSnapshot;
+    const told = [...passed, ...effects].flatMap((e) => (e.type === 'audit' ? [e.params.action] : []));
+    return { event, ...(refused && { refused }), status: snapshot.value, told, ...timeline(snapshot) };
+  });
+  const { releasedAt, executeBy, endedAt } = snapshot.context;
+  return { release, steps, end: { status: snapshot.value, releasedAt, executeBy, endedAt } };
+}
