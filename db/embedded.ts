@@ -159,7 +159,8 @@ async function hasOtherUsers(client: pg.Client): Promise<boolean> {
   // a connection that is starting has no name yet; whoever else is here has its presence open already
   const { rowCount } = await client.query(
     `select 1 from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()
-       and state is distinct from 'starting' and (application_name = '' or application_name <> current_setting('application_name')) limit 1`,
+       and state is distinct from 'starting'
+       and (application_name = '' or application_name <> current_setting('application_name')) limit 1`,
   );
   return rowCount === 1;
 }

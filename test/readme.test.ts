@@ -39,9 +39,11 @@ beforeAll(async () => {
 }, 60_000);
 
 afterAll(async () => {
-  const ended = new Promise((resolve) => server.once('exit', resolve));
-  server.kill('SIGTERM');
-  await ended;
+  if (server.exitCode === null) {
+    const ended = new Promise((resolve) => server.once('exit', resolve));
+    server.kill('SIGTERM');
+    await ended;
+  }
   rmSync(dir, { recursive: true, force: true });
 }, 30_000);
 

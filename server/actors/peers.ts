@@ -17,9 +17,12 @@ const MESSAGE_CHARS = 256 * 1024;
 const WAITING_CHARS = 16 * 1024 * 1024;
 const WAITING_CALLS = 20_000;
 /** How often it is looked whether a process that owes answers is still there. */
-const WATCH_MS = 100;
+const WATCH_MS = 50;
 /** A call that waits for longer makes the owner be looked up again, so that a paused one is noticed. */
 const DOUBT_MS = 500;
+
+/** So many messages to itself that did not come back mean a dead connection. */
+const LOST_BEATS = 3;
 
 interface Call {
   readonly tenantId: string;
@@ -73,6 +76,7 @@ export class Peers {
   readonly #publishing = new Set<Promise<void>>();
   readonly #watch: NodeJS.Timeout;
   #subscribed = false;
+  #unheard = 0;
   #scheduled = false;
   #last = 0;
 
@@ -114,8 +118,18 @@ export class Peers {
     return this.#subscribed && this.#redis.commands.status === 'ready';
   }
 
-  /** Keeps the connections from falling silent. */
+  /**
+   * Sends itself a message. A connection that brings none of them any more is dead, although nobody said so; it is made
+   * anew.
+   */
   async beat(): Promise<void> {
+    if (this.#unheard >= LOST_BEATS) {
+      this.#unheard = 0;
+      this.#log.warn('the connection to Redis brings no messages; it is made anew');
+      this.#redis.subscriber.disconnect(true);
+      return;
+    }
+    this.#unheard++;
     await this.#redis.commands.publish(this.#channel(this.id), '');
   }
 
@@ -162,6 +176,7 @@ export class Peers {
   async #listen(): Promise<void> {
     await this.#redis.subscriber.subscribe(this.#channel(this.id));
     this.#subscribed = true;
+    this.#unheard = 0;
   }
 
   #channel(id: string): string {
@@ -222,7 +237,11 @@ export class Peers {
   }
 
   #receive(channel: string, sealed: string): void {
-    if (sealed === '' || channel !== this.#channel(this.id)) return;
+    if (channel !== this.#channel(this.id)) return;
+    if (sealed === '') {
+      this.#unheard = 0;
+      return;
+    }
     const text = this.#redis.unseal(channel, sealed);
     if (text === undefined) {
       this.#log.warn({ channel }, 'a message was not sent by a process of this installation; it is ignored');

@@ -7,6 +7,7 @@ import { pipeline } from 'node:stream/promises';
 import { createGunzip, createGzip } from 'node:zlib';
 import pg from 'pg';
 import { z } from 'zod';
+import { claimDatabase } from '../../db/claim.ts';
 import { copyOut } from '../chain/copy.ts';
 import { ArchiveError, readTarHeader, TAR_BLOCK, tarHeader, tarPadding } from '../forensics/archive.ts';
 import { SecretBox, sha256 } from '../lib/crypto.ts';
@@ -119,8 +120,14 @@ const restore = command({
     const { header, manifest } = await withPlace({ create: true }, async ({ config, databaseUrl }) => {
       const box = new SecretBox(requireMasterKey(config));
       const { migrate } = await import('../../db/index.ts');
-      await migrate(databaseUrl);
-      return withClient(databaseUrl, (client) => load(client, file, box));
+      // a server would keep the keys that are replaced here
+      const claim = await claimDatabase(databaseUrl, { alone: true, onConflict: () => undefined });
+      try {
+        await migrate(databaseUrl);
+        return await withClient(databaseUrl, (client) => load(client, file, box));
+      } finally {
+        await claim.release();
+      }
     });
     print({ file, ...header, tables: manifest.tables }, [
       ...columns(manifest.tables.map((table) => [table.name, `${table.rows} rows`])),

@@ -1,5 +1,6 @@
 import { existsSync, rmSync, statfsSync, statSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
+import { Redis } from 'ioredis';
 import type pg from 'pg';
 import { type Config, readConfig, settingsHelp } from '../config.ts';
 import { SecretBox } from '../lib/crypto.ts';
@@ -51,6 +52,7 @@ const doctor = command({
       checkPairs(config, tell);
       checkDataDir(config, tell);
       await checkServer(config, tell);
+      if (config.redisUrl) await checkRedis(config.redisUrl, tell);
       try {
         await withPlace({}, ({ config, databaseUrl }) =>
           withClient(databaseUrl, (client) => checkDatabase(client, config, tell)),
@@ -208,6 +210,24 @@ async function checkServer(config: Config, tell: Tell): Promise<void> {
   } catch {
     // not a fault: this runs before the first start too
     tell('ok', 'server', `none answers at ${address}`);
+  }
+}
+
+async function checkRedis(url: string, tell: Tell): Promise<void> {
+  const redis = new Redis(url, { lazyConnect: true, connectTimeout: 3000, commandTimeout: 3000, retryStrategy: null });
+  let fault: Error | undefined;
+  redis.on('error', (error) => {
+    fault ??= error;
+  });
+  try {
+    await redis.connect();
+    const version = /redis_version:(\S+)/.exec(await redis.info('server'))?.[1] ?? 'unknown';
+    if (Number.parseInt(version, 10) >= 6) tell('ok', 'Redis', version);
+    else tell('FAIL', 'Redis', version, 'use 6 or later');
+  } catch (error) {
+    tell('FAIL', 'Redis', (fault ?? (error as Error)).message, 'see that it runs and that REDIS_URL is right');
+  } finally {
+    redis.disconnect();
   }
 }
 

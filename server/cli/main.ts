@@ -1,4 +1,5 @@
 import { readFileSync } from 'node:fs';
+import { Occupied } from '../../db/claim.ts';
 import { ConfigError } from '../config.ts';
 import { AppError } from '../errors.ts';
 import { SealedError } from '../keys/keyring.ts';
@@ -87,7 +88,7 @@ export function messageOf(error: unknown): string {
     return `${error.message}${faults}`;
   }
   if (error instanceof SealedError) return `${error.message}. Set the key that this database was made with.`;
-  if (error instanceof CommandError || error instanceof ConfigError) return error.message;
+  if (error instanceof CommandError || error instanceof ConfigError || error instanceof Occupied) return error.message;
   const { code, message, stack, errors } = error as Error & { code?: string; errors?: Error[] };
   // of the system, of the network, of PostgreSQL: they say enough
   if (code) return message || errors?.[0]?.message || code;

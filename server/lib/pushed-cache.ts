@@ -17,6 +17,8 @@ export class PushedCache {
   #hangs = 0;
   readonly #redis: RedisLink;
   readonly #epoch: string;
+  /** What was found to be sealed rightly, so that a hit need not compute it again. */
+  readonly #unsealed = new Map<string, { sealed: string; until: number; value: string }>();
 
   constructor(redis: RedisLink) {
     this.#redis = redis;
@@ -27,7 +29,18 @@ export class PushedCache {
   async read(key: string): Promise<string | undefined> {
     const name = this.#redis.name('value', key);
     const sealed = await this.#get(name);
-    return sealed === undefined ? undefined : this.#redis.unseal(name, sealed);
+    if (sealed === undefined) return undefined;
+    let found = this.#unsealed.get(name);
+    if (found?.sealed !== sealed) {
+      const text = this.#redis.unseal(name, sealed);
+      if (text === undefined) return undefined;
+      const space = text.indexOf(' ');
+      found = { sealed, until: Number(text.slice(0, space)), value: text.slice(space + 1) };
+      if (this.#unsealed.size >= REMEMBERED) this.#unsealed.clear();
+      this.#unsealed.set(name, found);
+    }
+    // whatever Redis thinks of its age
+    return found.until > Date.now() ? found.value : undefined;
   }
 
   /** Taken before the source is asked, given to `fill` after it. Undefined when Redis is away. */
@@ -46,8 +59,9 @@ export class PushedCache {
     const { commands } = this.#redis;
     const name = this.#redis.name('value', key);
     const ttl = Math.max(1, Math.min(Math.floor(ttlMs), PushedCache.MAX_MS));
+    const sealed = this.#redis.seal(name, `${Date.now() + ttl} ${value}`);
     const keys = [this.#epoch, name, ...tags.map((tag) => this.#redis.name('tag', tag))];
-    await this.#attempt(() => commands.eval(FILL, keys.length, ...keys, ticket, this.#redis.seal(name, value), ttl));
+    await this.#attempt(() => commands.eval(FILL, keys.length, ...keys, ticket, sealed, ttl));
   }
 
   /**
@@ -123,6 +137,7 @@ export class PushedCache {
 /** The client has no time limit of its own for a command that was sent. */
 const ANSWER_MS = 500;
 const HANG_MS = 1000;
+const REMEMBERED = 20_000;
 const STAMP_MS = 3_600_000;
 /** Values under one tag; more are forgotten together, so that a tag never grows without end. */
 const TAG_SIZE = 1000;

@@ -29,6 +29,8 @@ export class RedisLink {
   readonly #prefix: string;
   readonly #key: Buffer;
   #closed = false;
+  #watch: NodeJS.Timeout | undefined;
+  #heardAt = performance.now();
 
   private constructor(url: string, options: { log: Log; secret: Buffer; installation: string }) {
     this.#key = Buffer.from(hkdfSync('sha256', options.secret, Buffer.alloc(0), 'svc redis seal v1', 32));
@@ -50,10 +52,8 @@ export class RedisLink {
       RESP: 3,
       disableOfflineQueue: true,
       commandsQueueMaxLength: 10_000,
-      pingInterval: 1000,
       socket: {
         connectTimeout: 2000,
-        socketTimeout: SILENCE_MS,
         reconnectStrategy: (attempt: number) => Math.min(50 * 2 ** Math.min(attempt, 10), RECONNECT_MS),
       },
       clientSideCache: { ttl: TRACKED_MS, maxEntries: TRACKED_KEYS, evictPolicy: 'LRU', recordStats: false },
@@ -81,6 +81,7 @@ export class RedisLink {
     const connecting = [link.commands.connect(), link.subscriber.connect(), link.tracked.connect()];
     // failures were logged by the listener; reconnecting goes on behind
     await Promise.race([Promise.allSettled(connecting), new Promise((resolve) => setTimeout(resolve, 2500).unref())]);
+    link.#watch = setInterval(() => link.#look(), 1000);
     return link;
   }
 
@@ -103,9 +104,30 @@ export class RedisLink {
 
   async close(): Promise<void> {
     this.#closed = true;
+    clearInterval(this.#watch);
     this.commands.disconnect();
     this.subscriber.disconnect();
     if (this.tracked.isOpen) this.tracked.destroy();
+  }
+
+  /**
+   * What is read from the tracked connection may never touch the network, so that a dead one would go on answering. It
+   * is asked each second, and made anew when it says nothing.
+   */
+  #look(): void {
+    const { tracked } = this;
+    if (tracked.isReady) {
+      tracked.ping().then(
+        () => {
+          this.#heardAt = performance.now();
+        },
+        () => undefined, // not heard: that is what counts
+      );
+    }
+    if (performance.now() - this.#heardAt < SILENCE_MS) return;
+    this.#heardAt = performance.now();
+    if (tracked.isOpen) tracked.destroy();
+    tracked.connect().catch((error: Error) => tracked.emit('error', error));
   }
 
   #mac(place: string, text: string): string {

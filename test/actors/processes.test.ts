@@ -316,6 +316,18 @@ describe.skipIf(noRedis)('several processes', () => {
     await owner.start();
   });
 
+  test('a worker serves its health and no requests', { timeout: 60_000 }, async () => {
+    const worker = new ServerProcess('worker', { DATABASE_URL: box.url, REDIS_URL: redis.url, SVC_ROLES: 'worker' });
+    try {
+      await worker.start();
+      expect((await fetch(`${worker.url}/metrics`)).status).toBe(200);
+      expect((await fetch(`${worker.url}/v1/policies`)).status).toBe(404);
+      expect((await fetch(`${servers[0]!.url}/v1/policies`)).status).toBe(401);
+    } finally {
+      await worker.dispose();
+    }
+  });
+
   test('a process without Redis does not start beside them', { timeout: 60_000 }, async () => {
     const alone = new ServerProcess('alone', { DATABASE_URL: box.url });
     await alone.spawn({ PORT: '0' });

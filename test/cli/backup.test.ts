@@ -228,6 +228,11 @@ function shared(): Promise<string> {
   return sharedUrl;
 }
 
+test('while a server has the database nothing is restored into it', async () => {
+  const { stderr } = await svcHere(1, env(server.databaseUrl), 'restore', file);
+  expect(stderr).toContain('Another server process runs on this database');
+});
+
 test('without the master key of the backup nothing is restored', async () => {
   const url = await shared();
   const other = { ...env(url), SVC_MASTER_KEY: Buffer.alloc(32, 8).toString('hex') };

@@ -1,5 +1,5 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { ask, type ServerProcess, signIn, startServer, svc, svcHere, temporaryDirectory } from './svc.ts';
+import { ask, freePort, type ServerProcess, signIn, startServer, svc, svcHere, temporaryDirectory } from './svc.ts';
 
 /** Every command beside a running server, which keeps the database to itself in no way. */
 const dir = temporaryDirectory();
@@ -228,6 +228,13 @@ describe('care', () => {
     expect(remote.stdout).toMatch(/^warn +settings +DATABASE_URL reaches another machine without TLS/m);
     expect(remote.stdout).toMatch(/^FAIL +database/m);
     expect(remote.stdout).not.toContain('hunter2');
+    const redis = await svcHere(
+      1,
+      { ...server.env, REDIS_URL: `redis://:hunter2@127.0.0.1:${await freePort()}` },
+      'doctor',
+    );
+    expect(redis.stdout).toMatch(/^FAIL +Redis +.*ECONNREFUSED/m);
+    expect(redis.stdout).not.toContain('hunter2');
   });
 
   test('migrate has nothing to do, and a wrong master key stops every command before it changes anything', async () => {

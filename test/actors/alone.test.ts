@@ -1,0 +1,51 @@
+import { execFile } from 'node:child_process';
+import path from 'node:path';
+import { promisify } from 'node:util';
+import { afterAll, expect, test } from 'vitest';
+import { readConfig } from '../../server/config.ts';
+import { useDatabase } from '../helpers/database.ts';
+import { MASTER_KEY, ServerProcess } from '../helpers/processes.ts';
+
+const box = useDatabase();
+const started: ServerProcess[] = [];
+afterAll(() => Promise.all(started.map((server) => server.dispose())));
+
+function server(name: string, env: Record<string, string> = {}): ServerProcess {
+  const made = new ServerProcess(name, { DATABASE_URL: box.url, ...env });
+  started.push(made);
+  return made;
+}
+
+test('without Redis one server has the database, commands work beside it, and the next one starts when it is gone', {
+  timeout: 90_000,
+}, async () => {
+  const [first, second] = [server('first'), server('second')];
+  await first.start();
+  await second.spawn({ PORT: '0' });
+  await second.exited();
+  expect(second.exitCode).toBe(1);
+  expect(second.output).toMatch(/Another server process runs on this database.*REDIS_URL/);
+  // a message for an operator, not a stack
+  expect(second.output).not.toContain('    at ');
+
+  const { stdout } = await promisify(execFile)(process.execPath, ['server/cli.ts', 'tenant', 'list', '--json'], {
+    cwd: path.resolve(import.meta.dirname, '../..'),
+    env: { DATABASE_URL: box.url, SVC_MASTER_KEY: MASTER_KEY },
+  });
+  expect(JSON.parse(stdout)).toMatchObject({ tenants: [{ tenant_id: 'default' }] });
+
+  // the claim ends with the process, however that ends
+  await first.kill();
+  await second.start();
+  expect((await fetch(`${second.url}/v1/policies`)).status).toBe(401);
+});
+
+test('a part of the work is taken only where there can be other processes for the rest', () => {
+  expect(() => readConfig({ SVC_ROLES: 'worker' })).toThrow(/SVC_ROLES.*REDIS_URL/);
+  expect(() => readConfig({ SVC_ROLES: 'web', REDIS_URL: 'redis://x' })).toThrow(/SVC_ROLES/);
+  expect(() => readConfig({ SVC_ROLES: 'cook' })).toThrow(/SVC_ROLES/);
+  expect(() => readConfig({ REDIS_URL: 'http://x' })).toThrow(/REDIS_URL/);
+  expect(readConfig({}).roles).toEqual(['web', 'worker']);
+  const several = { REDIS_URL: 'redis://x', DATABASE_URL: 'postgres://x' };
+  expect(readConfig({ ...several, SVC_ROLES: 'worker' }).roles).toEqual(['worker']);
+});
