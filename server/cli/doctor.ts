@@ -21,7 +21,7 @@ interface Finding {
 type Tell = (level: Level, check: string, detail: string, advice?: string) => void;
 
 /** Names of the environment that begin with SVC_ and are for tests and benchmarks of this project. */
-const NOT_SETTINGS = /^SVC_(TEST|BENCH|AIRLINE)_/;
+const NOT_SETTINGS = /^SVC_(TEST|BENCH|SIEGE|AIRLINE)(_|$)/;
 /** A chain whose newest record is older than this and not signed has no server that signs it. */
 const UNSIGNED_MINUTES = 5;
 
@@ -88,15 +88,12 @@ export const doctorCommands = [doctor];
 /** The value of a setting without what is secret in it. */
 function shown(name: string, value: string): string {
   if (/(KEY|SECRET|PASSWORD|TOKEN)$/.test(name)) return '(set, not shown)';
-  if (!/:\/\//.test(value)) return plain(value);
-  try {
-    const url = new URL(value);
-    if (url.password) url.password = '***';
-    for (const key of url.searchParams.keys()) if (/pass|secret|key/i.test(key)) url.searchParams.set(key, '***');
-    return plain(url.href);
-  } catch {
-    return '(set, not an address)';
-  }
+  if (!name.endsWith('_URL') && !value.includes('://')) return plain(value);
+  if (!URL.canParse(value)) return '(set, not an address)';
+  const url = new URL(value);
+  if (url.password) url.password = '***';
+  for (const key of url.searchParams.keys()) if (/pass|secret|key/i.test(key)) url.searchParams.set(key, '***');
+  return plain(url.href);
 }
 
 function checkProgram(tell: Tell): void {
@@ -148,7 +145,7 @@ function checkPairs(config: Config, tell: Tell): void {
   if (config.masterKey && existsSync(masterKeyFile(config))) {
     warn(`SVC_MASTER_KEY(_FILE) is set, so ${masterKeyFile(config)} is not used`, 'keep only the one that is right');
   }
-  const database = config.databaseUrl && new URL(config.databaseUrl);
+  const database = config.databaseUrl && URL.canParse(config.databaseUrl) && new URL(config.databaseUrl);
   if (
     database &&
     !/^(localhost|127\.|\[::1\])/.test(database.hostname) &&

@@ -31,7 +31,7 @@ test('in an empty directory the first command makes the database, and PostgreSQL
 
   const { stdout } = await svcHere(0, env, 'doctor');
   expect(stdout).toMatch(/^ok +server +none answers/m);
-}, 30_000);
+}, 60_000);
 
 test('a server that starts while a command runs keeps the PostgreSQL that the command began', async () => {
   const dir = path.join(base, 'server');
@@ -55,7 +55,7 @@ test('a server that starts while a command runs keeps the PostgreSQL that the co
   expect(stderr).toBe('');
   expect({ status, code }).toEqual({ status: 200, code: 0 });
   expect(running(dir)).toBe(false);
-}, 30_000);
+}, 60_000);
 
 test('a command that is interrupted stops its PostgreSQL and leaves no half file', async () => {
   const dir = path.join(base, 'interrupted');
@@ -71,7 +71,7 @@ test('a command that is interrupted stops its PostgreSQL and leaves no half file
   expect(existsSync(path.join(dir, 'one.svc'))).toBe(code === 0);
   expect(existsSync(path.join(dir, 'one.svc.partial'))).toBe(false);
   expect(running(dir)).toBe(false);
-}, 30_000);
+}, 60_000);
 
 test('with DATABASE_URL that database is used, and its master key is never made up', async () => {
   const dir = path.join(base, 'external');
@@ -112,7 +112,7 @@ test('a database that is not migrated, or was by a newer program, is not worked 
     await box.db.owner.query('delete from schema_migration where name = $1', ['9999-later']);
     await box.db.owner.query('insert into schema_migration (name) values ($1)', [newest]);
   }
-}, 30_000);
+}, 60_000);
 
 test('openapi prints the document that is committed, or says that it is stale', async () => {
   const { stdout } = await svc(0, {}, 'openapi');

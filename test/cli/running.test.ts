@@ -93,7 +93,8 @@ describe('tenants', () => {
       poll_seconds: 7,
       approver_groups: { finance: ['u1'] },
     });
-    expect(await shown()).toBe(7);
+    // a notice of the database tells the server of it, some milliseconds after the commit
+    await expect.poll(shown, { timeout: 5000 }).toBe(7);
     expect((await run('settings', 'get', '--tenant', 'default', '--json')).json()).toMatchObject({ poll_seconds: 7 });
     expect((await set(2, 'poll_seconds=soon')).stderr).toContain('poll_seconds');
     expect((await set(2, 'pol_seconds=7')).stderr).toContain('did you mean poll_seconds?');
@@ -137,7 +138,7 @@ describe('keys', () => {
     const { events } = await ask<{ events: object[] }>(200, `${server.url}/v1/events`, server.key);
     expect(events[0]).toMatchObject({ agent_id: 'bot-1', agent_role: 'support', decision: 'deny' });
     expect((await run('agent-key', 'list', '--tenant', 'default')).stdout).toContain('bot-1');
-    await run('agent-key', 'revoke', '--tenant', 'default', made.id);
+    await svc(0, server.env, 'agent-key', 'revoke', '--tenant', 'default', made.id);
     await ask(401, `${server.url}/v1/evaluate`, made.key, options);
   });
 
