@@ -87,6 +87,17 @@ export async function openDatabase(url: string, options: { poolSize?: number } =
     await client.connect();
     return client;
   };
+  // INVARIANT: requests run as a role that row level security binds. A pooler that drops the option would undo that
+  // without a word, so both pools are asked.
+  const asked = 'select current_user as role';
+  const roles = [
+    ...(await app.query<{ role: string }>(asked)).rows,
+    ...(await orm.em.execute<{ role: string }[]>(asked)),
+  ];
+  if (roles.length !== 2 || roles.some(({ role }) => role !== 'svc_app')) {
+    await Promise.all([orm.close(true), owner.end(), app.end()]);
+    throw new Error('Requests do not run as the role svc_app: connect to PostgreSQL without a pooler in between.');
+  }
   const notices = new Notices(connectOwner);
   await notices.start();
   return {

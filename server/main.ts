@@ -19,13 +19,10 @@ try {
 async function main(): Promise<void> {
   const config = readConfig();
   const log = createLog(config.logLevel);
-  const embedded = config.databaseUrl
-    ? undefined
-    : await startEmbedded({ dataDir: config.dataDir, databases: ['svc'] });
-  const program = await createProgram({ config, databaseUrl: config.databaseUrl ?? embedded!.url('svc'), log });
-
+  // what must end before the process does, the last begun first; a signal may come while it still starts
+  const running: { stop(): Promise<void> }[] = [];
   let stopping = false;
-  const stop = (signal: NodeJS.Signals) => {
+  const stop = async (signal: NodeJS.Signals) => {
     if (stopping) {
       log.warn({ signal }, 'stopping at once');
       process.exit(1);
@@ -33,18 +30,31 @@ async function main(): Promise<void> {
     stopping = true;
     log.info({ signal }, 'stopping: what was accepted is finished first');
     setTimeout(() => process.exit(1), STOP_MS).unref();
-    program
-      .stop()
-      .then(() => embedded?.stop())
-      .then(
-        () => process.exit(0),
-        (err) => {
-          log.error({ err }, 'the stop failed');
-          process.exit(1);
-        },
-      );
+    try {
+      await started.catch(() => undefined);
+      for (const part of running.reverse()) await part.stop();
+      process.exit(0);
+    } catch (err) {
+      log.error({ err }, 'the stop failed');
+      process.exit(1);
+    }
   };
-  for (const signal of ['SIGTERM', 'SIGINT'] as const) process.on(signal, stop);
+  for (const signal of ['SIGTERM', 'SIGINT'] as const) process.on(signal, (name) => void stop(name));
+
+  const start = async () => {
+    let { databaseUrl } = config;
+    if (!databaseUrl) {
+      const embedded = await startEmbedded({ dataDir: config.dataDir, databases: ['svc'] });
+      running.push(embedded);
+      databaseUrl = embedded.url('svc');
+    }
+    const made = await createProgram({ config, databaseUrl, log });
+    running.push(made);
+    return made;
+  };
+  const started = start();
+  const program = await started;
+  if (stopping) return;
 
   const { core } = program;
   const first = core && (await core.tenants.list()).length === 0;

@@ -1,3 +1,4 @@
+import { OPERATOR } from './auth/audit.ts';
 import type { Keys } from './auth/keys.ts';
 import { OPERATOR_LINK_SECONDS, type Sessions } from './auth/sessions.ts';
 import type { Tenants } from './tenants/tenants.ts';
@@ -11,9 +12,6 @@ export interface NewTenant {
   /** Signs the first admin in, once, within seven days. */
   sign_in_url: string;
 }
-
-/** Whoever has the database and the settings, as the audit chain names them. */
-export const OPERATOR = { type: 'operator', id: 'operator' } as const;
 
 /** A tenant with its first admin, an admin API key and a sign-in link. */
 export async function createTenant(
@@ -39,6 +37,6 @@ export async function newSignInLink(
   userId: string,
 ): Promise<{ sign_in_url: string; expires_at: string }> {
   const expires_at = new Date(Date.now() + OPERATOR_LINK_SECONDS * 1000).toISOString();
-  const token = await services.sessions.createLink(tenantId, userId, OPERATOR_LINK_SECONDS);
+  const token = await services.sessions.createLink(tenantId, userId, OPERATOR_LINK_SECONDS, { actor: OPERATOR });
   return { sign_in_url: `${baseUrl}/auth/magic-link/verify?token=${token}`, expires_at };
 }

@@ -9,6 +9,15 @@ export interface Actor {
   ip?: string | undefined;
 }
 
+/** Whoever has the database and the settings, as the audit chain names them. */
+export const OPERATOR: Actor = { type: 'operator', id: 'operator' };
+
+/** Who did something and in which request. */
+export interface Doer {
+  actor: Actor;
+  requestId?: string | undefined;
+}
+
 /**
  * Every action that the audit chain knows, with its stable code: the letters of the area, a number, and I for done or E
  * for refused. A code never changes its meaning.
@@ -16,6 +25,7 @@ export interface Actor {
 export const AUDIT_ACTIONS = {
   'tenant.created': 'TEN001I',
   'settings.changed': 'TEN002I',
+  'member.added': 'MEM001I',
   'key.created': 'KEY001I',
   'key.revoked': 'KEY002I',
   'agent_key.created': 'AGK001I',
@@ -24,6 +34,7 @@ export const AUDIT_ACTIONS = {
   'session.started': 'SES001I',
   'session.refused': 'SES001E',
   'session.ended': 'SES002I',
+  'session.link_created': 'SES003I',
   'policy.created': 'POL001I',
   'policy.updated': 'POL002I',
   'policy.submitted': 'POL003I',

@@ -1,9 +1,17 @@
-import { type Adapter, type DatabaseSession, type DatabaseUser, Lucia, TimeSpan } from 'lucia';
+import type { EntityManager } from '@mikro-orm/postgresql';
+import {
+  type Adapter,
+  type DatabaseSession,
+  type DatabaseUser,
+  generateIdFromEntropySize,
+  Lucia,
+  TimeSpan,
+} from 'lucia';
 import { Member, SessionEntity } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256 } from '../lib/crypto.ts';
-import type { Actor, WriteAudit } from './audit.ts';
+import type { Doer, WriteAudit } from './audit.ts';
 import type { Principal, Role } from './scopes.ts';
 import { newSecret, secretHash, secretKind } from './secret.ts';
 
@@ -75,7 +83,7 @@ export class Sessions {
   }
 
   /** A link that signs one person in, once. The token is returned here and never again. */
-  async createLink(tenantId: string, userId: string, seconds: number): Promise<string> {
+  async createLink(tenantId: string, userId: string, seconds: number, by: Doer): Promise<string> {
     const token = newSecret('link');
     const now = this.#clock.now();
     const id = secretHash(token);
@@ -93,13 +101,18 @@ export class Sessions {
         tenantId,
         id.toString('hex'),
       ]);
+      await this.#audit(em, tenantId, {
+        ...by,
+        action: 'session.link_created',
+        target: { type: 'user', id: userId },
+      });
     });
     return token;
   }
 
   /**
-   * Uses a link up and starts a session; null when the token is unknown, expired or used. However many requests bring
-   * the same token at once, one of them gets a session.
+   * Uses a link up and starts a session, both or neither; null when the token is unknown, expired or used. However many
+   * requests bring the same token at once, one of them gets a session.
    */
   async redeemLink(
     token: string,
@@ -114,7 +127,8 @@ export class Sessions {
     const tenantId = rows[0]?.tenant_id;
     if (!tenantId) return null;
     const now = new Date(this.#clock.now());
-    const user = await this.#db.transaction(tenantId, async (em) => {
+    const sessionId = generateIdFromEntropySize(25);
+    const started = await this.#db.transaction(tenantId, async (em) => {
       const used = await em.execute<{ user_id: string }[]>(
         `update sign_in_link set used_at = ? where tenant_id = ? and id = ? and used_at is null and expires_at > ?
          returning user_id`,
@@ -122,34 +136,24 @@ export class Sessions {
       );
       await em.execute('delete from credential where hash = ?', [hash]);
       const member = used[0] && (await em.findOne(Member, { tenantId, id: used[0].user_id, removedAt: null }));
-      if (member) member.lastLogin = now;
-      return member ? { id: member.id, email: member.email } : null;
-    });
-    if (!user) return null;
-    return this.#start(tenantId, user, 'magic_link', origin);
-  }
-
-  async #start(
-    tenantId: string,
-    user: { id: string; email: string },
-    authMethod: string,
-    origin: { ip: string; requestId: string },
-  ) {
-    const session = await this.#lucia.createSession(`${tenantId}/${user.id}`, { authMethod });
-    const actor: Actor = { type: 'user', id: user.id, email: user.email, ip: origin.ip };
-    await this.#db.transaction(tenantId, (em) =>
-      this.#audit(em, tenantId, {
-        actor,
+      if (!member) return false;
+      member.lastLogin = now;
+      await storeSession(em, tenantId, { sessionId, userId: member.id, authMethod: 'magic_link', now });
+      await em.flush();
+      await this.#audit(em, tenantId, {
+        actor: { type: 'user', id: member.id, email: member.email, ip: origin.ip },
         action: 'session.started',
-        target: { type: 'user', id: user.id },
-        detail: authMethod,
+        target: { type: 'user', id: member.id },
+        detail: 'magic_link',
         requestId: origin.requestId,
-      }),
-    );
+      });
+      return true;
+    });
+    if (!started) return null;
     return {
-      cookie: this.#lucia.createSessionCookie(session.id).serialize(),
+      cookie: this.#lucia.createSessionCookie(sessionId).serialize(),
       tenantId,
-      expiresAt: new Date(this.#clock.now() + SESSION_SECONDS * 1000),
+      expiresAt: new Date(now.getTime() + SESSION_SECONDS * 1000),
     };
   }
 
@@ -169,6 +173,29 @@ export class Sessions {
     });
     return this.#lucia.createBlankSessionCookie().serialize();
   }
+}
+
+/** Adds a session within the caller's transaction: the row, and the way to it from the cookie. */
+async function storeSession(
+  em: EntityManager,
+  tenantId: string,
+  session: { sessionId: string; userId: string; authMethod: string; now: Date },
+): Promise<void> {
+  const hash = sha256(session.sessionId);
+  await em.execute('insert into credential (hash, kind, tenant_id, id) values (?, ?, ?, ?)', [
+    hash,
+    'session',
+    tenantId,
+    hash.toString('hex'),
+  ]);
+  em.create(SessionEntity, {
+    tenantId,
+    id: hash.toString('hex'),
+    userId: session.userId,
+    authMethod: session.authMethod,
+    createdAt: session.now,
+    expiresAt: new Date(session.now.getTime() + SESSION_SECONDS * 1000),
+  });
 }
 
 /** Lucia's storage over this database. Ids are hashed on the way in. */
@@ -208,23 +235,11 @@ function adapter(db: Database, clock: Clock): Adapter {
     },
     setSession: async (session) => {
       const [tenantId, userId] = session.userId.split('/') as [string, string];
-      await db.transaction(tenantId, async (em) => {
-        const hash = sha256(session.id);
-        await em.execute('insert into credential (hash, kind, tenant_id, id) values (?, ?, ?, ?)', [
-          hash,
-          'session',
-          tenantId,
-          hash.toString('hex'),
-        ]);
-        em.create(SessionEntity, {
-          tenantId,
-          id: hash.toString('hex'),
-          userId,
-          authMethod: session.attributes.authMethod,
-          createdAt: new Date(clock.now()),
-          expiresAt: new Date(clock.now() + SESSION_SECONDS * 1000),
-        });
-      });
+      const { authMethod } = session.attributes;
+      const now = new Date(clock.now());
+      await db.transaction(tenantId, (em) =>
+        storeSession(em, tenantId, { sessionId: session.id, userId, authMethod, now }),
+      );
     },
     // the end of a session is absolute: it is never moved
     updateSessionExpiration: async () => undefined,

@@ -1,5 +1,6 @@
+import { OPERATOR } from '../auth/audit.ts';
 import { SCOPES } from '../auth/scopes.ts';
-import { OPERATOR } from '../provision.ts';
+
 import { columns, command, duration, JSON_FLAG, listOf, TENANT_FLAG, UsageError } from './command.ts';
 import { withCore } from './place.ts';
 import { assertTenant } from './tenants.ts';

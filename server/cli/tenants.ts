@@ -1,8 +1,9 @@
 import { z } from 'zod';
 import type { Core } from '../app.ts';
+import { OPERATOR } from '../auth/audit.ts';
 import { ROLES } from '../auth/scopes.ts';
 import { OPERATOR_LINK_SECONDS } from '../auth/sessions.ts';
-import { createTenant, newSignInLink, OPERATOR } from '../provision.ts';
+import { createTenant, newSignInLink } from '../provision.ts';
 import { SettingsPatch } from '../tenants/settings.ts';
 import { CommandError, columns, command, guess, JSON_FLAG, listOf, TENANT_FLAG, UsageError } from './command.ts';
 import { withCore } from './place.ts';
@@ -71,7 +72,7 @@ const userCreate = command({
     };
     const made = await withCore({}, async (core, config) => {
       await assertTenant(core, flags.tenant);
-      const userId = await core.tenants.addMember(flags.tenant, person);
+      const userId = await core.tenants.addMember(flags.tenant, person, { actor: OPERATOR });
       return { user_id: userId, ...(await newSignInLink(core, config.baseUrl, flags.tenant, userId)) };
     });
     print({ tenant_id: flags.tenant, email: person.email, roles: person.roles, ...made }, [

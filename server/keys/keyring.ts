@@ -41,9 +41,8 @@ export class Keyring {
   static async open(db: Database, box: SecretBox, clock: Clock): Promise<Keyring> {
     const keyring = new Keyring(db, box, clock);
     await keyring.#unseal();
-    const { rowCount } = await db.owner.query('select 1 from signing_key where retired_at is null');
-    if (!rowCount) await keyring.rotate();
-    else await keyring.#load();
+    await keyring.#replace('when there is none');
+    await keyring.#load();
     db.notices.on('signing_keys', () => {
       // INVARIANT: a failed reload keeps the keys that were open; the next use tells of the fault
       keyring.#ready = keyring.#load();
@@ -106,6 +105,13 @@ export class Keyring {
 
   /** Makes a new current key and retires the one before. When it resolves, every process signs with the new key soon. */
   async rotate(): Promise<SigningKey> {
+    await this.#replace('always');
+    await this.#load();
+    return this.#keys[0]!;
+  }
+
+  /** Under the table's lock, so that processes that start together make one first key. */
+  async #replace(when: 'always' | 'when there is none'): Promise<void> {
     const { privateKey, publicKey } = newSigningKey();
     const kid = keyThumbprint(publicKey);
     const now = new Date(this.#clock.now());
@@ -114,6 +120,11 @@ export class Keyring {
     try {
       await client.query('begin');
       await client.query('lock table signing_key in share row exclusive mode');
+      const current = await client.query('select 1 from signing_key where retired_at is null');
+      if (when === 'when there is none' && current.rowCount !== 0) {
+        await client.query('rollback');
+        return;
+      }
       await client.query('update signing_key set retired_at = $1 where retired_at is null', [now]);
       await client.query('insert into signing_key (kid, public_key, private_key, created_at) values ($1, $2, $3, $4)', [
         kid,
@@ -129,7 +140,5 @@ export class Keyring {
     } finally {
       client.release();
     }
-    await this.#load();
-    return this.#keys[0]!;
   }
 }

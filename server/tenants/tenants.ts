@@ -1,6 +1,6 @@
 import { Member, Tenant } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
-import type { Actor, WriteAudit } from '../auth/audit.ts';
+import type { Actor, Doer, WriteAudit } from '../auth/audit.ts';
 import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -108,10 +108,11 @@ export class Tenants {
   async addMember(
     tenantId: string,
     input: { email: string; name?: string | undefined; roles: readonly string[] },
+    by: Doer,
   ): Promise<string> {
     const now = this.#clock.now();
     const id = newId('usr', now);
-    await this.#db.transaction(tenantId, async (em) => {
+    await this.#db.transaction(tenantId, async (em, notify) => {
       const email = input.email.toLowerCase();
       if (await em.count(Member, { email })) throw new AppError('CONFLICT', 'this person is a member already');
       em.create(Member, {
@@ -121,6 +122,14 @@ export class Tenants {
         name: input.name ?? email,
         roles: [...input.roles],
         createdAt: new Date(now),
+      });
+      await em.flush();
+      await notify('members');
+      await this.#audit(em, tenantId, {
+        ...by,
+        action: 'member.added',
+        target: { type: 'user', id },
+        detail: `roles ${input.roles.join(', ')}`,
       });
     });
     return id;

@@ -1,4 +1,5 @@
 import { describe, expect, test } from 'vitest';
+import { OPERATOR } from '../../server/auth/audit.ts';
 import { changed, dump, fill, operations } from '../helpers/api.ts';
 import { type TestServer, type TestTenant, useServer } from '../helpers/server.ts';
 
@@ -14,8 +15,8 @@ async function link(
   roles = ['viewer'],
 ): Promise<string> {
   const email = `p${Math.random().toString(36).slice(2)}@example.test`;
-  const userId = await where.core.tenants.addMember(tenant.id, { email, roles });
-  return where.core.sessions.createLink(tenant.id, userId, seconds);
+  const userId = await where.core.tenants.addMember(tenant.id, { email, roles }, { actor: OPERATOR });
+  return where.core.sessions.createLink(tenant.id, userId, seconds, { actor: OPERATOR });
 }
 
 const cookieOf = (headers: Headers) => headers.getSetCookie()[0]!;
@@ -118,8 +119,12 @@ describe('a sign-in link', () => {
 
   test('of a removed person signs nobody in', async () => {
     const tenant = await server.tenant();
-    const userId = await server.core.tenants.addMember(tenant.id, { email: 'gone@example.test', roles: ['admin'] });
-    const token = await server.core.sessions.createLink(tenant.id, userId, 900);
+    const userId = await server.core.tenants.addMember(
+      tenant.id,
+      { email: 'gone@example.test', roles: ['admin'] },
+      { actor: OPERATOR },
+    );
+    const token = await server.core.sessions.createLink(tenant.id, userId, 900, { actor: OPERATOR });
     await server.core.db.owner.query('update member set removed_at = now() where tenant_id = $1 and id = $2', [
       tenant.id,
       userId,
@@ -166,9 +171,13 @@ describe('a session', () => {
 
   test('is over everywhere when its owner logs out, and no other is', async () => {
     const tenant = await server.tenant();
-    const userId = await server.core.tenants.addMember(tenant.id, { email: 'two@example.test', roles: ['viewer'] });
+    const userId = await server.core.tenants.addMember(
+      tenant.id,
+      { email: 'two@example.test', roles: ['viewer'] },
+      { actor: OPERATOR },
+    );
     const signIn = async () => {
-      const token = await server.core.sessions.createLink(tenant.id, userId, 900);
+      const token = await server.core.sessions.createLink(tenant.id, userId, 900, { actor: OPERATOR });
       return { cookie: cookieOf((await server.call(302, VERIFY + token, undefined)).headers).split(';')[0]! };
     };
     const [one, two] = [await signIn(), await signIn()];

@@ -1,4 +1,5 @@
 import { describe, expect, test } from 'vitest';
+import { OPERATOR } from '../../server/auth/audit.ts';
 import { canonicalJson } from '../../server/lib/canonical-json.ts';
 import { sha256Tag } from '../../server/lib/crypto.ts';
 import { sql } from '../helpers/api.ts';
@@ -112,17 +113,25 @@ describe('tenants', () => {
       'GET /v1/audit',
       tenant.admin,
     );
-    expect(body.records.map(({ action }) => action)).toEqual(['key.created', 'tenant.created']);
+    expect(body.records.map(({ action }) => action)).toEqual(['session.link_created', 'key.created', 'tenant.created']);
     expect(body.records.at(-1)).toMatchObject({ code: 'TEN001I', actor: { type: 'operator' } });
   });
 
   test('know a person by address, in any case, once', async () => {
     const tenant = await server.tenant();
     await expect(
-      server.core.tenants.addMember(tenant.id, { email: 'ADMIN@example.test', roles: ['viewer'] }),
+      server.core.tenants.addMember(tenant.id, { email: 'ADMIN@example.test', roles: ['viewer'] }, { actor: OPERATOR }),
     ).rejects.toMatchObject({ problem: 'CONFLICT' });
     const other = await server.tenant();
-    await server.core.tenants.addMember(other.id, { email: 'someone@example.test', roles: ['viewer'] });
-    await server.core.tenants.addMember(tenant.id, { email: 'someone@example.test', roles: ['viewer'] });
+    await server.core.tenants.addMember(
+      other.id,
+      { email: 'someone@example.test', roles: ['viewer'] },
+      { actor: OPERATOR },
+    );
+    await server.core.tenants.addMember(
+      tenant.id,
+      { email: 'someone@example.test', roles: ['viewer'] },
+      { actor: OPERATOR },
+    );
   });
 });

@@ -1,6 +1,7 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import { beforeAll, describe, expect, test } from 'vitest';
 import type { WriteAudit } from '../../server/auth/audit.ts';
+import { OPERATOR } from '../../server/auth/audit.ts';
 import { auditWriter } from '../../server/chain/audit.ts';
 import { AppError } from '../../server/errors.ts';
 import { type HoldRequest, Holds } from '../../server/escrow/holds.ts';
@@ -35,7 +36,9 @@ async function tenant(): Promise<{ id: string; approvers: string[] }> {
   await tenants.create({ id, name: id, adminEmail: `admin@${id}.test` }, { type: 'operator', id: 'test' });
   const approvers: string[] = [];
   for (let i = 0; i < 3; i++) {
-    approvers.push(await tenants.addMember(id, { email: `a${i}@${id}.test`, roles: ['approver'] }));
+    approvers.push(
+      await tenants.addMember(id, { email: `a${i}@${id}.test`, roles: ['approver'] }, { actor: OPERATOR }),
+    );
   }
   return { id, approvers };
 }

@@ -3,6 +3,7 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { afterAll, beforeAll, expect } from 'vitest';
 import { type Core, createProgram, type Program } from '../../server/app.ts';
+import { OPERATOR } from '../../server/auth/audit.ts';
 import { readConfig } from '../../server/config.ts';
 import type { Clock } from '../../server/lib/clock.ts';
 import { createLog } from '../../server/lib/log.ts';
@@ -153,8 +154,12 @@ export function useServer(env: Record<string, string> = {}): TestServer {
           return { key: made.secret };
         },
         async person(...roles) {
-          const userId = await core.tenants.addMember(tenantId, { email: `u${++counter}@example.test`, roles });
-          const token = await core.sessions.createLink(tenantId, userId, 600);
+          const userId = await core.tenants.addMember(
+            tenantId,
+            { email: `u${++counter}@example.test`, roles },
+            { actor: OPERATOR },
+          );
+          const token = await core.sessions.createLink(tenantId, userId, 600, { actor: OPERATOR });
           return { userId, cookie: await signIn(`${state.url}/auth/magic-link/verify?token=${token}`) };
         },
         async agent(agentId, agentRole) {
