@@ -2,7 +2,7 @@ import type { KeyObject } from 'node:crypto';
 import pg from 'pg';
 import type { Database } from '../../db/index.ts';
 import { isOriginOf, newestInFile, RECORD_TABLE } from './checkpoint.ts';
-import { COPY_EPOCH_MS, COPY_HEADER_BYTES, copyOut } from './copy.ts';
+import { COPY_EPOCH_MS, copyOut } from './copy.ts';
 import { openHead } from './note.ts';
 import { type ChainName, ZERO_HASH } from './record.ts';
 import { type ChainPlace, ChainVerifier, type DecisionColumns, type RecordMembers } from './verify.ts';
@@ -81,13 +81,7 @@ export async function verifyChain(
       signal?.throwIfAborted();
       const to = Math.min(from + chunk, end);
       await expectSigned(client, verifier, faults, { tenantId, chain, keys }, from, to);
-      let first = true;
-      await copyOut(client, selectRows(tenantId, chain, from, to), (data) => {
-        const at = first ? COPY_HEADER_BYTES : 0;
-        first = false;
-        const row = reader.read(data, at);
-        if (row) verifier.add(row);
-      });
+      await copyOut(client, selectRows(tenantId, chain, from, to), (data, at) => verifier.add(reader.read(data, at)));
       onProgress?.({ checked: to, total: end });
     }
     signal?.throwIfAborted();
@@ -217,9 +211,8 @@ class RowReader {
     this.#decisions = chain === 'forensics';
   }
 
-  /** The row that begins at `at`; undefined at the trailer. Columns are in the order of `selectRows`. */
+  /** The row that begins at `at`, its columns in the order of `selectRows`. */
   read(data: Buffer, at: number) {
-    if (data.length < at + 2 || data.readInt16BE(at) < 0) return undefined;
     const row = this.#row;
     const columns = this.#columns;
     let p = at + 2;

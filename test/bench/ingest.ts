@@ -10,7 +10,7 @@ import { registerIngest } from '../../server/decisions/ingest.ts';
 import { systemClock } from '../../server/lib/clock.ts';
 import { keyThumbprint, newSigningKey } from '../../server/lib/crypto.ts';
 import { createLog } from '../../server/lib/log.ts';
-import { type BenchContext, type Figure, figure, load, median, wireEvent } from './lib.ts';
+import { type BenchContext, type Figure, figure, type LoadResult, load, median, wireEvent } from './lib.ts';
 
 const ROUNDS = 3;
 const SECONDS = 4;
@@ -24,6 +24,37 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
   const db = await openDatabase(ctx.url, { poolSize: 5 });
   const figures: Figure[] = [];
   try {
+    // first, on tables that are not full yet; each round has a new server, which is warmed up before it is measured
+    const rounds: LoadResult[] = [];
+    for (let round = 0; round < ROUNDS; round++) {
+      const open = await serving(db, 1, (url, tenants) =>
+        load({ url, tenants, connections: 16, eventsPerRequest: 100, seconds: SECONDS, warmSeconds: 3, rate: 20_000 }),
+      );
+      rounds.push(open);
+      print(`round ${round + 1}: open loop p50 ${open.p50.toFixed(1)} ms, p99 ${open.p99.toFixed(1)} ms`);
+    }
+    const middle = (of: (result: LoadResult) => number) => median(rounds.map(of));
+    figures.push(
+      figure(
+        'open loop at 20,000 events/s: sustained',
+        middle((r) => r.eventsPerSecond),
+        'events/s',
+        19_000,
+      ),
+      figure(
+        'open loop at 20,000 events/s: p50',
+        middle((r) => r.p50),
+        'ms',
+      ),
+      figure(
+        'open loop at 20,000 events/s: p99',
+        middle((r) => r.p99),
+        'ms',
+        50,
+        true,
+      ),
+    );
+
     const raw: number[] = [];
     const http: number[] = [];
     for (let round = 0; round < ROUNDS; round++) {
@@ -43,13 +74,6 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
     figures.push(figure('ingest / raw COPY', median(ratios), 'ratio', 0.7));
 
     await ctx.checkpoint?.();
-    const open = await serving(db, 1, (url, tenants) =>
-      load({ url, tenants, connections: 16, eventsPerRequest: 100, seconds: SECONDS, rate: 20_000 }),
-    );
-    figures.push(figure('open loop at 20,000 events/s: sustained', open.eventsPerSecond, 'events/s', 19_000));
-    figures.push(figure('open loop at 20,000 events/s: p50', open.p50, 'ms'));
-    figures.push(figure('open loop at 20,000 events/s: p99', open.p99, 'ms', 50, true));
-
     const single = { connections: 64, eventsPerRequest: 1, seconds: SECONDS };
     const shared: number[] = [];
     const own: number[] = [];

