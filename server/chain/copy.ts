@@ -225,16 +225,40 @@ export class Pipeline {
 }
 
 /**
- * Runs a COPY TO STDOUT (FORMAT binary) statement on an idle client and hands over each row where it lies in what the
- * socket received: `data` from `at` is the row, valid only during the call. `pg` would make an object, a buffer and an
- * event for each row, which takes as long as hashing it. Resolves when the statement has succeeded.
+ * Runs a COPY TO STDOUT statement on an idle client and hands over the payload of each CopyData message (one for each
+ * row, the protocol promises). The bytes are valid only during the call. Resolves when the statement has succeeded.
  */
-export function copyOut(client: pg.Client, sql: string, onRow: (data: Buffer, at: number) => void): Promise<void> {
+export function copyOut(client: pg.Client, sql: string, onData: (data: Buffer) => void): Promise<void> {
+  return receive(client, sql, (data, at, end) => onData(data.subarray(at, end)));
+}
+
+/** As copyOut, for COPY TO STDOUT (FORMAT binary): each row begins in `data` at `at`, without header and trailer. */
+export function copyRows(client: pg.Client, sql: string, onRow: (data: Buffer, at: number) => void): Promise<void> {
+  let first = true;
+  return receive(client, sql, (data, at) => {
+    // the first message, and only that, begins with the header; the last one says -1 in place of a row
+    const row = first ? at + HEADER.length : at;
+    first = false;
+    if (data.readInt16BE(row) >= 0) onRow(data, row);
+  });
+}
+
+/**
+ * Reads the answer to `sql` past `pg`, which makes an object, a buffer and an event of each CopyData message: that takes
+ * as long as hashing a record. The payload of each is `data` from `at` to `end`.
+ */
+function receive(
+  client: pg.Client,
+  sql: string,
+  onMessage: (data: Buffer, at: number, end: number) => void,
+): Promise<void> {
   const wire = client.connection as unknown as Wire;
   const { stream } = wire;
   return new Promise((resolve, reject) => {
-    let rest: Buffer = Buffer.alloc(0);
-    let first = true;
+    let parts: Buffer[] = [];
+    let held = 0;
+    /** What the next message needs at least, so that a large one is put together once. */
+    let wanted = 5;
     let failed: unknown;
     const finish = () => {
       for (const listener of parsers) stream.on('data', listener);
@@ -247,31 +271,35 @@ export function copyOut(client: pg.Client, sql: string, onRow: (data: Buffer, at
       failed ??= new ConnectionLost('the connection to PostgreSQL is gone');
       finish();
     };
-    const take = (data: Buffer, at: number) => {
-      // the first message, and only that, begins with the header; the last one says -1 in place of a row
-      const row = first ? at + HEADER.length : at;
-      first = false;
-      if (failed !== undefined || data.readInt16BE(row) < 0) return;
+    const take = (data: Buffer, at: number, end: number) => {
+      if (failed !== undefined) return;
       try {
-        onRow(data, row);
+        onMessage(data, at, end);
       } catch (error) {
         failed = error;
       }
     };
     const read = (chunk: Buffer) => {
-      const data = rest.length > 0 ? Buffer.concat([rest, chunk]) : chunk;
+      parts.push(chunk);
+      held += chunk.length;
+      if (held < wanted) return;
+      const data = parts.length > 1 ? Buffer.concat(parts) : chunk;
       let at = 0;
       let ready = false;
-      while (at + 5 <= data.length && !ready) {
-        const end = at + 1 + data.readUInt32BE(at + 1);
+      wanted = 5;
+      while (at + wanted <= data.length && !ready) {
+        wanted = 1 + data.readUInt32BE(at + 1);
+        const end = at + wanted;
         if (end > data.length) break;
         const type = data[at];
-        if (type === COPY_DATA) take(data, at + 5);
+        if (type === COPY_DATA) take(data, at + 5, end);
         else if (type === ERROR_RESPONSE) failed ??= serverError(data.subarray(at + 5, end));
         else if (type === READY_FOR_QUERY) ready = true;
         at = end;
+        wanted = 5;
       }
-      rest = data.subarray(at);
+      parts = at < data.length ? [data.subarray(at)] : [];
+      held = data.length - at;
       if (ready) finish();
     };
     const parsers = stream.listeners('data') as ((data: Buffer) => void)[];

@@ -2,7 +2,7 @@ import type { KeyObject } from 'node:crypto';
 import pg from 'pg';
 import type { Database } from '../../db/index.ts';
 import { isOriginOf, newestInFile, RECORD_TABLE } from './checkpoint.ts';
-import { COPY_EPOCH_MS, copyOut } from './copy.ts';
+import { COPY_EPOCH_MS, copyRows } from './copy.ts';
 import { openHead } from './note.ts';
 import { type ChainName, ZERO_HASH } from './record.ts';
 import { type ChainPlace, ChainVerifier, type DecisionColumns, type RecordMembers } from './verify.ts';
@@ -81,7 +81,7 @@ export async function verifyChain(
       signal?.throwIfAborted();
       const to = Math.min(from + chunk, end);
       await expectSigned(client, verifier, faults, { tenantId, chain, keys }, from, to);
-      await copyOut(client, selectRows(tenantId, chain, from, to), (data, at) => verifier.add(reader.read(data, at)));
+      await copyRows(client, selectRows(tenantId, chain, from, to), (data, at) => verifier.add(reader.read(data, at)));
       onProgress?.({ checked: to, total: end });
     }
     signal?.throwIfAborted();

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { performance } from 'node:perf_hooks';
 import { openDatabase } from '../../db/index.ts';
 import { openAppender } from '../../server/chain/appender.ts';
-import { copyOut } from '../../server/chain/copy.ts';
+import { copyRows } from '../../server/chain/copy.ts';
 import { chainHash, type DecisionEvent } from '../../server/chain/record.ts';
 import { verifyChain } from '../../server/chain/verification.ts';
 import { systemClock } from '../../server/lib/clock.ts';
@@ -108,7 +108,7 @@ const PASSES: Record<Mode, (url: string, tenantId: string) => Promise<number>> =
     let from = 0;
     do {
       before = rows;
-      await copyOut(
+      await copyRows(
         client,
         `copy (select seq, hash, line, event_id, received_at, agent_h, session_h, decision from forensic_record
          where tenant_id = '${tenantId}' and seq > ${from} and seq <= ${from + 100_000} order by seq)

@@ -347,7 +347,7 @@ describe('verifications', () => {
     expect(b).toBe(a);
     expect(c).toBe(a);
     expect(runs).toBe(3);
-    await sql(`update forensic_record set decision = 4 - decision where tenant_id = $1 and seq = 50`, tenantId);
+    await sql(`update forensic_record set decision = (decision + 1) % 5 where tenant_id = $1 and seq = 50`, tenantId);
     expect(await all.verify(tenantId, 'forensics')).toMatchObject({ verified: false, first_mismatch_seq: 50 });
   });
 
