@@ -4,6 +4,7 @@ import path from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { type Core, openCore } from '../../server/app.ts';
+import { OPERATOR } from '../../server/auth/audit.ts';
 import { readConfig } from '../../server/config.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { createTenant } from '../../server/provision.ts';
@@ -65,6 +66,43 @@ describe.skipIf(noRedis)('several processes', () => {
     const text = await response.text();
     return { status: response.status, headers: response.headers, body: text === '' ? undefined : JSON.parse(text) };
   }
+
+  test('of many consumes at once through all three, one succeeds on each released hold', {
+    timeout: 600_000,
+  }, async () => {
+    const { id, key } = await tenant();
+    const approver = { email: 'approver@example.test', roles: ['approver'] };
+    const userId = await core.tenants.addMember(id, approver, { actor: OPERATOR });
+    const token = await core.sessions.createLink(id, userId, 600, { actor: OPERATOR });
+    const [first, second] = servers as [ServerProcess, ServerProcess];
+    const signedIn = await fetch(`${first.url}/auth/magic-link/verify?token=${token}`, { redirect: 'manual' });
+    const cookie = signedIn.headers.get('set-cookie')!.split(';')[0]!;
+    const action = { agent_role: 'clerk', agent_id: 'bot-1', action_hash: `sha256:${'a'.repeat(64)}` };
+    for (let n = 0; n < ROUNDS.holds; n++) {
+      const hold = await call(first, key, 'POST /v1/escrow', {
+        ...action,
+        action_type: 'payment',
+        action_summary: 'pays',
+        hold_type: 'single',
+        ttl_seconds: 3600,
+      });
+      expect(hold.status, JSON.stringify(hold.body)).toBe(201);
+      const vote = await fetch(`${second.url}/v1/escrow/${hold.body.id}/vote`, {
+        method: 'POST',
+        headers: { cookie, origin: second.url, 'content-type': 'application/json' },
+        body: JSON.stringify({ decision: 'approve', reason: 'as agreed' }),
+      });
+      expect(vote.status, await vote.text()).toBe(200);
+      const answers = await Promise.all(
+        Array.from({ length: ROUNDS.consumes }, (_, i) =>
+          call(servers[i % servers.length]!, key, `POST /v1/escrow/${hold.body.id}/consume`, action),
+        ),
+      );
+      const codes = answers.map(({ status, body }) => (status === 200 ? 'consumed' : body.code));
+      expect(codes.filter((code) => code === 'consumed')).toHaveLength(1);
+      expect(codes.filter((code) => code === 'ALREADY_CONSUMED')).toHaveLength(ROUNDS.consumes - 1);
+    }
+  });
 
   test('all serve all tenants, and each chain stays linear', { timeout: 60_000 }, async () => {
     const tenants = await Promise.all(Array.from({ length: 4 }, tenant));

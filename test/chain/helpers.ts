@@ -115,12 +115,12 @@ export async function rewrite(
   db: Database,
   tenantId: string,
   from: number,
-  change: (record: Record<string, unknown>) => Record<string, unknown>,
+  change: (record: Record<string, unknown>, seq: number) => Record<string, unknown>,
 ): Promise<void> {
   const rows = await storedRows(db, tenantId);
   let hash: Buffer = from > 1 ? rows[from - 2]!.hash : Buffer.from(ZERO_HASH, 'hex');
   for (const row of rows.slice(from - 1)) {
-    const line = JSON.stringify(change(JSON.parse(row.line) as Record<string, unknown>));
+    const line = JSON.stringify(change(JSON.parse(row.line) as Record<string, unknown>, row.seq));
     hash = chainHash(hash, line);
     await db.owner.query('update forensic_record set line = $3, hash = $4 where tenant_id = $1 and seq = $2', [
       tenantId,

@@ -123,6 +123,15 @@ type Tampering = (
 ) => Promise<{ seq: number; id?: string | undefined; linear?: boolean }>;
 const idAt = async (tenantId: string, seq: number) =>
   (await storedRows(box.db, tenantId)).find((row) => row.seq === seq)?.event_id;
+/** Of a forgery without a flaw the first checkpoint at or after it tells. */
+async function signedAfter(tenantId: string, seq: number) {
+  const { rows } = await sql(
+    'select min(seq) as seq from chain_checkpoint where tenant_id = $1 and seq >= $2',
+    tenantId,
+    seq,
+  );
+  return { seq: rows[0].seq as number, id: await idAt(tenantId, rows[0].seq) };
+}
 const TAMPERINGS: Record<string, Tampering> = {
   'a word of the text': async (_, tenantId, at) => {
     await sql(
@@ -178,14 +187,15 @@ const TAMPERINGS: Record<string, Tampering> = {
     await sql(swap, tenantId, -1, one + 1);
     return { seq: one, id: await idAt(tenantId, one) };
   },
-  'a record put in, the rest moved up and everything hashed anew': async (_, tenantId, at) => {
+  'a record put in, the rest moved up and everything written and hashed anew': async (_, tenantId, at) => {
     const place = Math.max(at, 2);
     await sql('update forensic_record set seq = -seq where tenant_id = $1 and seq >= $2', tenantId, place);
     await sql('update forensic_record set seq = 1 - seq where tenant_id = $1 and seq < 0', tenantId);
-    const forged = event();
-    const line = decisionLine(tenantId, place, new Date().toISOString(), forged);
+    const forged = event({ decision: 'allow' });
+    const time = (await storedRows(box.db, tenantId))[place - 2]!.received_at;
+    const line = decisionLine(tenantId, place, time.toISOString(), forged);
     await sql(
-      'insert into forensic_record values ($2, now(), $4, $5, 0, $6, $1, $3, $7)',
+      'insert into forensic_record values ($2, $8, $4, $5, 0, $6, $1, $3, $7)',
       tenantId,
       place,
       forged.event_id,
@@ -193,23 +203,18 @@ const TAMPERINGS: Record<string, Tampering> = {
       idHash(forged.session_id),
       Buffer.alloc(32),
       line,
+      time,
     );
     await sql('update chain_head set seq = seq + 1 where tenant_id = $1', tenantId);
-    await rewrite(box.db, tenantId, place, (record) => record);
-    return { seq: place, id: forged.event_id };
+    await rewrite(box.db, tenantId, place, (record, seq) => ({ ...record, seq }));
+    return { ...(await signedAfter(tenantId, place)), linear: false };
   },
   'everything from a record on rewritten with new hashes': async (_, tenantId, at) => {
     const place = Math.max(at, 2);
     await rewrite(box.db, tenantId, place, (record) =>
       record.seq === place ? { ...record, method: 'forged' } : record,
     );
-    // the first checkpoint at or after the change tells
-    const { rows } = await sql(
-      'select min(seq) as seq from chain_checkpoint where tenant_id = $1 and seq >= $2',
-      tenantId,
-      place,
-    );
-    return { seq: rows[0].seq, id: await idAt(tenantId, rows[0].seq), linear: false };
+    return { ...(await signedAfter(tenantId, place)), linear: false };
   },
   'the same, and signed with another key': async (_, tenantId, at) => {
     const place = Math.max(at, 2);

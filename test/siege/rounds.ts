@@ -8,6 +8,9 @@ export const ROUNDS = {
   freezeMs: SIEGE ? 10_000 : 4000,
   /** How often Redis is emptied and restarted. */
   outages: SIEGE ? 10 : 2,
+  /** Released holds, and how many requests want to consume each of them at once. */
+  holds: SIEGE ? 100 : 10,
+  consumes: SIEGE ? 200 : 60,
   /** How often a key is revoked and used at once elsewhere. */
   revocations: SIEGE ? 300 : 40,
 } as const;
