@@ -104,14 +104,19 @@ export async function openDatabase(url: string, options: { poolSize?: number } =
     notices,
     transaction: async (tenantId, work) => {
       const sent: Notice[] = [];
-      const result = await fork(tenantId).transactional((em) =>
-        work(em as EntityManager, async (topic, id = '') => {
-          const notice = { topic, tenantId, id };
-          const { sql, params } = Notices.statement(notice);
-          await em.execute(sql, params);
-          sent.push(notice);
-        }),
-      );
+      let result: Awaited<ReturnType<typeof work>>;
+      try {
+        result = await fork(tenantId).transactional((em) =>
+          work(em as EntityManager, async (topic, id = '') => {
+            const { notice, sql, params } = notices.issue(topic, tenantId, id);
+            sent.push(notice);
+            await em.execute(sql, params);
+          }),
+        );
+      } catch (error) {
+        for (const notice of sent) notices.drop(notice);
+        throw error;
+      }
       await Promise.all(sent.map((notice) => notices.deliver(notice)));
       return result;
     },

@@ -1,3 +1,4 @@
+import { randomUUID } from 'node:crypto';
 import type pg from 'pg';
 
 /**
@@ -14,6 +15,8 @@ export interface Notice {
   tenantId: string;
   /** What has changed, where the topic has parts; empty otherwise. */
   id: string;
+  /** By which other processes tell that they have acted on it; absent where nobody waits for that. */
+  receipt?: string;
 }
 
 /**
@@ -23,11 +26,21 @@ export interface Notice {
 type Handler = (notice: Notice, own: boolean) => unknown;
 
 const CHANNEL = 'svc_notice';
+/** Where processes tell that they have acted on a notice. */
+const RECEIPTS = 'svc_receipt';
+/** What the listening connections of all processes are called in pg_stat_activity. */
+const LISTENER = 'svc notices';
+/** Changes whose maker waits until every process has heard of them: what was revoked must be dead everywhere. */
+const AWAITED: ReadonlySet<Topic> = new Set(['credential', 'members']);
+/** A process that hangs does not hold up a revocation for longer; it answers nothing meanwhile either. */
+const PATIENCE_MS = 2000;
 
 export class Notices {
   readonly #handlers = new Map<Topic, Set<Handler>>();
   readonly #connect: () => Promise<pg.Client>;
   #client: pg.Client | undefined;
+  /** Receipts that came for notices of this process's own changes. */
+  readonly #receipts = new Map<string, { count: number; heard: () => void }>();
   #closed = false;
   #retry: NodeJS.Timeout | undefined;
 
@@ -46,14 +59,51 @@ export class Notices {
     return () => handlers.delete(handler);
   }
 
-  /** The statement that sends a notice when the transaction that runs it commits. */
-  static statement(notice: Notice): { sql: string; params: string[] } {
-    return { sql: 'select pg_notify(?, ?)', params: [CHANNEL, `${notice.topic} ${notice.tenantId} ${notice.id}`] };
+  /** A notice, and the statement that sends it when the transaction that runs it commits. `deliver` or `drop` it then. */
+  issue(topic: Topic, tenantId: string, id: string): { notice: Notice; sql: string; params: string[] } {
+    const receipt = AWAITED.has(topic) ? randomUUID() : undefined;
+    if (receipt) this.#receipts.set(receipt, { count: 0, heard: () => undefined });
+    const payload = [topic, tenantId, id, ...(receipt ? [receipt] : [])].join(' ');
+    return {
+      notice: { topic, tenantId, id, ...(receipt && { receipt }) },
+      sql: 'select pg_notify(?, ?)',
+      params: [CHANNEL, payload],
+    };
   }
 
-  /** Tells this process's handlers of its own change. Resolves when they have done what the change asks for. */
+  /**
+   * Tells this process's handlers of its own change, after the commit. Resolves when they have done what the change asks
+   * for; for a credential or a member, when every process on this database has.
+   */
   async deliver(notice: Notice): Promise<void> {
     await this.#tell(notice, true);
+    if (notice.receipt && this.#client) await this.#heardByAll(this.#client, notice.receipt);
+    this.drop(notice);
+  }
+
+  /** Forgets a notice whose transaction was rolled back. */
+  drop(notice: Notice): void {
+    if (notice.receipt) this.#receipts.delete(notice.receipt);
+  }
+
+  async #heardByAll(client: pg.Client, receipt: string): Promise<void> {
+    const entry = this.#receipts.get(receipt);
+    if (!entry) return;
+    const end = Date.now() + PATIENCE_MS;
+    const { rows } = await client.query<{ listeners: number }>(
+      `select count(*)::int as listeners from pg_stat_activity
+       where datname = current_database() and application_name = $1`,
+      [LISTENER],
+    );
+    while (entry.count < rows[0]!.listeners && Date.now() < end) {
+      await new Promise<void>((resolve) => {
+        const timer = setTimeout(resolve, end - Date.now());
+        entry.heard = () => {
+          clearTimeout(timer);
+          resolve();
+        };
+      });
+    }
   }
 
   async #tell(notice: Notice, own: boolean): Promise<void> {
@@ -69,11 +119,23 @@ export class Notices {
     };
     client.on('error', lost);
     client.on('end', lost);
-    client.on('notification', ({ payload }) => {
-      const [topic, tenantId, id] = (payload ?? '').split(' ') as [Topic, string, string];
-      void this.#tell({ topic, tenantId, id }, false);
+    client.on('notification', ({ channel, payload = '' }) => {
+      if (channel === RECEIPTS) {
+        const entry = this.#receipts.get(payload);
+        if (!entry) return;
+        entry.count++;
+        entry.heard();
+        return;
+      }
+      const [topic, tenantId, id, receipt] = payload.split(' ') as [Topic, string, string, string?];
+      const told = this.#tell({ topic, tenantId, id }, false);
+      // a connection that breaks here is reported by its own event; the maker of the change then waits out its patience
+      if (receipt)
+        told.then(() => client.query('select pg_notify($1, $2)', [RECEIPTS, receipt])).catch(() => undefined);
     });
+    await client.query(`set application_name = '${LISTENER}'`);
     await client.query(`listen ${CHANNEL}`);
+    await client.query(`listen ${RECEIPTS}`);
     this.#client = client;
     for (const topic of TOPICS) void this.#tell({ topic, tenantId: '*', id: '' }, false);
   }
