@@ -39,6 +39,7 @@ const TAGS: Record<string, string> = {
   keys: 'API keys, agent keys and the public signing keys',
   proxies: 'The enforcement proxies',
   settings: 'Settings of the tenant',
+  machines: 'The state machines, for maintainers',
   meta: 'The server itself',
 };
 

@@ -16,6 +16,7 @@ import type { Policies } from '../policy/policies.ts';
 import { policyRouter } from '../policy/router.ts';
 import { settingsRouter } from '../tenants/router.ts';
 import type { Tenants } from '../tenants/tenants.ts';
+import { accessByLine, machinesRouter } from './machines.ts';
 import { metaRouter } from './meta.ts';
 import { trpc } from './trpc.ts';
 
@@ -35,7 +36,7 @@ export interface Services {
 
 /** Every procedure of the server: the list behind /trpc, REST and the OpenAPI document. */
 export function buildRouter(s: Services) {
-  return trpc.router({
+  const features = {
     auth: authRouter(s.sessions),
     keys: keysRouter(s.keys),
     agentKeys: agentKeysRouter(s.keys),
@@ -48,7 +49,8 @@ export function buildRouter(s: Services) {
     chain: chainRouter(s.db),
     forensics: forensicsRouter(s.evidence),
     meta: metaRouter(),
-  });
+  };
+  return trpc.router({ ...features, machines: machinesRouter(s, accessByLine(trpc.router(features))) });
 }
 
 export type AppRouter = ReturnType<typeof buildRouter>;

@@ -55,7 +55,7 @@ const withPrincipal = guarded.use(({ ctx, next }) => {
   return next({ ctx: { ...ctx, principal: ctx.principal, tenantId: ctx.principal.tenantId } });
 });
 
-type Line = `${'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE'} /${string}`;
+export type Line = `${'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE'} /${string}`;
 
 interface RouteSpec {
   summary: string;

@@ -374,6 +374,36 @@ export class Holds {
   }
 
   /** The newest first. A status is the one that a hold has by now, whether or not its timer has been there. */
+  /**
+   * Where a hold's machine stands, and for each event that a person or a proxy can send, why it would be refused now;
+   * null when it would not. For `userId` of nobody, `vote` is judged without a person.
+   */
+  async standing(tenantId: string, id: string, userId: string | null): Promise<Standing> {
+    const settings = await this.#settings(tenantId);
+    return this.#db.transaction(tenantId, async (em) => {
+      const hold = await em.findOne(Hold, { id });
+      if (!hold) throw notFound();
+      const at = await this.#now(em);
+      const [snapshot] = elapse(restore(hold), at);
+      const { context } = snapshot;
+      const electorate = await this.#electorate(em, hold, userId === null ? [] : [userId], settings);
+      const barred = userId === null ? undefined : electorate.barred(userId);
+      const { tally, agentId, agentRole, actionHash, conditions } = context;
+      const ask = (event: HoldEvent) => holdRefusal(snapshot, event) ?? null;
+      const condition = conditions.find(({ satisfied }) => !satisfied) ?? conditions[0];
+      return {
+        state: snapshot.value,
+        version: HOLD_MACHINE_VERSION,
+        refusals: {
+          vote: ask({ type: 'vote', userId: userId ?? '', decision: 'approve', ...(barred && { barred }), tally, at }),
+          satisfy: ask({ type: 'satisfy', conditionId: condition?.id ?? '', satisfied: true, tally, at }),
+          consume: ask({ type: 'consume', agentId, agentRole, actionHash, at }),
+          cancel: ask({ type: 'cancel', at }),
+        },
+      };
+    });
+  }
+
   async list(
     tenantId: string,
     filter: {
@@ -646,6 +676,12 @@ export class Holds {
     }));
     return new Map([...Map.groupBy(votes, (v) => v.hold_id)].map(([id, list]) => [id, list.map(({ vote }) => vote)]));
   }
+}
+
+interface Standing {
+  state: HoldState;
+  version: number;
+  refusals: Record<'vote' | 'satisfy' | 'consume' | 'cancel', { code: string; detail: string } | null>;
 }
 
 export interface DueHold {

@@ -259,6 +259,28 @@ export class Policies {
     };
   }
 
+  /** Where a policy's machine stands, and for each event why `person` would be refused now; null when they would not. */
+  async standing(tenantId: string, id: string, person: string) {
+    const { status, machineContext: context, machineVersion } = await this.#exists(tenantId, id);
+    const rules = machineRules(await this.#rules(tenantId));
+    const by = { actor: person, version: context.version };
+    const ask = (event: PolicyEvent) => policyRefusal(status, context, event) ?? null;
+    return {
+      state: status,
+      version: machineVersion,
+      refusals: {
+        update: ask({ type: 'update', actor: person, ...rules }),
+        rollback: ask({ type: 'rollback', actor: person, ...rules }),
+        submit: ask({ type: 'submit', actor: person }),
+        approve: ask({ type: 'approve', ...by, ...rules }),
+        reject: ask({ type: 'reject', ...by }),
+        request_changes: ask({ type: 'request_changes', ...by }),
+        revoke: ask({ type: 'revoke', actor: person }),
+        break_glass: ask({ type: 'break_glass', actor: person }),
+      } satisfies Record<PolicyEvent['type'], unknown>,
+    };
+  }
+
   async version(tenantId: string, id: string, version: number) {
     const policy = await this.#exists(tenantId, id);
     const revision = await this.revision(tenantId, id, version);

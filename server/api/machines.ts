@@ -1,0 +1,197 @@
+import type { AnyProcedure, AnyRouter } from '@trpc/server';
+import { z } from 'zod';
+import { chartOf } from '../../machines/chart.ts';
+import { HOLD_MACHINE_VERSION, type HoldEvent, holdMachine } from '../../machines/escrow.ts';
+import { POLICY_MACHINE_VERSION, type PolicyEvent, policyMachine } from '../../machines/policy.ts';
+import { type Access, type Principal, personOf, ROLES, refusal, SCOPES } from '../auth/scopes.ts';
+import { AppError } from '../errors.ts';
+import type { Holds } from '../escrow/holds.ts';
+import type { Policies } from '../policy/policies.ts';
+import { type Line, type Meta, route, text, trpc } from './trpc.ts';
+
+/**
+ * Who sends each event of a machine: the route that does, whose access rule then says who may, or what in the server
+ * does by itself.
+ */
+type Sender = Line | { by: string };
+
+const MACHINES = {
+  policy: {
+    machine: policyMachine,
+    version: POLICY_MACHINE_VERSION,
+    about: 'The life of a policy; its state is that of the newest revision',
+    senders: {
+      update: 'PUT /v1/policies/{id}',
+      rollback: 'POST /v1/policies/{id}/rollback',
+      submit: 'POST /v1/policies/{id}/submit',
+      approve: 'POST /v1/policies/{id}/approve',
+      reject: 'POST /v1/policies/{id}/reject',
+      request_changes: 'POST /v1/policies/{id}/request-changes',
+      revoke: 'DELETE /v1/policies/{id}',
+      break_glass: 'POST /v1/policies/{id}/break-glass',
+    } satisfies Record<PolicyEvent['type'], Sender>,
+  },
+  escrow: {
+    machine: holdMachine,
+    version: HOLD_MACHINE_VERSION,
+    about: 'The life of a hold, whatever its type',
+    senders: {
+      vote: 'POST /v1/escrow/{id}/vote',
+      satisfy: 'POST /v1/escrow/{id}/satisfy',
+      recount: { by: 'the server, when roles, groups or vote settings change' },
+      consume: 'POST /v1/escrow/{id}/consume',
+      cancel: 'POST /v1/escrow/{id}/cancel',
+      wake: { by: 'the timer of the hold' },
+    } satisfies Record<HoldEvent['type'], Sender>,
+  },
+} as const;
+
+const NAMES = Object.keys(MACHINES) as [keyof typeof MACHINES, ...(keyof typeof MACHINES)[]];
+
+const SentBy = z
+  .object({
+    route: z.string().optional().describe('the route that sends it; absent for what the server does by itself'),
+    role: z.enum(ROLES).optional().describe('the least role of a signed-in person'),
+    scopes: z.array(z.enum(SCOPES)).optional().describe('the scopes of API keys that may'),
+    server: z.string().optional().describe('what in the server sends it'),
+  })
+  .meta({ id: 'MachineSender' });
+
+const MachineOut = z
+  .object({
+    id: z.enum(NAMES),
+    about: z.string(),
+    version: z.int(),
+    initial: z.string(),
+    states: z.array(z.object({ id: z.string(), description: z.string().optional(), final: z.boolean() })),
+    transitions: z.array(
+      z.object({
+        event: z.string(),
+        from: z.string(),
+        to: z.string(),
+        guard: z.string().optional(),
+        effects: z.array(z.string()),
+      }),
+    ),
+    events: z.record(z.string(), SentBy),
+  })
+  .meta({ id: 'Machine' });
+
+const StandingOut = z
+  .object({
+    machine: z.enum(NAMES),
+    id: z.string(),
+    version: z.int().describe('of the machine that stored the state'),
+    state: z.string(),
+    next: z.array(
+      z.object({
+        event: z.string(),
+        to: z.array(z.string()).describe('where it can lead from here'),
+        sent_by: SentBy,
+        you: z
+          .object({ allowed: z.boolean(), code: z.string().optional(), detail: z.string().optional() })
+          .describe('whether the caller may send it now, and why not'),
+      }),
+    ),
+  })
+  .meta({ id: 'MachineStanding' });
+
+/** The machines for maintainers: what they are, and where one policy or hold stands. `access` is the rule of a route. */
+export function machinesRouter(features: { policies: Policies; holds: Holds }, access: (line: Line) => Access) {
+  const sentBy = (sender: Sender): z.input<typeof SentBy> => {
+    if (typeof sender !== 'string') return { server: sender.by };
+    const rule = access(sender);
+    return {
+      route: sender,
+      ...(rule.role && { role: rule.role }),
+      ...(rule.keys && { scopes: SCOPES.filter((scope) => scope === 'admin' || rule.keys?.includes(scope)) }),
+    };
+  };
+
+  /** Why the caller cannot send it now: the route's rule first, then the machine's own refusal. */
+  const verdict = (sender: Sender, principal: Principal, refused: Refused | null | undefined) => {
+    if (typeof sender !== 'string') return { allowed: false, code: 'FORBIDDEN', detail: `sent by ${sender.by}` };
+    const why = refusal(access(sender), principal) ?? refused;
+    return why ? { allowed: false, code: why.code, detail: why.detail } : { allowed: true };
+  };
+
+  const show = (name: keyof typeof MACHINES, id: string, standing: Standing, principal: Principal) => {
+    const { machine, senders } = MACHINES[name];
+    const from = chartOf(machine).transitions.filter((transition) => transition.from === standing.state);
+    const next = Object.entries<Sender>(senders).map(([event, sender]) => ({
+      event,
+      to: [...new Set(from.filter((transition) => transition.event === event).map(({ to }) => to))],
+      sent_by: sentBy(sender),
+      you: verdict(sender, principal, standing.refusals[event]),
+    }));
+    const { state, version } = standing;
+    return { machine: name, id, version, state, next: next.filter(({ to }) => to.length > 0) };
+  };
+
+  return trpc.router({
+    list: route('GET /v1/machines', reader, {
+      summary: 'The state machines of policies and holds, as charts, with who sends each event',
+      tag: 'machines',
+    })
+      .input(z.strictObject({}))
+      .output(z.object({ machines: z.array(MachineOut) }))
+      .query(() => ({
+        machines: NAMES.map((id) => {
+          const { machine, version, about, senders } = MACHINES[id];
+          const events = Object.entries<Sender>(senders).map(([event, sender]) => [event, sentBy(sender)]);
+          return { id, about, version, ...chartOf(machine), events: Object.fromEntries(events) };
+        }),
+      })),
+
+    policy: route('GET /v1/policies/{id}/machine', reader, standingSpec('policy'))
+      .input(z.strictObject({ id: text(64) }))
+      .output(StandingOut)
+      .query(async ({ ctx, input }) => {
+        const standing = await features.policies.standing(ctx.tenantId, input.id, personOf(ctx.principal));
+        return show('policy', input.id, standing, ctx.principal);
+      }),
+
+    escrow: route('GET /v1/escrow/{id}/machine', reader, standingSpec('hold'))
+      .input(z.strictObject({ id: text(100) }))
+      .output(StandingOut)
+      .query(async ({ ctx, input }) => {
+        const person = ctx.principal.kind === 'session' ? ctx.principal.userId : null;
+        return show('escrow', input.id, await features.holds.standing(ctx.tenantId, input.id, person), ctx.principal);
+      }),
+  });
+}
+
+interface Refused {
+  code: string;
+  detail: string;
+}
+
+interface Standing {
+  state: string;
+  version: number;
+  refusals: Readonly<Record<string, Refused | null>>;
+}
+
+const reader = { keys: [], role: 'viewer' } as const;
+
+const standingSpec = (what: string) => ({
+  summary: `Where the machine of one ${what} stands, and what may happen to it next`,
+  description:
+    'What the machine and the access rules say. A setting of the tenant may ask for more: with approval_required, revoking and break glass need a signed-in person.',
+  tag: 'machines',
+  problems: ['NOT_FOUND'] as const,
+});
+
+/** The access rules of procedures, by their line. Throws for a line that no procedure has: a chart must not show one. */
+export function accessByLine(router: AnyRouter): (line: Line) => Access {
+  const rules = new Map<string, Access>();
+  for (const { _def } of Object.values(router._def.procedures as Record<string, AnyProcedure>)) {
+    const { openapi, access } = _def.meta as Meta;
+    if (openapi && access) rules.set(`${openapi.method} ${openapi.path}`, access);
+  }
+  return (line) => {
+    const rule = rules.get(line);
+    if (!rule) throw new AppError('INTERNAL', `no procedure answers ${line}`);
+    return rule;
+  };
+}
