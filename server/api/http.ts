@@ -1,5 +1,6 @@
 import { isUtf8 } from 'node:buffer';
 import type { Socket } from 'node:net';
+import { isDeepStrictEqual } from 'node:util';
 import cookie from '@fastify/cookie';
 import type { AnyProcedure } from '@trpc/server';
 import { fastifyRequestHandler } from '@trpc/server/adapters/fastify';
@@ -252,7 +253,8 @@ function beginner(config: Config, authenticator: Authenticator | undefined, redi
     for (const path of paths) if (isSignIn(path)) count(await limiters.signIn.take(request.ip));
     const authorization = request.headers.authorization;
     const cookieValue = authorization === undefined ? request.cookies[SESSION_COOKIE] : undefined;
-    const principal = await authenticator.authenticate({ authorization, cookie: cookieValue });
+    const credential = { authorization, cookie: cookieValue };
+    const principal = await authenticator.authenticate(credential);
     for (const path of paths) {
       const limiter = limiterFor(principal, path);
       if (limiter) count(await limiter[0].take(limiter[1]));
@@ -266,6 +268,7 @@ function beginner(config: Config, authenticator: Authenticator | undefined, redi
       ip: request.ip,
       method: request.method,
       headers: request.headers,
+      stillValid: async () => isDeepStrictEqual(await authenticator.authenticate(credential), principal),
       answer: {},
     };
   };

@@ -11,6 +11,8 @@ export interface Context {
   readonly ip: string;
   readonly method: string;
   readonly headers: Readonly<Record<string, string | string[] | undefined>>;
+  /** For an answer that waited: whether the credential still means the same caller with the same rights. */
+  stillValid(): Promise<boolean>;
   /** Headers for the answer; filled by the procedure. */
   readonly answer: Record<string, string | string[]>;
 }

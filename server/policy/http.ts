@@ -40,6 +40,8 @@ export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) =>
         } finally {
           reply.raw.off('close', leave);
         }
+        // a key that was revoked while it waited gets no more than one that asks anew
+        if (!(await call.context.stillValid())) throw new AppError('UNAUTHENTICATED', 'the key is not valid any more');
         reply.header('preference-applied', `wait=${wait}`);
       }
       reply.headers({

@@ -170,6 +170,20 @@ describe('a poll that waits', () => {
     expect(performance.now() - began).toBeGreaterThan(950);
   });
 
+  test('gives a key that was revoked while it waited nothing', async () => {
+    const { tenant } = await fresh();
+    const key = await server.call<{ id: string; key: string }>(201, 'POST /v1/keys', tenant.admin, {
+      label: 'proxy',
+      scopes: ['proxy'],
+    });
+    const proxy = { key: key.body.key };
+    const before = await poll(proxy);
+    const waiting = poll(proxy, `?current_hash=${hashOf(before)}`, { prefer: 'wait=30' }, 401);
+    await server.call(204, `DELETE /v1/keys/${key.body.id}`, tenant.admin);
+    await deploy(server, tenant.admin, 'p', PERMIT);
+    expect((await waiting).headers.get('x-svc-bundle-hash')).toBeNull();
+  });
+
   test('does not wait when it has another bundle, or when the wait is not a number', async () => {
     const { proxy } = await fresh();
     const hash = hashOf(await poll(proxy));
