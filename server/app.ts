@@ -35,6 +35,7 @@ import { keyRoutes } from './keys/http.ts';
 import { Keyring, SealedError } from './keys/keyring.ts';
 import { type Clock, systemClock } from './lib/clock.ts';
 import { SecretBox } from './lib/crypto.ts';
+import { Egress } from './lib/egress.ts';
 import type { Log } from './lib/log.ts';
 import { PushedCache } from './lib/pushed-cache.ts';
 import { RedisLink } from './lib/redis.ts';
@@ -54,6 +55,7 @@ export interface Core extends Services {
   audit: WriteAudit;
   actors: ActorHost<AppendCommand, AppendResult>;
   registry: Registry;
+  egress: Egress;
   /** With several processes only. */
   redis: RedisLink | undefined;
   shared: PushedCache | undefined;
@@ -61,10 +63,20 @@ export interface Core extends Services {
   stop(): Promise<void>;
 }
 
+export interface Parts {
+  config: Config;
+  databaseUrl: string;
+  log: Log;
+  clock?: Clock;
+  /** Default: one made from the settings. */
+  egress?: Egress;
+}
+
 /** Opens the database and joins the features, without HTTP. Throws SealedError when the master key is a wrong one. */
-export async function openCore(parts: { config: Config; databaseUrl: string; log: Log; clock?: Clock }): Promise<Core> {
+export async function openCore(parts: Parts): Promise<Core> {
   const { config, log } = parts;
   const clock = parts.clock ?? systemClock;
+  const egress = parts.egress ?? new Egress({ allow: config.egressAllow, dnsServers: config.dnsServers });
   const registry = new Registry();
   const db = await openDatabase(parts.databaseUrl);
   let keyring: Keyring;
@@ -159,6 +171,7 @@ export async function openCore(parts: { config: Config; databaseUrl: string; log
     keyring,
     bundles,
     registry,
+    egress,
     redis,
     shared,
     keys,
@@ -220,12 +233,7 @@ export interface Program {
 /**
  * The whole program on a migrated database. With a wrong master key it starts sealed: it answers 503 and is not ready.
  */
-export async function createProgram(parts: {
-  config: Config;
-  databaseUrl: string;
-  log: Log;
-  clock?: Clock;
-}): Promise<Program> {
+export async function createProgram(parts: Parts): Promise<Program> {
   const { config, log } = parts;
   await migrate(parts.databaseUrl);
   const claim = await claimDatabase(parts.databaseUrl, {

@@ -1,4 +1,5 @@
 import { readFileSync } from 'node:fs';
+import { isIPv4, isIPv6 } from 'node:net';
 import path from 'node:path';
 import { z } from 'zod';
 
@@ -15,6 +16,12 @@ const list = z
 
 export const ROLES = ['web', 'worker'] as const;
 export type ProcessRole = (typeof ROLES)[number];
+
+/** An IPv4 address, or an IPv6 one in brackets, with a port. */
+function isServer(text: string): boolean {
+  const [, v6, v4, port] = /^(?:\[(.+)\]|([^:]+)):(\d{1,5})$/.exec(text) ?? [];
+  return (v6 ? isIPv6(v6) : isIPv4(v4 ?? '')) && Number(port) > 0 && Number(port) < 65536;
+}
 
 /** Every setting of the program, with its default. `describe` is what `svc doctor` and the README say of it. */
 const environment = z.object({
@@ -41,6 +48,12 @@ const environment = z.object({
   SVC_MASTER_KEY_FILE: z.string().optional().describe('file that holds the master key'),
   SVC_POLL_SECONDS: int(15, 1, 3600).describe('how often proxies ask for a bundle'),
   SVC_TRUST_PROXY: list.describe('addresses of reverse proxies whose X-Forwarded-For is believed'),
+  SVC_EGRESS_ALLOW: list
+    .pipe(z.array(z.union([z.cidrv4(), z.cidrv6()], { error: 'must be CIDRs, such as 10.1.0.0/16' })))
+    .describe('CIDRs of private addresses that webhooks, issuers and notify targets may reach all the same'),
+  SVC_DNS_SERVERS: list
+    .pipe(z.array(z.string().refine(isServer, 'must be host:port of DNS servers, each host an address')))
+    .describe('host:port of the DNS servers to ask for destinations and TXT records; default: those of the system'),
   SVC_RATE_EVALUATE: int(100, 1, 1e6).describe('evaluate calls per second and agent key'),
   SVC_RATE_INGEST: int(1000, 1, 1e6).describe('ingest requests per second and key'),
   SVC_RATE_KEY: int(200, 1, 1e6).describe('other requests per second and key'),
@@ -63,6 +76,10 @@ export interface Config {
   readonly masterKey: Buffer | undefined;
   readonly pollSeconds: number;
   readonly trustProxy: readonly string[];
+  /** CIDRs that the egress guard lets through. */
+  readonly egressAllow: readonly string[];
+  /** host:port; empty means the system's. */
+  readonly dnsServers: readonly string[];
   readonly rates: {
     readonly evaluate: number;
     readonly ingest: number;
@@ -107,6 +124,8 @@ export function readConfig(env: Record<string, string | undefined> = process.env
     masterKey,
     pollSeconds: e.SVC_POLL_SECONDS,
     trustProxy: e.SVC_TRUST_PROXY,
+    egressAllow: e.SVC_EGRESS_ALLOW,
+    dnsServers: e.SVC_DNS_SERVERS,
     rates: {
       evaluate: e.SVC_RATE_EVALUATE,
       ingest: e.SVC_RATE_INGEST,

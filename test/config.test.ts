@@ -25,6 +25,8 @@ describe('without any setting', () => {
       masterKey: undefined,
       pollSeconds: 15,
       trustProxy: [],
+      egressAllow: [],
+      dnsServers: [],
       rates: { evaluate: 100, ingest: 1000, key: 200, session: 50, export: 10, signIn: 30 },
       logLevel: 'info',
       redisUrl: undefined,
@@ -53,12 +55,23 @@ describe('wrong settings', () => {
       SVC_BASE_URL: 'nonsense',
       SVC_POLL_SECONDS: '0',
       SVC_RATE_KEY: 'many',
+      SVC_EGRESS_ALLOW: '10.0.0.0/8, intranet',
+      SVC_DNS_SERVERS: 'ns.example:53',
       LOG_LEVEL: 'loud',
       SVC_MASTER_KEY: 'short',
     });
-    for (const name of ['PORT', 'SVC_BASE_URL', 'SVC_POLL_SECONDS', 'SVC_RATE_KEY', 'LOG_LEVEL', 'SVC_MASTER_KEY'])
+    for (const name of [
+      'PORT',
+      'SVC_BASE_URL',
+      'SVC_POLL_SECONDS',
+      'SVC_RATE_KEY',
+      'SVC_EGRESS_ALLOW.1',
+      'SVC_DNS_SERVERS.0',
+      'LOG_LEVEL',
+      'SVC_MASTER_KEY',
+    ])
       expect(message).toContain(`\n  ${name}: `);
-    expect(message.split('\n')).toHaveLength(7);
+    expect(message.split('\n')).toHaveLength(9);
   });
 
   test.each([

@@ -1,0 +1,400 @@
+import { Resolver } from 'node:dns/promises';
+import http from 'node:http';
+import https from 'node:https';
+import { isIP } from 'node:net';
+import { networkInterfaces } from 'node:os';
+import tls from 'node:tls';
+import ipaddr from 'ipaddr.js';
+
+/**
+ * The only way out of the server for an address that someone else gave: webhooks, issuers, key sets, notify targets.
+ *
+ * INVARIANT: the address that is dialled is the address that was checked. A name is resolved once per call, all its
+ * addresses are judged, and the connection is made to those addresses; nothing resolves the name a second time, so an
+ * answer that changes in between (DNS rebinding) changes nothing. A connection serves one request: it is never kept for
+ * another one whose name may mean something else by then. Redirects are answers like any other and are not followed.
+ */
+
+export type EgressFailure =
+  | 'DESTINATION_BLOCKED'
+  | 'TIMEOUT'
+  | 'DNS_ERROR'
+  | 'TLS_ERROR'
+  | 'CONNECTION_FAILED'
+  | 'TOO_LARGE';
+
+/**
+ * Why nothing came of a call. The message is a sentence for a person; it never holds an address that a name resolved to
+ * (an outsider could read the inside's DNS through it), nor the URL's path, query or userinfo.
+ */
+export class EgressError extends Error {
+  readonly failure: EgressFailure;
+
+  constructor(failure: EgressFailure, message: string) {
+    super(message);
+    this.name = 'EgressError';
+    this.failure = failure;
+  }
+}
+
+export interface EgressAnswer {
+  status: number;
+  headers: Record<string, string | string[] | undefined>;
+  /** As it came: a Content-Encoding is not undone, so no small answer can become a big one here. */
+  body: Buffer;
+  /** The answer was longer than `maxBytes`, and the rest was not read. */
+  truncated: boolean;
+}
+
+export interface EgressRequest {
+  url: string;
+  /** `GET` without a body and `POST` with one, unless said. */
+  method?: string;
+  headers?: Record<string, string>;
+  body?: string | Buffer;
+  /** For all of it: names, connection, TLS, request and answer. Default 10,000. */
+  timeoutMs?: number;
+  /** How much of the answer's body is read. Default 65,536. */
+  maxBytes?: number;
+  /** What a longer answer is: cut off there (default), or TOO_LARGE, for callers that would parse it. */
+  tooLarge?: 'truncate' | 'fail';
+  /** Ends the call early: it then rejects with the signal's reason. */
+  signal?: AbortSignal;
+}
+
+const TIMEOUT_MS = 10_000;
+const MAX_BYTES = 65_536;
+
+type Address = ipaddr.IPv4 | ipaddr.IPv6;
+type Range = [Address, number];
+
+/** IPv4 that no tenant may name (IANA special-purpose registry, RFC 6890 and later), and clouds' metadata beyond it. */
+const FORBIDDEN_V4 = ranges(
+  '0.0.0.0/8', // this network, RFC 791
+  '10.0.0.0/8', // private, RFC 1918
+  '100.64.0.0/10', // carrier-grade NAT, RFC 6598; metadata of Alibaba Cloud (100.100.100.200)
+  '127.0.0.0/8', // loopback, RFC 1122
+  '168.63.129.16/32', // Azure's host: public by number, reachable from inside only
+  '169.254.0.0/16', // link-local, RFC 3927; metadata of most clouds
+  '172.16.0.0/12', // private, RFC 1918
+  '192.0.0.0/24', // protocol assignments, RFC 6890; metadata of Oracle Cloud (192.0.0.192)
+  '192.0.2.0/24', // TEST-NET-1, RFC 5737
+  '192.31.196.0/24', // AS112, RFC 7535
+  '192.52.193.0/24', // AMT, RFC 7450
+  '192.88.99.0/24', // 6to4 relays, RFC 7526
+  '192.168.0.0/16', // private, RFC 1918
+  '192.175.48.0/24', // AS112, RFC 7534
+  '198.18.0.0/15', // benchmarking, RFC 2544
+  '198.51.100.0/24', // TEST-NET-2
+  '203.0.113.0/24', // TEST-NET-3
+  '224.0.0.0/4', // multicast, RFC 5771
+  '240.0.0.0/4', // class E and broadcast, RFC 1112
+);
+
+/**
+ * Of IPv6, only global unicast can be dialled at all: what lies outside is loopback, IPv4-compatible, discard-only,
+ * local-use NAT64 (64:ff9b:1::/48), SRv6 (5f00::/16), unique local, link-local, site-local, multicast, or not given out.
+ */
+const GLOBAL_V6 = ranges('2000::/3');
+const FORBIDDEN_V6 = ranges(
+  '2001::/23', // protocol assignments: Teredo, benchmarking, AMT, AS112, ORCHID, drone ids; RFC 2928 and later
+  '2001:db8::/32', // documentation, RFC 3849
+  '2002::/16', // 6to4: carries any IPv4 address in it, RFC 3056
+  '2620:4f:8000::/48', // AS112
+  '3ffe::/16', // 6bone, given back: RFC 3701
+  '3fff::/20', // documentation, RFC 9637
+);
+/**
+ * NAT64's well-known prefix (RFC 6052): where there is only IPv6, DNS64 makes such an address for every IPv4 host, and
+ * the translator dials the last 32 bits. They are what is judged.
+ */
+const NAT64 = ranges('64:ff9b::/96');
+
+const CERTIFICATE_FAULTS: Readonly<Record<string, string>> = {
+  CERT_HAS_EXPIRED: "The destination's certificate has expired.",
+  CERT_NOT_YET_VALID: "The destination's certificate is not valid yet.",
+  ERR_TLS_CERT_ALTNAME_INVALID: "The destination's certificate is for another host name.",
+  DEPTH_ZERO_SELF_SIGNED_CERT: "The destination's certificate is self-signed.",
+  SELF_SIGNED_CERT_IN_CHAIN: "The destination's certificate comes from an authority that is not trusted.",
+  UNABLE_TO_GET_ISSUER_CERT: "The destination's certificate comes from an authority that is not trusted.",
+  UNABLE_TO_GET_ISSUER_CERT_LOCALLY: "The destination's certificate comes from an authority that is not trusted.",
+  UNABLE_TO_VERIFY_LEAF_SIGNATURE:
+    "The destination's certificate comes from an authority that is not trusted, or its server does not send the whole chain.",
+  CERT_SIGNATURE_FAILURE: "The destination's certificate is not signed by the authority that it names.",
+  CERT_REVOKED: "The destination's certificate was revoked.",
+};
+
+export class Egress {
+  readonly #allow: readonly Range[];
+  readonly #dnsServers: readonly string[];
+  readonly #ca: string[] | undefined;
+
+  /**
+   * `allow`: CIDRs that may be dialled although they are forbidden (SVC_EGRESS_ALLOW). `dnsServers`: host:port; none:
+   * those of the system. `ca`: certificates (PEM) that are trusted beside the system's, for tests.
+   */
+  constructor(options: { allow: readonly string[]; dnsServers: readonly string[]; ca?: readonly string[] }) {
+    this.#allow = ranges(...options.allow);
+    this.#dnsServers = options.dnsServers;
+    this.#ca = options.ca && [...tls.getCACertificates('default'), ...options.ca];
+  }
+
+  /**
+   * What is asked when an address is saved: http or https, no userinfo, a name that resolves, and every address it has may
+   * be dialled. Throws EgressError. It promises nothing for later: `send` judges again, each time.
+   */
+  async check(url: string): Promise<void> {
+    await within({ timeoutMs: TIMEOUT_MS }, (signal) => this.#addresses(parse(url), signal));
+  }
+
+  /**
+   * Sends one request and reads the answer, whatever its status. Throws EgressError when there is none; then the
+   * destination may still have received the request, unless the failure is DESTINATION_BLOCKED, DNS_ERROR or TLS_ERROR.
+   */
+  async send(request: EgressRequest): Promise<EgressAnswer> {
+    return within({ timeoutMs: request.timeoutMs ?? TIMEOUT_MS, signal: request.signal }, async (signal) => {
+      const url = parse(request.url);
+      const addresses = await this.#addresses(url, signal);
+      return exchange(url, addresses, request, this.#ca, signal);
+    });
+  }
+
+  /** The TXT records of a name, each in one piece; empty when there are none. Throws EgressError DNS_ERROR or TIMEOUT. */
+  async txt(name: string): Promise<string[]> {
+    return within({ timeoutMs: TIMEOUT_MS }, async (signal) => {
+      try {
+        const records = await this.#resolver(signal).resolveTxt(name);
+        return records.map((chunks) => chunks.join(''));
+      } catch (error) {
+        if (hasNone(error)) return [];
+        throw dnsError(error);
+      }
+    });
+  }
+
+  /**
+   * The addresses to dial, each of them judged. One forbidden address among good ones blocks the name: which of them
+   * would be dialled is otherwise chance, and a name that is half inside is how a rebinding looks from here.
+   */
+  async #addresses(url: URL, signal: AbortSignal): Promise<string[]> {
+    const found = await this.#resolve(hostOf(url), signal);
+    const own = ownAddresses();
+    for (const text of found) {
+      if (!this.#mayDial(text, own)) {
+        throw new EgressError(
+          'DESTINATION_BLOCKED',
+          'The address is private, loopback, cloud metadata or otherwise reserved, or its name resolves to such a one.',
+        );
+      }
+    }
+    return found;
+  }
+
+  #mayDial(text: string, own: ReadonlySet<string>): boolean {
+    const given = ipaddr.parse(text);
+    // where the packets will go: ::ffff:a.b.c.d is dialled as IPv4
+    const address = given instanceof ipaddr.IPv6 && given.isIPv4MappedAddress() ? given.toIPv4Address() : given;
+    if (contains(this.#allow, address)) return true;
+    // this machine's public addresses are a way around its firewall
+    if (own.has(address.toNormalizedString())) return false;
+    if (address instanceof ipaddr.IPv4) return !contains(FORBIDDEN_V4, address);
+    if (contains(NAT64, address)) {
+      return this.#mayDial(address.toByteArray().slice(12).join('.'), own);
+    }
+    return contains(GLOBAL_V6, address) && !contains(FORBIDDEN_V6, address);
+  }
+
+  async #resolve(host: string, signal: AbortSignal): Promise<string[]> {
+    if (isIP(host)) return [host];
+    // RFC 6761: never a question for a DNS server
+    if (host === 'localhost' || host.endsWith('.localhost')) return ['127.0.0.1'];
+    const resolver = this.#resolver(signal);
+    // both are waited for: the verdict must not depend on which of them is faster
+    const answers = await Promise.allSettled([resolver.resolve4(host), resolver.resolve6(host)]);
+    signal.throwIfAborted();
+    const found = answers.flatMap((answer) => (answer.status === 'fulfilled' ? answer.value : []));
+    if (found.length > 0) return found;
+    const failures = answers.map((answer) => (answer as PromiseRejectedResult).reason);
+    throw dnsError(failures.find((failure) => !hasNone(failure)) ?? failures[0]);
+  }
+
+  /**
+   * A resolver for one call, so that giving up on it gives up on nothing else. It asks DNS servers itself: the system's
+   * getaddrinfo would hold one of the process's few threads for as long as a tenant's name server likes to be silent.
+   */
+  #resolver(signal: AbortSignal): Resolver {
+    const resolver = new Resolver({ timeout: 2000, tries: 2 });
+    if (this.#dnsServers.length > 0) resolver.setServers(this.#dnsServers);
+    signal.addEventListener('abort', () => resolver.cancel(), { once: true });
+    return resolver;
+  }
+}
+
+/** Runs a call that ends with TIMEOUT when its time is over, or with the caller's reason when they end it. */
+async function within<T>(
+  limit: { timeoutMs: number; signal?: AbortSignal | undefined },
+  run: (signal: AbortSignal) => Promise<T>,
+): Promise<T> {
+  limit.signal?.throwIfAborted();
+  const timeout = new EgressError(
+    'TIMEOUT',
+    `The destination gave no complete answer within ${limit.timeoutMs / 1000} seconds.`,
+  );
+  const controller = new AbortController();
+  const timer = setTimeout(() => controller.abort(timeout), limit.timeoutMs);
+  const signal = limit.signal ? AbortSignal.any([limit.signal, controller.signal]) : controller.signal;
+  try {
+    return await run(signal);
+  } catch (error) {
+    throw signal.aborted ? signal.reason : error;
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+function parse(text: string): URL {
+  const url = URL.canParse(text) ? new URL(text) : undefined;
+  if (url?.protocol !== 'http:' && url?.protocol !== 'https:') {
+    throw new EgressError('DESTINATION_BLOCKED', 'The destination is not an http or https address.');
+  }
+  if (url.username || url.password) {
+    throw new EgressError('DESTINATION_BLOCKED', 'The destination may not hold a user name or password.');
+  }
+  return url;
+}
+
+/** The name without its closing dot, or the address without its brackets; URL has made one spelling of all. */
+function hostOf(url: URL): string {
+  return url.hostname.replace(/^\[(.*)\]$/, '$1').replace(/\.$/, '');
+}
+
+function exchange(
+  url: URL,
+  addresses: readonly string[],
+  asked: EgressRequest,
+  ca: string[] | undefined,
+  signal: AbortSignal,
+): Promise<EgressAnswer> {
+  const host = hostOf(url);
+  const secure = url.protocol === 'https:';
+  const maxBytes = asked.maxBytes ?? MAX_BYTES;
+  const found = addresses.map((address) => ({ address, family: isIP(address) }));
+  return new Promise((resolve, reject) => {
+    let stage: 'connecting' | 'securing' | 'open' = 'connecting';
+    const fail = (error: Error) => reject(failureOf(error, stage));
+    const options: https.RequestOptions & { autoSelectFamily: boolean; autoSelectFamilyAttemptTimeout: number } = {
+      // a name is "looked up" in what was resolved and judged; an address is dialled as it is, and is the one judged
+      host,
+      lookup: (_host, { all }, done) => (all ? done(null, found) : done(null, found[0]!.address, found[0]!.family)),
+      port: url.port || (secure ? 443 : 80),
+      path: url.pathname + url.search,
+      method: asked.method ?? (asked.body === undefined ? 'GET' : 'POST'),
+      headers: {
+        'user-agent': 'svc/1',
+        ...asked.headers,
+        ...(asked.body !== undefined && { 'content-length': Buffer.byteLength(asked.body) }),
+        host: url.host,
+      },
+      // an agent for this request alone, which keeps no connection and knows no proxy from the environment
+      agent: false,
+      // one address after the other, each with time enough for another continent
+      autoSelectFamily: true,
+      autoSelectFamilyAttemptTimeout: 1000,
+      signal,
+      ...(secure && {
+        servername: isIP(host) ? '' : host,
+        // whatever NODE_TLS_REJECT_UNAUTHORIZED says
+        rejectUnauthorized: true,
+        minVersion: 'TLSv1.2' as const,
+        ALPNProtocols: ['http/1.1'],
+        ...(ca && { ca }),
+      }),
+    };
+    const request = (secure ? https : http).request(options);
+    request.on('socket', (socket) => {
+      socket.once('connect', () => {
+        stage = secure ? 'securing' : 'open';
+      });
+      socket.once('secureConnect', () => {
+        stage = 'open';
+      });
+    });
+    request.on('error', fail);
+    // 101 was not asked for: an answer like any other, and the end of the connection
+    request.on('upgrade', (response, socket) => {
+      socket.destroy();
+      resolve({ status: response.statusCode!, headers: response.headers, body: Buffer.alloc(0), truncated: false });
+    });
+    request.on('response', (response) => {
+      const chunks: Buffer[] = [];
+      let length = 0;
+      const answer = (truncated: boolean) =>
+        resolve({
+          status: response.statusCode!,
+          headers: response.headers,
+          body: Buffer.concat(chunks).subarray(0, maxBytes),
+          truncated,
+        });
+      response.on('data', (chunk: Buffer) => {
+        chunks.push(chunk);
+        length += chunk.length;
+        if (length <= maxBytes) return;
+        if (asked.tooLarge === 'fail') {
+          reject(new EgressError('TOO_LARGE', `The destination's answer is larger than ${maxBytes} bytes.`));
+        } else {
+          answer(true);
+        }
+        request.destroy();
+      });
+      response.on('end', () => answer(false));
+      response.on('error', fail);
+    });
+    request.end(asked.body);
+  });
+}
+
+function failureOf(error: Error & { code?: string }, stage: 'connecting' | 'securing' | 'open'): EgressError {
+  const code = error.code ?? '';
+  if (code === 'ETIMEDOUT') return new EgressError('TIMEOUT', 'The destination did not take the connection in time.');
+  if (stage === 'securing' && code !== 'ECONNRESET') {
+    return new EgressError(
+      'TLS_ERROR',
+      CERTIFICATE_FAULTS[code] ??
+        'No secure connection could be agreed on with the destination: it may not speak TLS 1.2 or later, or HTTP/1.1.',
+    );
+  }
+  if (code === 'ECONNREFUSED') return new EgressError('CONNECTION_FAILED', 'The destination refused the connection.');
+  if (stage === 'connecting') return new EgressError('CONNECTION_FAILED', 'The destination cannot be reached.');
+  if (code.startsWith('HPE_')) {
+    return new EgressError('CONNECTION_FAILED', 'What the destination answered is not HTTP/1.1, or not sound.');
+  }
+  return new EgressError('CONNECTION_FAILED', 'The destination closed the connection before its answer was complete.');
+}
+
+/** The name exists without such records, or does not exist. */
+function hasNone(error: unknown): boolean {
+  const { code } = error as { code?: string };
+  return code === 'ENODATA' || code === 'ENOTFOUND';
+}
+
+function dnsError(error: unknown): EgressError {
+  const { code } = error as { code?: string };
+  if (code === 'ETIMEOUT' || code === 'ECONNREFUSED') {
+    return new EgressError('DNS_ERROR', 'The DNS servers did not answer for the name of the destination.');
+  }
+  if (hasNone(error)) return new EgressError('DNS_ERROR', 'The host name of the destination has no address.');
+  return new EgressError('DNS_ERROR', 'The host name of the destination could not be resolved.');
+}
+
+function ownAddresses(): Set<string> {
+  const all = Object.values(networkInterfaces()).flatMap((addresses) => addresses ?? []);
+  return new Set(all.map(({ address }) => ipaddr.parse(address.replace(/%.*$/, '')).toNormalizedString()));
+}
+
+function ranges(...cidrs: string[]): Range[] {
+  return cidrs.map((cidr) => ipaddr.parseCIDR(cidr) as Range);
+}
+
+function contains(list: readonly Range[], address: Address): boolean {
+  return list.some(([range, bits]) => range.kind() === address.kind() && address.match(range as never, bits));
+}

@@ -1,0 +1,468 @@
+import { once } from 'node:events';
+import http from 'node:http';
+import https from 'node:https';
+import { type AddressInfo, createServer, type Server, type Socket } from 'node:net';
+import { networkInterfaces } from 'node:os';
+import tls from 'node:tls';
+import fc from 'fast-check';
+import ipaddr from 'ipaddr.js';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { Egress, EgressError } from '../../server/lib/egress.ts';
+import { FORBIDDEN_ADDRESSES, forbiddenUrls } from '../helpers/addresses.ts';
+import { TestDns } from '../helpers/dns.ts';
+import { TestCa } from '../helpers/tls.ts';
+
+const LOOPBACK = ['127.0.0.0/8', '::1/128'];
+const stops: (() => unknown)[] = [];
+let dns: TestDns;
+let ca: TestCa;
+
+beforeAll(async () => {
+  [dns, ca] = await Promise.all([TestDns.start(), TestCa.create()]);
+});
+afterAll(async () => {
+  for (const stop of stops) await stop();
+  await dns.stop();
+});
+
+/** A server that counts the connections made to it, on every address of this machine. */
+async function listen(server: Server, host = '127.0.0.1'): Promise<{ port: number; connections: () => number }> {
+  let connections = 0;
+  const sockets = new Set<Socket>();
+  server.on('connection', (socket: Socket) => {
+    connections++;
+    sockets.add(socket);
+    socket.on('error', () => {});
+  });
+  await once(server.listen(0, host), 'listening');
+  stops.push(() => {
+    for (const socket of sockets) socket.destroy();
+    server.close();
+  });
+  return { port: (server.address() as AddressInfo).port, connections: () => connections };
+}
+
+function guard(allow: readonly string[] = [], trust = false): Egress {
+  return new Egress({ allow, dnsServers: [dns.server], ...(trust && { ca: [ca.cert] }) });
+}
+
+async function failureOf(promise: Promise<unknown>): Promise<EgressError> {
+  const error = await promise.then(
+    (answer) => expect.fail(`it succeeded: ${JSON.stringify(answer)}`),
+    (error) => error,
+  );
+  expect(error).toBeInstanceOf(EgressError);
+  return error;
+}
+
+describe('forbidden addresses', () => {
+  let port: number;
+  let connections: () => number;
+
+  beforeAll(async () => {
+    ({ port, connections } = await listen(
+      http.createServer((_, response) => response.end()),
+      '::',
+    ));
+  });
+
+  test('there are many spellings of them', () => {
+    expect(new Set(forbiddenUrls(port)).size).toBeGreaterThan(150);
+  });
+
+  test('no spelling of one passes a check or is dialled', async () => {
+    const egress = guard();
+    for (const url of forbiddenUrls(port)) {
+      expect((await failureOf(egress.check(url))).failure, url).toBe('DESTINATION_BLOCKED');
+      const error = await failureOf(egress.send({ url, method: 'POST', body: 'x' }));
+      expect(error.failure, url).toBe('DESTINATION_BLOCKED');
+    }
+    expect(connections()).toBe(0);
+  });
+
+  test('no name that resolves to one passes, alone or among good ones, over UDP or TCP', async () => {
+    const egress = guard();
+    // the system's resolver reads ::8.8.8.8 as ::ffff:8.8.8.8, which is what is judged and dialled: 8.8.8.8
+    const addresses = FORBIDDEN_ADDRESSES.filter((address) => address !== '::8.8.8.8');
+    addresses.forEach((address, i) => {
+      dns.names[`only${i}.test`] = [address];
+      dns.names[`mixed${i}.test`] = ['93.184.216.34', '2606:4700::1111', address];
+      dns.names[`many${i}.test`] = [...Array.from({ length: 50 }, (_, n) => `93.184.216.${n}`), address];
+    });
+    for (const [name] of Object.entries(dns.names)) {
+      const url = `http://${name}:${port}/`;
+      expect((await failureOf(egress.check(url))).failure, name).toBe('DESTINATION_BLOCKED');
+      expect((await failureOf(egress.send({ url }))).failure, name).toBe('DESTINATION_BLOCKED');
+    }
+    expect(connections()).toBe(0);
+  });
+
+  test('any address of a forbidden range is blocked in any form of IPv6 that carries it', async () => {
+    const egress = guard();
+    const v4 = fc
+      .tuple(fc.constantFrom('127', '10', '169.254', '192.168', '172.16', '100.64', '224'), fc.ipV4())
+      .map(([prefix, rest]) => [...prefix.split('.'), ...rest.split('.')].slice(0, 4).join('.'));
+    const forms = fc.constantFrom(
+      (a: string) => a,
+      (a: string) => `[::ffff:${a}]`,
+      (a: string) => `[::${a}]`,
+      (a: string) => `[64:ff9b::${a}]`,
+      (a: string) => `[64:ff9b:1::${a}]`,
+      (a: string) => `[2002:${hex(a)}::1]`,
+      (a: string) => String(Number.parseInt(hex(a).replace(':', ''), 16)),
+      (a: string) => `0x${hex(a).replace(':', '')}`,
+      (a: string) => a.replace(/\d+/g, (part) => `0${Number(part).toString(8)}`),
+    );
+    await fc.assert(
+      fc.asyncProperty(v4, forms, async (address, form) => {
+        const failure = await failureOf(egress.check(`https://${form(address)}:${port}/`));
+        expect(failure.failure).toBe('DESTINATION_BLOCKED');
+      }),
+      { numRuns: 1000 },
+    );
+    expect(connections()).toBe(0);
+  });
+
+  test("this machine's own addresses are blocked, public ones as well", async () => {
+    const own = Object.values(networkInterfaces()).flatMap((all) => all ?? []);
+    for (const { address, family } of own) {
+      if (address.startsWith('fe80')) continue;
+      const url = `http://${family === 'IPv6' ? `[${address}]` : address}:${port}/`;
+      expect((await failureOf(guard().send({ url }))).failure, url).toBe('DESTINATION_BLOCKED');
+    }
+    expect(connections()).toBe(0);
+  });
+
+  test('a name that turns from public to private is blocked by the call that sees it', async () => {
+    dns.names['rebinds.test'] = (type, count) => (type === 'A' ? [count === 1 ? '93.184.216.34' : '127.0.0.1'] : []);
+    await guard().check(`http://rebinds.test:${port}/`);
+    const error = await failureOf(guard().send({ url: `http://rebinds.test:${port}/` }));
+    expect(error.failure).toBe('DESTINATION_BLOCKED');
+    expect(connections()).toBe(0);
+  });
+
+  test('a name is resolved once per call: what it would answer next is not asked', async () => {
+    // allowed at first, forbidden from the second question on: a connector that asked again would dial what was not judged
+    dns.names['once.test'] = (type, count) => (type === 'A' ? [count === 1 ? '127.0.0.1' : '127.0.0.2'] : []);
+    const before = connections();
+    const egress = guard(['127.0.0.1/32']);
+    expect((await egress.send({ url: `http://once.test:${port}/` })).status).toBe(200);
+    expect(connections()).toBe(before + 1);
+    expect(dns.asked.filter((line) => line === 'A once.test')).toHaveLength(1);
+    expect((await failureOf(egress.send({ url: `http://once.test:${port}/` }))).failure).toBe('DESTINATION_BLOCKED');
+    expect(connections()).toBe(before + 1);
+  });
+
+  test('what the operator allows is reached, and nothing beside it', async () => {
+    const before = connections();
+    const egress = guard(['127.0.0.0/29']);
+    for (const host of ['127.0.0.1', '127.1', 'localhost', '[::ffff:127.0.0.2]', '[64:ff9b::127.0.0.1]']) {
+      await egress.check(`http://${host}:${port}/`);
+    }
+    expect((await egress.send({ url: `http://127.0.0.3:${port}/` })).status).toBe(200);
+    expect(connections()).toBe(before + 1);
+    for (const host of ['127.0.0.8', '[::1]', '10.0.0.1']) {
+      expect((await failureOf(egress.check(`http://${host}:${port}/`))).failure).toBe('DESTINATION_BLOCKED');
+    }
+  });
+
+  test('a message tells neither the address behind a name nor what is secret in a URL', async () => {
+    dns.names['inside.test'] = ['10.11.12.13'];
+    for (const url of [
+      `http://inside.test:${port}/T00/B00/hush?sig=hush`,
+      `http://hush:hush@inside.test:${port}/hush`,
+      `ftp://inside.test/hush`,
+      'http://nowhere.test/hush?hush',
+      'http://[hush]/',
+    ]) {
+      const { message } = await failureOf(guard().send({ url }));
+      expect(message).not.toMatch(/hush|10\.11/);
+    }
+  });
+});
+
+describe('public addresses', () => {
+  test('pass a check, as they are or as what a name resolves to', async () => {
+    dns.names['v4.test'] = ['93.184.216.34'];
+    dns.names['v6.test'] = ['2606:4700::1111'];
+    dns.names['both.test'] = ['93.184.216.34', '2606:4700::1111'];
+    dns.names['dns64.test'] = ['8.8.8.8', '64:ff9b::8.8.8.8'];
+    dns.names['no-aaaa.test'] = (type) => (type === 'A' ? ['93.184.216.34'] : 'SERVFAIL');
+    dns.names['xn--bcher-kva.test'] = ['93.184.216.34'];
+    for (const host of [
+      ...['v4.test', 'v6.test', 'both.test', 'V4.TEST.', 'dns64.test', 'no-aaaa.test', 'bücher.test'],
+      ...['8.8.8.8', '1.1.1.1', '[2606:4700:4700::1111]', '[::ffff:8.8.8.8]', '172.32.0.1', '100.128.0.1'],
+    ]) {
+      await guard().check(`https://${host}/`);
+    }
+  });
+
+  test('the ranges agree with another table wherever both speak of a global address', async () => {
+    // what ipaddr.js calls anything but unicast is never let through here
+    await fc.assert(
+      fc.asyncProperty(fc.oneof(fc.ipV4(), fc.ipV6()), async (text) => {
+        const address = ipaddr.process(text);
+        const other = address.range();
+        if (other === 'unicast' || other === 'rfc6052') return;
+        const url = `http://${address.kind() === 'ipv6' ? `[${address}]` : address}/`;
+        expect((await failureOf(guard().check(url))).failure, url).toBe('DESTINATION_BLOCKED');
+      }),
+      { numRuns: 2000 },
+    );
+  });
+});
+
+describe('names', () => {
+  test('that do not resolve are told apart from those that are blocked', async () => {
+    dns.names['servfail.test'] = 'SERVFAIL';
+    dns.names['refused.test'] = 'REFUSED';
+    dns.names['empty.test'] = [];
+    for (const name of ['missing.test', 'servfail.test', 'refused.test', 'empty.test']) {
+      expect((await failureOf(guard().check(`http://${name}/`))).failure, name).toBe('DNS_ERROR');
+      expect((await failureOf(guard().send({ url: `http://${name}/` }))).failure, name).toBe('DNS_ERROR');
+    }
+  });
+
+  test('whose servers are silent end as DNS_ERROR, or as TIMEOUT where the call ends first', async () => {
+    dns.names['silent.test'] = 'silence';
+    const url = 'http://silent.test/';
+    const [slow, quick] = await Promise.all([
+      failureOf(guard().send({ url })),
+      failureOf(guard().send({ url, timeoutMs: 200 })),
+    ]);
+    expect(slow.failure).toBe('DNS_ERROR');
+    expect(quick.failure).toBe('TIMEOUT');
+  });
+
+  test('TXT records come in one piece each; a name without them has none', async () => {
+    dns.names['_svc.txt.test'] = { txt: ['one', ['in ', 'pieces'], 'x'.repeat(200), 'y'.repeat(200), 'z'.repeat(200)] };
+    dns.names['a.txt.test'] = ['93.184.216.34'];
+    dns.names['servfail.txt.test'] = 'SERVFAIL';
+    const found = await guard().txt('_svc.txt.test');
+    expect(found).toEqual(['one', 'in pieces', 'x'.repeat(200), 'y'.repeat(200), 'z'.repeat(200)]);
+    expect(await guard().txt('a.txt.test')).toEqual([]);
+    expect(await guard().txt('nothing.txt.test')).toEqual([]);
+    expect((await failureOf(guard().txt('servfail.txt.test'))).failure).toBe('DNS_ERROR');
+  });
+});
+
+describe('exchanges', () => {
+  const send = (url: string, more: object = {}) => guard(LOOPBACK, true).send({ url, timeoutMs: 2000, ...more });
+
+  test('the request arrives as it was given, under the name that was asked for', async () => {
+    dns.names['receiver.test'] = ['127.0.0.1'];
+    const seen: { method: string; url: string; headers: http.IncomingHttpHeaders; body: string }[] = [];
+    const { port, connections } = await listen(
+      http.createServer(async (request, response) => {
+        let body = '';
+        for await (const chunk of request) body += chunk;
+        seen.push({ method: request.method!, url: request.url!, headers: request.headers, body });
+        response.writeHead(202, { 'x-answer': 'yes' }).end('thanks');
+      }),
+    );
+    const url = `http://receiver.test:${port}/a%20b?c=d#e`;
+    const answer = await send(url, { body: 'hé', headers: { 'x-svc-event': 'svc.test' } });
+    expect(answer).toMatchObject({ status: 202, headers: { 'x-answer': 'yes' }, truncated: false });
+    expect(String(answer.body)).toBe('thanks');
+    await send(url);
+    expect(seen).toMatchObject([
+      {
+        method: 'POST',
+        url: '/a%20b?c=d',
+        body: 'hé',
+        headers: { host: `receiver.test:${port}`, 'x-svc-event': 'svc.test' },
+      },
+      { method: 'GET', body: '' },
+    ]);
+    expect(seen[0]!.headers['content-length']).toBe('3');
+    expect(connections(), 'a connection serves one request').toBe(2);
+  });
+
+  test('a redirect is an answer, and is not followed', async () => {
+    const target = await listen(http.createServer((_, response) => response.end()));
+    const { port } = await listen(
+      http.createServer((_, response) => {
+        response.writeHead(301, { location: `http://127.0.0.1:${target.port}/` }).end();
+      }),
+    );
+    expect((await send(`http://127.0.0.1:${port}/`)).status).toBe(301);
+    expect(target.connections()).toBe(0);
+  });
+
+  test('a long answer is cut off or refused, and is not read to its end', async () => {
+    let sent = 0;
+    const { port } = await listen(
+      http.createServer((_, response) => {
+        const chunk = Buffer.alloc(65_536);
+        const more = () => {
+          while (!response.destroyed && sent < 1e9) {
+            sent += chunk.length;
+            if (!response.write(chunk)) return response.once('drain', more);
+          }
+        };
+        more();
+      }),
+    );
+    const answer = await send(`http://127.0.0.1:${port}/`);
+    expect(answer).toMatchObject({ status: 200, truncated: true });
+    expect(answer.body).toHaveLength(65_536);
+    const error = await failureOf(send(`http://127.0.0.1:${port}/`, { tooLarge: 'fail', maxBytes: 1000 }));
+    expect(error.failure).toBe('TOO_LARGE');
+    expect(sent).toBeLessThan(100e6);
+  });
+
+  test('a compressed answer stays as it came', async () => {
+    const { port } = await listen(
+      http.createServer((_, response) => response.writeHead(200, { 'content-encoding': 'gzip' }).end('not gzip')),
+    );
+    expect(String((await send(`http://127.0.0.1:${port}/`)).body)).toBe('not gzip');
+  });
+
+  test('the caller can end a call, and it rejects with their reason', async () => {
+    const { port, connections } = await listen(createServer());
+    const controller = new AbortController();
+    const call = send(`http://127.0.0.1:${port}/`, { signal: controller.signal });
+    const reason = new Error('stopping');
+    await expect.poll(connections).toBe(1);
+    controller.abort(reason);
+    await expect(call).rejects.toBe(reason);
+  });
+
+  const raw = (text: string, end = true) =>
+    createServer((socket) => {
+      socket.once('data', () => (end ? socket.end(text) : socket.write(text)));
+    });
+
+  test.each<[what: string, server: () => Server, failure: string]>([
+    ['takes the connection and is silent', () => createServer(), 'TIMEOUT'],
+    ['sends half of the headers and is silent', () => raw('HTTP/1.1 200 OK\r\nx', false), 'TIMEOUT'],
+    ['sends the headers and no body', () => raw('HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n', false), 'TIMEOUT'],
+    ['goes on and on with 100 Continue', () => raw('HTTP/1.1 100 Continue\r\n\r\n'.repeat(50), false), 'TIMEOUT'],
+    ['resets', () => createServer((socket) => socket.resetAndDestroy()), 'CONNECTION_FAILED'],
+    ['closes at once', () => createServer((socket) => socket.destroy()), 'CONNECTION_FAILED'],
+    ['closes amid the headers', () => raw('HTTP/1.1 200 OK\r\nx'), 'CONNECTION_FAILED'],
+    ['closes amid the body', () => raw('HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx'), 'CONNECTION_FAILED'],
+    ['speaks something else', () => raw('220 mail.test ESMTP\r\n'), 'CONNECTION_FAILED'],
+    ['has headers without end', () => raw(`HTTP/1.1 200 OK\r\nx: ${'y'.repeat(1e6)}`, false), 'CONNECTION_FAILED'],
+  ])('a server that %s', async (_, make, failure) => {
+    const { port } = await listen(make());
+    expect((await failureOf(send(`http://127.0.0.1:${port}/`, { timeoutMs: 500 }))).failure).toBe(failure);
+  });
+
+  test('one byte at a time does not keep a call alive', async () => {
+    const timers: NodeJS.Timeout[] = [];
+    const { port } = await listen(
+      createServer((socket) => {
+        socket.write('HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n');
+        timers.push(setInterval(() => socket.writable && socket.write('x'), 50));
+      }),
+    );
+    const error = await failureOf(send(`http://127.0.0.1:${port}/`, { timeoutMs: 500 }));
+    for (const timer of timers) clearInterval(timer);
+    expect(error.failure).toBe('TIMEOUT');
+  });
+
+  test('a port where nothing listens', async () => {
+    const server = createServer();
+    const { port } = await listen(server);
+    server.close();
+    await once(server, 'close');
+    expect((await failureOf(send(`http://127.0.0.1:${port}/`))).failure).toBe('CONNECTION_FAILED');
+  });
+
+  test('an upgrade is an answer and ends the connection', async () => {
+    const { port } = await listen(
+      raw('HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n', false),
+    );
+    expect((await send(`http://127.0.0.1:${port}/`)).status).toBe(101);
+  });
+});
+
+describe('TLS', () => {
+  const names = ['good.test', '127.0.0.1'];
+  const ok = (_: unknown, response: http.ServerResponse) => void response.end('ok');
+  const send = (url: string, trust = true) => guard(LOOPBACK, trust).send({ url, timeoutMs: 2000 });
+
+  beforeAll(() => {
+    dns.names['good.test'] = ['127.0.0.1'];
+    dns.names['other.test'] = ['127.0.0.1'];
+  });
+
+  test('a certificate of a trusted authority is taken for its name and its address, and its name is asked for', async () => {
+    const asked: unknown[] = [];
+    const identity = await ca.issue(names);
+    const server = https.createServer(
+      {
+        ...identity,
+        SNICallback(name, done) {
+          asked.push(name);
+          done(null);
+        },
+      },
+      ok,
+    );
+    const { port } = await listen(server);
+    expect((await send(`https://good.test:${port}/`)).status).toBe(200);
+    expect((await send(`https://good.test.:${port}/`)).status).toBe(200);
+    expect((await send(`https://127.0.0.1:${port}/`)).status).toBe(200);
+    expect(asked).toEqual(['good.test', 'good.test']);
+  });
+
+  test.each<[what: string, options: () => Promise<https.ServerOptions>, host: string, says: RegExp]>([
+    ['for another name', () => ca.issue(names), 'other.test', /another host name/],
+    ['that has expired', () => ca.expired(names), 'good.test', /expired/],
+    [
+      'that is not valid yet',
+      () => ca.issue(names, { from: new Date(Date.now() + 1e8) }),
+      'good.test',
+      /not valid yet/,
+    ],
+    ['that it signed itself', () => TestCa.selfSigned(names), 'good.test', /self-signed/],
+    ['of an unknown authority', async () => (await TestCa.create()).issue(names), 'good.test', /authority/],
+  ])('a certificate %s is refused before anything is sent', async (_, options, host, says) => {
+    let requests = 0;
+    const { port } = await listen(https.createServer(await options(), () => requests++));
+    const old = process.env.NODE_TLS_REJECT_UNAUTHORIZED;
+    process.env.NODE_TLS_REJECT_UNAUTHORIZED = '0';
+    try {
+      const error = await failureOf(send(`https://${host}:${port}/hush`));
+      expect(error.failure).toBe('TLS_ERROR');
+      expect(error.message).toMatch(says);
+    } finally {
+      if (old === undefined) delete process.env.NODE_TLS_REJECT_UNAUTHORIZED;
+      else process.env.NODE_TLS_REJECT_UNAUTHORIZED = old;
+    }
+    expect(requests).toBe(0);
+  });
+
+  test('an authority of the tests is not trusted by default', async () => {
+    const { port } = await listen(https.createServer(await ca.issue(names), ok));
+    expect((await failureOf(send(`https://good.test:${port}/`, false))).failure).toBe('TLS_ERROR');
+  });
+
+  test('old TLS, HTTP/2 alone and no TLS at all are TLS_ERROR', async () => {
+    const identity = await ca.issue(names);
+    const servers = [
+      tls.createServer({ ...identity, minVersion: 'TLSv1', maxVersion: 'TLSv1.1', ciphers: 'ALL@SECLEVEL=0' }),
+      tls.createServer({ ...identity, ALPNProtocols: ['h2'] }),
+      http.createServer(ok),
+    ];
+    for (const server of servers) {
+      const { port } = await listen(server);
+      expect((await failureOf(send(`https://good.test:${port}/`))).failure).toBe('TLS_ERROR');
+    }
+  });
+
+  test('a server that resets or is silent amid the handshake', async () => {
+    const resets = await listen(createServer((socket) => socket.once('data', () => socket.resetAndDestroy())));
+    expect((await failureOf(send(`https://good.test:${resets.port}/`))).failure).toBe('CONNECTION_FAILED');
+    const silent = await listen(createServer());
+    const call = guard(LOOPBACK).send({ url: `https://good.test:${silent.port}/`, timeoutMs: 300 });
+    expect((await failureOf(call)).failure).toBe('TIMEOUT');
+  });
+});
+
+function hex(address: string): string {
+  const [a, b, c, d] = address.split('.').map((part) => Number(part).toString(16).padStart(2, '0'));
+  return `${a}${b}:${c}${d}`;
+}
