@@ -19,12 +19,15 @@ begin;
 select create_reference_table('instance');
 select create_reference_table('signing_key');
 select create_reference_table('credential');
+select create_reference_table('sign_in_request');
 
 -- Of one tenant each. Foreign keys lead only to tables above in this list, or to themselves.
 select create_distributed_table('tenant', 'tenant_id');
 select create_distributed_table('member', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('session', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('sign_in_link', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('invitation', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('mail_message', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('api_key', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('agent_key', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('policy', 'tenant_id', colocate_with => 'tenant');

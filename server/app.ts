@@ -31,12 +31,14 @@ import { holdRecounts, holdTimers } from './escrow/timers.ts';
 import { Evidence } from './forensics/export.ts';
 import { downloadRoute } from './forensics/router.ts';
 import { type Job, startJobs } from './jobs/jobs.ts';
+import { mailJob, mailQueue } from './jobs/mail.ts';
 import { keyRoutes } from './keys/http.ts';
 import { Keyring, SealedError } from './keys/keyring.ts';
 import { type Clock, systemClock } from './lib/clock.ts';
 import { SecretBox } from './lib/crypto.ts';
 import { Egress } from './lib/egress.ts';
 import type { Log } from './lib/log.ts';
+import { Mail, type QueueMail } from './lib/mail.ts';
 import { PushedCache } from './lib/pushed-cache.ts';
 import { RedisLink } from './lib/redis.ts';
 import { Fleet } from './policy/fleet.ts';
@@ -54,6 +56,9 @@ export interface Core extends Services {
   verifications: Verifications;
   audit: WriteAudit;
   actors: ActorHost<AppendCommand, AppendResult>;
+  /** Seals what is secret at rest. */
+  box: SecretBox;
+  queueMail: QueueMail;
   registry: Registry;
   egress: Egress;
   /** With several processes only. */
@@ -80,10 +85,12 @@ export async function openCore(parts: Parts): Promise<Core> {
   const registry = new Registry();
   const db = await openDatabase(parts.databaseUrl);
   let keyring: Keyring;
+  let box: SecretBox;
   let redis: RedisLink | undefined;
   try {
     const secret = masterKey(config);
-    keyring = await Keyring.open(db, new SecretBox(secret), clock);
+    box = new SecretBox(secret);
+    keyring = await Keyring.open(db, box, clock);
     if (config.redisUrl) {
       redis = await RedisLink.open(config.redisUrl, { log, secret, installation: await installationOf(db) });
     }
@@ -186,6 +193,8 @@ export async function openCore(parts: Parts): Promise<Core> {
     audit,
     actors,
     decider,
+    box,
+    queueMail: mailQueue(clock, box),
     pollSeconds: async (tenantId) => (await settings(tenantId)).poll_seconds ?? config.pollSeconds,
     async stop() {
       await actors.stop();
@@ -273,6 +282,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
     },
   });
   let jobs: { stop(): Promise<void> } | undefined;
+  let mail: Mail | undefined;
   if (core && config.roles.includes('web')) {
     const services = core;
     const document = JSON.stringify(describeApi());
@@ -290,8 +300,20 @@ export async function createProgram(parts: Parts): Promise<Program> {
   }
   if (core && config.roles.includes('worker')) {
     core.checkpoints.start();
+    const { db, box, holds } = core;
+    mail = new Mail({
+      smtpUrl: config.smtpUrl,
+      from: config.mailFrom,
+      directory: path.join(config.dataDir, 'mail'),
+      log,
+    });
     jobs = startJobs(
-      [forgetInputs(core, clock), holdTimers(core.holds, log), holdRecounts(core.holds, core.db.notices)],
+      [
+        forgetInputs(core, clock),
+        holdTimers(holds, log),
+        holdRecounts(holds, db.notices),
+        mailJob({ db, box, mail, clock, log }),
+      ],
       log,
     );
   }
@@ -302,6 +324,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
       stopping = true;
       await app.close();
       await jobs?.stop();
+      mail?.close();
       await core?.stop();
       await claim.release();
     },

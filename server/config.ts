@@ -54,6 +54,16 @@ const environment = z.object({
   SVC_DNS_SERVERS: list
     .pipe(z.array(z.string().refine(isServer, 'must be host:port of DNS servers, each host an address')))
     .describe('host:port of the DNS servers to ask for destinations and TXT records; default: those of the system'),
+  SMTP_URL: z
+    .string()
+    .regex(/^smtps?:\/\//, 'must begin with smtp:// or smtps://')
+    .optional()
+    .describe('the mail server, as smtp://user:password@host:port; default: each mail becomes a file in the data dir'),
+  SVC_MAIL_FROM: z
+    .string()
+    .regex(/^[^\r\n]*@[^\r\n]*$/, 'must be an address')
+    .optional()
+    .describe('sender of mails; default: no-reply@ the host of SVC_BASE_URL'),
   SVC_RATE_EVALUATE: int(100, 1, 1e6).describe('evaluate calls per second and agent key'),
   SVC_RATE_INGEST: int(1000, 1, 1e6).describe('ingest requests per second and key'),
   SVC_RATE_KEY: int(200, 1, 1e6).describe('other requests per second and key'),
@@ -80,6 +90,8 @@ export interface Config {
   readonly egressAllow: readonly string[];
   /** host:port; empty means the system's. */
   readonly dnsServers: readonly string[];
+  readonly smtpUrl: string | undefined;
+  readonly mailFrom: string;
   readonly rates: {
     readonly evaluate: number;
     readonly ingest: number;
@@ -113,10 +125,11 @@ export function readConfig(env: Record<string, string | undefined> = process.env
   }
   if (!parsed.success || faults.length > 0) throw new ConfigError(`Wrong settings:\n  ${faults.join('\n  ')}`);
   const e = parsed.data;
+  const baseUrl = (e.SVC_BASE_URL ?? `http://localhost:${e.PORT}`).replace(/\/+$/, '');
   return {
     port: e.PORT,
     host: e.HOST,
-    baseUrl: (e.SVC_BASE_URL ?? `http://localhost:${e.PORT}`).replace(/\/+$/, ''),
+    baseUrl,
     dataDir: path.resolve(e.SVC_DATA_DIR),
     databaseUrl: e.DATABASE_URL,
     redisUrl: e.REDIS_URL,
@@ -126,6 +139,8 @@ export function readConfig(env: Record<string, string | undefined> = process.env
     trustProxy: e.SVC_TRUST_PROXY,
     egressAllow: e.SVC_EGRESS_ALLOW,
     dnsServers: e.SVC_DNS_SERVERS,
+    smtpUrl: e.SMTP_URL,
+    mailFrom: e.SVC_MAIL_FROM ?? `Control plane <no-reply@${new URL(baseUrl).hostname}>`,
     rates: {
       evaluate: e.SVC_RATE_EVALUATE,
       ingest: e.SVC_RATE_INGEST,

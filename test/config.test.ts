@@ -27,6 +27,8 @@ describe('without any setting', () => {
       trustProxy: [],
       egressAllow: [],
       dnsServers: [],
+      smtpUrl: undefined,
+      mailFrom: 'Control plane <no-reply@localhost>',
       rates: { evaluate: 100, ingest: 1000, key: 200, session: 50, export: 10, signIn: 30 },
       logLevel: 'info',
       redisUrl: undefined,

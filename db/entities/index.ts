@@ -50,12 +50,43 @@ export const SessionEntity = defineEntity({
     /** sha256 of the session id, in hex: the database never holds what a cookie holds. */
     id: p.string().primary(),
     userId: p.string(),
+    /** What lists show in place of the id. */
+    handle: p.string(),
     authMethod: p.text(),
+    /** Where it was started from. */
+    ip: p.text().nullable(),
+    userAgent: p.text().nullable(),
     createdAt: time(),
+    /** Coarse. */
+    lastUsedAt: time().nullable(),
     expiresAt: time(),
   },
   filters: tenantFilter,
 });
+export type SessionRow = InferEntity<typeof SessionEntity>;
+
+/** Someone was asked to join. Open until it is accepted or revoked; its link is dead after `expiresAt`. */
+export const Invitation = defineEntity({
+  name: 'Invitation',
+  tableName: 'invitation',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    email: p.text(),
+    roles: p.array(),
+    tokenHash: p.blob(),
+    /** The person, key or operator who asked. */
+    invitedBy: p.text(),
+    createdAt: time(),
+    sentAt: time(),
+    expiresAt: time(),
+    acceptedAt: time().nullable(),
+    acceptedBy: p.string().nullable(),
+    revokedAt: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+export type InvitationRow = InferEntity<typeof Invitation>;
 
 export const ApiKey = defineEntity({
   name: 'ApiKey',
@@ -253,6 +284,7 @@ export const entities = [
   Tenant,
   Member,
   SessionEntity,
+  Invitation,
   ApiKey,
   AgentKey,
   Policy,

@@ -1,4 +1,8 @@
 import { Spine } from './0001-spine.ts';
+import { People } from './0002-people.ts';
 
 /** Every migration in order. A name never changes once it was released. */
-export const migrations = [{ name: '0001-spine', class: Spine }];
+export const migrations = [
+  { name: '0001-spine', class: Spine },
+  { name: '0002-people', class: People },
+];

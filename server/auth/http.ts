@@ -1,7 +1,7 @@
 import { z } from 'zod';
 import type { PlainRoute } from '../api/plain.ts';
 import { AppError } from '../errors.ts';
-import type { Sessions } from './sessions.ts';
+import { originOf, type Sessions } from './sessions.ts';
 
 /** The routes of signing in that answer with a redirect and a cookie. */
 export function authRoutes(sessions: Sessions): PlainRoute[] {
@@ -30,7 +30,7 @@ export function authRoutes(sessions: Sessions): PlainRoute[] {
         if (String(purpose ?? '').includes('prefetch')) {
           throw new AppError('UNAVAILABLE', 'the link is not used by a prefetch', { headers: { 'retry-after': '1' } });
         }
-        const session = query.token ? await sessions.redeemLink(query.token, context) : null;
+        const session = query.token ? await sessions.redeemLink(query.token, originOf(context)) : null;
         if (!session) throw new AppError('UNAUTHENTICATED', 'the link is not valid any more');
         reply.header('set-cookie', session.cookie);
         if (String(request.headers.accept ?? '').includes('application/json')) {

@@ -7,10 +7,11 @@ import {
   Lucia,
   TimeSpan,
 } from 'lucia';
-import { Member, SessionEntity } from '../../db/entities/index.ts';
+import { Member, type MemberRow, SessionEntity } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256 } from '../lib/crypto.ts';
+import { newId } from '../lib/ids.ts';
 import type { Doer, WriteAudit } from './audit.ts';
 import type { Principal, Role } from './scopes.ts';
 import { newSecret, secretHash, secretKind } from './secret.ts';
@@ -28,6 +29,34 @@ export const SESSION_COOKIE = 'svc_session';
 export const SESSION_SECONDS = 24 * 3600;
 /** How long a link that an operator printed signs in. */
 export const OPERATOR_LINK_SECONDS = 7 * 24 * 3600;
+
+/** Where a request that signs in came from. */
+export interface Origin {
+  ip: string;
+  requestId: string;
+  userAgent?: string | undefined;
+}
+
+export function originOf(context: {
+  ip: string;
+  requestId: string;
+  headers: Readonly<Record<string, string | string[] | undefined>>;
+}): Origin {
+  const userAgent = context.headers['user-agent'];
+  return { ip: context.ip, requestId: context.requestId, userAgent: userAgent && String(userAgent) };
+}
+
+/** A session that was just started. */
+export interface OpenedSession {
+  /** The `Set-Cookie` line: the only place where the session's secret is. */
+  cookie: string;
+  expiresAt: Date;
+  /** The hash of the secret: the id of the row. */
+  id: string;
+}
+
+/** As much of a user agent as is kept to tell sessions apart. */
+const USER_AGENT_LENGTH = 200;
 
 type SessionPrincipal = Extract<Principal, { kind: 'session' }>;
 
@@ -116,7 +145,7 @@ export class Sessions {
    */
   async redeemLink(
     token: string,
-    origin: { ip: string; requestId: string },
+    origin: Origin,
   ): Promise<{ cookie: string; tenantId: string; expiresAt: Date } | null> {
     if (secretKind(token) !== 'link') return null;
     const hash = secretHash(token);
@@ -127,8 +156,7 @@ export class Sessions {
     const tenantId = rows[0]?.tenant_id;
     if (!tenantId) return null;
     const now = new Date(this.#clock.now());
-    const sessionId = generateIdFromEntropySize(25);
-    const started = await this.#db.transaction(tenantId, async (em) => {
+    return this.#db.transaction(tenantId, async (em) => {
       const used = await em.execute<{ user_id: string }[]>(
         `update sign_in_link set used_at = ? where tenant_id = ? and id = ? and used_at is null and expires_at > ?
          returning user_id`,
@@ -136,25 +164,42 @@ export class Sessions {
       );
       await em.execute('delete from credential where hash = ?', [hash]);
       const member = used[0] && (await em.findOne(Member, { tenantId, id: used[0].user_id, removedAt: null }));
-      if (!member) return false;
-      member.lastLogin = now;
-      await storeSession(em, tenantId, { sessionId, userId: member.id, authMethod: 'magic_link', now });
-      await em.flush();
-      await this.#audit(em, tenantId, {
-        actor: { type: 'user', id: member.id, email: member.email, ip: origin.ip },
-        action: 'session.started',
-        target: { type: 'user', id: member.id },
-        detail: 'magic_link',
-        requestId: origin.requestId,
-      });
-      return true;
+      if (!member) return null;
+      const session = await this.open(em, tenantId, { member, authMethod: 'magic_link', now, origin });
+      return { ...session, tenantId };
     });
-    if (!started) return null;
-    return {
-      cookie: this.#lucia.createSessionCookie(sessionId).serialize(),
-      tenantId,
-      expiresAt: new Date(now.getTime() + SESSION_SECONDS * 1000),
-    };
+  }
+
+  /**
+   * Starts a session of a member within the caller's transaction: its row, the way to it from the cookie, the time of
+   * the last sign-in, and the audit record. Call it last, and give the cookie away only after the commit. Whether this
+   * person may sign in this way is for the caller to know.
+   */
+  async open(
+    em: EntityManager,
+    tenantId: string,
+    start: { member: MemberRow; authMethod: 'magic_link' | 'oidc'; now: Date; origin: Origin },
+  ): Promise<OpenedSession> {
+    const { member, authMethod, now, origin } = start;
+    if (member.tenantId !== tenantId || member.removedAt) throw new Error('a session is of a member of the tenant');
+    const sessionId = generateIdFromEntropySize(25);
+    member.lastLogin = now;
+    const { id, expiresAt } = await storeSession(em, tenantId, {
+      sessionId,
+      userId: member.id,
+      authMethod,
+      now,
+      origin,
+    });
+    await em.flush();
+    await this.#audit(em, tenantId, {
+      actor: { type: 'user', id: member.id, email: member.email, ip: origin.ip },
+      action: 'session.started',
+      target: { type: 'user', id: member.id },
+      detail: authMethod,
+      requestId: origin.requestId,
+    });
+    return { cookie: this.#lucia.createSessionCookie(sessionId).serialize(), expiresAt, id };
   }
 
   /** Ends the session of the principal; the cookie is refused by every process when it resolves. */
@@ -179,23 +224,30 @@ export class Sessions {
 async function storeSession(
   em: EntityManager,
   tenantId: string,
-  session: { sessionId: string; userId: string; authMethod: string; now: Date },
-): Promise<void> {
+  session: { sessionId: string; userId: string; authMethod: string; now: Date; origin?: Origin },
+): Promise<{ id: string; expiresAt: Date }> {
+  const { now, origin } = session;
   const hash = sha256(session.sessionId);
+  const id = hash.toString('hex');
+  const expiresAt = new Date(now.getTime() + SESSION_SECONDS * 1000);
   await em.execute('insert into credential (hash, kind, tenant_id, id) values (?, ?, ?, ?)', [
     hash,
     'session',
     tenantId,
-    hash.toString('hex'),
+    id,
   ]);
   em.create(SessionEntity, {
     tenantId,
-    id: hash.toString('hex'),
+    id,
+    handle: newId('ses', now.getTime()),
     userId: session.userId,
     authMethod: session.authMethod,
-    createdAt: session.now,
-    expiresAt: new Date(session.now.getTime() + SESSION_SECONDS * 1000),
+    ip: origin?.ip ?? null,
+    userAgent: origin?.userAgent?.toWellFormed().replaceAll('\0', '').slice(0, USER_AGENT_LENGTH) ?? null,
+    createdAt: now,
+    expiresAt,
   });
+  return { id, expiresAt };
 }
 
 /** Lucia's storage over this database. Ids are hashed on the way in. */
@@ -237,9 +289,9 @@ function adapter(db: Database, clock: Clock): Adapter {
       const [tenantId, userId] = session.userId.split('/') as [string, string];
       const { authMethod } = session.attributes;
       const now = new Date(clock.now());
-      await db.transaction(tenantId, (em) =>
-        storeSession(em, tenantId, { sessionId: session.id, userId, authMethod, now }),
-      );
+      await db.transaction(tenantId, async (em) => {
+        await storeSession(em, tenantId, { sessionId: session.id, userId, authMethod, now });
+      });
     },
     // the end of a session is absolute: it is never moved
     updateSessionExpiration: async () => undefined,

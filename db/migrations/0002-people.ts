@@ -1,0 +1,84 @@
+import { Migration } from '@mikro-orm/migrations';
+
+/** Sessions that can be listed, links that a browser asks for, invitations, and the outbox of mails. */
+export class People extends Migration {
+  override name = '0002-people';
+
+  override up(): void {
+    this.addSql(`alter table credential drop constraint credential_kind_check`);
+    this.addSql(`alter table credential add constraint credential_kind_check
+      check (kind in ('api_key', 'agent_key', 'session', 'sign_in_link', 'invitation'))`);
+    // people's addresses are looked up across tenants in one place, by the owner: a person who asks for a sign-in link
+    // says no tenant
+    this.addSql(`create index member_email on member (email)`);
+    // the handle is what lists show: the id is the hash by which the session is found
+    this.addSql(`alter table session add column handle text collate "C", add column ip text,
+      add column user_agent text, add column last_used_at timestamptz(3)`);
+    this.addSql(`update session set handle = 'ses_' || replace(gen_random_uuid()::text, '-', '')`);
+    this.addSql(`alter table session alter column handle set not null`);
+    this.addSql(`create unique index session_handle on session (tenant_id, handle)`);
+    this.addSql(`create index session_member on session (tenant_id, user_id)`);
+    this.addSql(`create index session_end on session (expires_at)`);
+    // a mailed link works once for whoever opens it, and once for the browser that asked
+    this.addSql(`alter table sign_in_link add column source text not null default 'operator'
+        check (source in ('operator', 'mail')),
+      add column nonce_hash bytea, add column asker_used_at timestamptz(3), add column session_id text collate "C"`);
+    this.addSql(`create index sign_in_link_member on sign_in_link (tenant_id, user_id)`);
+    this.addSql(`create index sign_in_link_end on sign_in_link (expires_at)`);
+    // who asked for a link, before anyone has looked whether the address is known; of no tenant
+    this.addSql(`
+      create table sign_in_request (
+        id text collate "C" primary key,
+        sealed bytea not null,
+        created_at timestamptz(3) not null,
+        next_at timestamptz(3) not null
+      )`);
+    this.addSql(`create index on sign_in_request (next_at)`);
+    this.addSql(`
+      create table invitation (
+        tenant_id text collate "C" not null references tenant,
+        id text collate "C" not null,
+        email text not null,
+        roles text[] not null,
+        token_hash bytea not null,
+        invited_by text not null,
+        created_at timestamptz(3) not null,
+        sent_at timestamptz(3) not null,
+        expires_at timestamptz(3) not null,
+        accepted_at timestamptz(3),
+        accepted_by text collate "C",
+        revoked_at timestamptz(3),
+        primary key (tenant_id, id),
+        foreign key (tenant_id, accepted_by) references member
+      )`);
+    this.addSql(`create unique index invitation_open on invitation (tenant_id, email)
+      where accepted_at is null and revoked_at is null`);
+    // sealed, since a mail may hold a link that signs in
+    this.addSql(`
+      create table mail_message (
+        tenant_id text collate "C" not null references tenant,
+        id text collate "C" not null,
+        sealed bytea not null,
+        attempts integer not null default 0,
+        created_at timestamptz(3) not null,
+        expires_at timestamptz(3) not null,
+        next_at timestamptz(3) not null,
+        primary key (tenant_id, id)
+      )`);
+    this.addSql(`create index mail_message_next on mail_message (next_at)`);
+    for (const [table, grants] of [
+      ['invitation', 'select, insert, update'],
+      ['mail_message', 'select, insert'],
+    ]) {
+      this.addSql(`alter table ${table} enable row level security`);
+      this.addSql(`create policy tenant_isolation on ${table} to svc_app
+        using (tenant_id = nullif(current_setting('app.tenant', true), ''))
+        with check (tenant_id = nullif(current_setting('app.tenant', true), ''))`);
+      this.addSql(`grant ${grants} on ${table} to svc_app`);
+    }
+  }
+
+  override down(): void {
+    throw new Error('sessions and links of people cannot be taken back');
+  }
+}

@@ -1,0 +1,109 @@
+import { mkdir, open, rename } from 'node:fs/promises';
+import path from 'node:path';
+import type { EntityManager } from '@mikro-orm/postgresql';
+import { createTransport, type Transporter } from 'nodemailer';
+import type { Log } from './log.ts';
+
+/** A message to one person. The text may hold a link that signs in: it is never logged. */
+export interface Letter {
+  to: string;
+  subject: string;
+  text: string;
+  html: string;
+}
+
+/**
+ * Puts a letter into the outbox within the caller's transaction: it is sent if and only if that commits, again until the
+ * mail server takes it, and not after `until`, when what it holds is of no use any more.
+ */
+export type QueueMail = (em: EntityManager, tenantId: string, letter: Letter, until: Date) => Promise<void>;
+
+/** How long a mail server may take for each step of a conversation. */
+const STEP_MS = 10_000;
+
+/**
+ * Sends letters through the operator's mail server (`SMTP_URL`), or writes each one to a file where there is none. The
+ * address of the server is the operator's, not a tenant's, so that the egress guard has no say in it.
+ */
+export class Mail {
+  readonly #transport: Transporter;
+  readonly #from: string;
+  readonly #directory: string | undefined;
+  readonly #log: Log;
+
+  constructor(options: { smtpUrl: string | undefined; from: string; directory: string; log: Log }) {
+    this.#from = options.from;
+    this.#log = options.log;
+    this.#directory = options.smtpUrl ? undefined : options.directory;
+    const common = { disableFileAccess: true, disableUrlAccess: true };
+    this.#transport = options.smtpUrl
+      ? createTransport({
+          ...common,
+          url: options.smtpUrl,
+          connectionTimeout: STEP_MS,
+          greetingTimeout: STEP_MS,
+          socketTimeout: STEP_MS,
+        })
+      : createTransport({ ...common, streamTransport: true, buffer: true, newline: 'windows' });
+    this.#transport.use('stream', readable);
+  }
+
+  /**
+   * Resolves when the mail server has accepted the letter, or when its file is complete and durable. An error never
+   * holds the text. `id` names the letter in the log, in its file and to the mail server.
+   */
+  async send(letter: Letter, id: string): Promise<void> {
+    const { to, subject, text, html } = letter;
+    const sent = await this.#transport.sendMail({
+      from: this.#from,
+      // an object, not a string that would be parsed as a list of addresses
+      to: { name: '', address: to },
+      subject,
+      text,
+      html,
+      headers: { 'Auto-Submitted': 'auto-generated' },
+    });
+    if (!this.#directory) {
+      this.#log.info({ mailId: id }, 'a mail was sent');
+      return;
+    }
+    const stamp = new Date().toISOString().replace(/[:.]/g, '-');
+    const file = path.join(this.#directory, `${stamp}-${id}.eml`);
+    await mkdir(this.#directory, { recursive: true, mode: 0o700 });
+    const handle = await open(`${file}.part`, 'w', 0o600);
+    try {
+      await handle.writeFile((sent as unknown as { message: Buffer }).message);
+      await handle.sync();
+    } finally {
+      await handle.close();
+    }
+    await rename(`${file}.part`, file);
+    this.#log.info({ mailId: id, file }, 'a mail was written to a file: set SMTP_URL to have mail sent');
+  }
+
+  close(): void {
+    this.#transport.close();
+  }
+}
+
+interface MimeNode {
+  childNodes: MimeNode[];
+  content?: unknown;
+  getTransferEncoding(): string;
+}
+
+/**
+ * Text in ASCII stays as it is, with lines as long as a link is (RFC 5322 allows 998): nodemailer would break them after
+ * 76 characters, and the link in a file could not be copied.
+ */
+function readable(mail: unknown, done: (error?: Error | null) => void): void {
+  const visit = (node: MimeNode) => {
+    const { content } = node;
+    if (typeof content === 'string' && /^[\t\n\r\x20-\x7e]*$/.test(content) && !/[^\n]{998}/.test(content)) {
+      node.getTransferEncoding = () => '7bit';
+    }
+    for (const child of node.childNodes) visit(child);
+  };
+  visit((mail as { message: MimeNode }).message);
+  done();
+}
