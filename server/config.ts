@@ -77,6 +77,8 @@ export interface Config {
   readonly port: number;
   readonly host: string;
   readonly baseUrl: string;
+  /** The origins from which the dashboard sends: that of the base URL, and its other names on this machine. */
+  readonly origins: readonly string[];
   readonly dataDir: string;
   readonly databaseUrl: string | undefined;
   readonly redisUrl: string | undefined;
@@ -130,6 +132,7 @@ export function readConfig(env: Record<string, string | undefined> = process.env
     port: e.PORT,
     host: e.HOST,
     baseUrl,
+    origins: originsOf(new URL(baseUrl)),
     dataDir: path.resolve(e.SVC_DATA_DIR),
     databaseUrl: e.DATABASE_URL,
     redisUrl: e.REDIS_URL,
@@ -151,6 +154,15 @@ export function readConfig(env: Record<string, string | undefined> = process.env
     },
     logLevel: e.LOG_LEVEL,
   };
+}
+
+const LOOPBACK = ['localhost', '127.0.0.1', '[::1]'];
+
+/** Scheme, host and port as browsers name them. A server on loopback has three names, and no other machine has them. */
+function originsOf(base: URL): string[] {
+  if (!LOOPBACK.includes(base.hostname)) return [base.origin];
+  const port = base.port && `:${base.port}`;
+  return [...new Set([base.hostname, ...LOOPBACK])].map((name) => `${base.protocol}//${name}${port}`);
 }
 
 /** The settings with their defaults and meanings, for the README and `svc doctor`. */

@@ -20,6 +20,7 @@ describe('without any setting', () => {
       port: 8080,
       host: '127.0.0.1',
       baseUrl: 'http://localhost:8080',
+      origins: ['http://localhost:8080', 'http://127.0.0.1:8080', 'http://[::1]:8080'],
       dataDir: path.resolve('.data'),
       databaseUrl: undefined,
       masterKey: undefined,

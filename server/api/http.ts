@@ -24,6 +24,7 @@ import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
 import { RateLimiter, type RateState } from '../lib/rate-limit.ts';
 import type { RedisLink } from '../lib/redis.ts';
+import { apiHeaders } from '../lib/security-headers.ts';
 import type { Begin } from './plain.ts';
 import { mountRest } from './rest.ts';
 import type { AppRouter } from './root.ts';
@@ -48,6 +49,8 @@ export function createHttp(parts: {
   redis?: RedisLink | undefined;
 }): HttpServer {
   const { config, log, authenticator } = parts;
+  const fixed = apiHeaders({ https: config.baseUrl.startsWith('https:') });
+  const headersOf = (request: FastifyRequest) => ({ ...fixed, 'x-request-id': request.id });
   const app: FastifyInstance = Fastify({
     loggerInstance: log as FastifyBaseLogger,
     logController: new LogController({ disableRequestLogging: true }),
@@ -158,10 +161,6 @@ function refuseMalformed(error: ConnectionError, socket: Socket): void {
   );
 }
 
-function headersOf(request: FastifyRequest): Record<string, string> {
-  return { 'x-request-id': request.id, 'x-content-type-options': 'nosniff', 'cache-control': 'no-store' };
-}
-
 /** Answers an error as a problem; what the server did wrong goes to the log, with its cause. */
 function answerProblem(error: unknown, request: FastifyRequest, reply: FastifyReply) {
   const problem = toAppError(error);
@@ -260,7 +259,7 @@ function beginner(config: Config, authenticator: Authenticator | undefined, redi
       if (limiter) count(await limiter[0].take(limiter[1]));
     }
     if (principal?.kind === 'session') {
-      assertSameOrigin(request.method, request.headers.origin, request.headers.host);
+      assertSameOrigin(request.method, request.headers.origin, config.origins);
     }
     return {
       principal,

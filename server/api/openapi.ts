@@ -163,6 +163,17 @@ function plainPaths(plain: readonly PlainDescription[]): NonNullable<GenerateOpe
       ...(route.description && { description: route.description }),
       tags: [route.tag],
       ...(Object.keys(requestParams).length > 0 && { requestParams }),
+      ...(route.form && {
+        requestBody: {
+          required: true,
+          content: Object.fromEntries(
+            ['application/x-www-form-urlencoded', 'application/json'].map((type) => [
+              type,
+              { schema: z.strictObject(route.form ?? {}) },
+            ]),
+          ),
+        },
+      }),
       ...(route.body && { requestBody: { required: true, content: { 'application/json': { schema: route.body } } } }),
       responses: Object.fromEntries(
         Object.entries(route.answers).map(([status, answer]) => [

@@ -1,7 +1,8 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { z } from 'zod';
 import type { Access, Principal } from '../auth/scopes.ts';
-import { AppError, type ErrorCode } from '../errors.ts';
+import { AppError, ERRORS, type ErrorCode } from '../errors.ts';
+import { html, PAGE_HEADERS, page, wantsPage } from '../lib/page.ts';
 import { assertAccess, type Context, toAppError } from './trpc.ts';
 
 /**
@@ -26,6 +27,10 @@ export interface PlainDescription {
   query?: Record<string, z.ZodType<unknown, string | undefined>>;
   /** The JSON body, for the document only: the handler parses it. */
   body?: z.ZodType;
+  /** The fields of a form on one of the server's own pages; the same in JSON. Anything else is refused. */
+  form?: Record<string, z.ZodType<unknown, string | undefined>>;
+  /** People come here with a browser: what goes wrong is told in a page where one is asked for. */
+  page?: true;
   /** What it answers on success: status -> content type and schema. */
   answers: Record<number, { description: string; type?: string; schema?: z.ZodType }>;
   problems?: readonly ErrorCode[];
@@ -41,6 +46,8 @@ export interface PlainCall {
   principal: Principal | null;
   query: Record<string, string | undefined>;
   params: Record<string, string>;
+  /** The fields of the form; empty for a route without one. */
+  form: Record<string, string | undefined>;
   request: FastifyRequest;
   reply: FastifyReply;
 }
@@ -51,28 +58,84 @@ export function principalOf(call: PlainCall): Principal {
   return call.principal;
 }
 
+/** Answers with a page of the server's own. */
+export function sendPage(reply: FastifyReply, status: number, text: string): FastifyReply {
+  return reply.code(status).headers(PAGE_HEADERS).send(text);
+}
+
 export function mountPlain(app: FastifyInstance, routes: readonly PlainRoute[], begin: Begin): void {
-  for (const route of routes) {
-    const querySchema = z.strictObject(route.query ?? {});
-    app.route({
-      method: route.method,
-      url: route.path.replace(/\{(\w+)\}/g, ':$1'),
-      // a HEAD must never do what a GET does once, and there is no answer here whose headers alone are of use
-      exposeHeadRoute: false,
-      handler: async (request, reply) => {
-        const context = await begin(request, reply, route.path);
-        assertAccess(route.access, context.principal);
-        const query = querySchema.safeParse(request.query);
-        if (!query.success) throw toAppError(query.error, 'query');
-        return route.handler({
-          context,
-          principal: context.principal,
-          query: query.data as Record<string, string | undefined>,
-          params: request.params as Record<string, string>,
-          request,
-          reply,
-        });
-      },
+  // only the routes that have a form take one: a form can be sent from anywhere without asking
+  app.register(async (scope) => {
+    scope.addContentTypeParser('application/x-www-form-urlencoded', { parseAs: 'string' }, readForm);
+    for (const route of routes.filter(({ form }) => form)) mountOne(scope, route, begin);
+  });
+  for (const route of routes.filter(({ form }) => !form)) mountOne(app, route, begin);
+}
+
+function mountOne(app: FastifyInstance, route: PlainRoute, begin: Begin): void {
+  const querySchema = z.strictObject(route.query ?? {});
+  const formSchema = z.strictObject(route.form ?? {});
+  const handle = async (request: FastifyRequest, reply: FastifyReply): Promise<unknown> => {
+    const context = await begin(request, reply, route.path);
+    assertAccess(route.access, context.principal);
+    const query = querySchema.safeParse(request.query);
+    if (!query.success) throw toAppError(query.error, 'query');
+    const form = formSchema.safeParse(route.form ? (request.body ?? {}) : {});
+    if (!form.success) throw toAppError(form.error);
+    return route.handler({
+      context,
+      principal: context.principal,
+      query: query.data as Record<string, string | undefined>,
+      params: request.params as Record<string, string>,
+      form: form.data as Record<string, string | undefined>,
+      request,
+      reply,
     });
+  };
+  app.route({
+    method: route.method,
+    url: route.path.replace(/\{(\w+)\}/g, ':$1'),
+    // a HEAD must never do what a GET does once, and there is no answer here whose headers alone are of use
+    exposeHeadRoute: false,
+    handler: async (request, reply) => {
+      if (!route.page || !wantsPage(request.headers.accept)) return handle(request, reply);
+      try {
+        return await handle(request, reply);
+      } catch (error) {
+        const problem = toAppError(error);
+        if (problem.status >= 500) throw error;
+        reply.headers(problem.headers);
+        return sendPage(reply, problem.status, problemPage(problem));
+      }
+    },
+  });
+}
+
+function problemPage(problem: AppError): string {
+  const { title } = ERRORS[problem.problem];
+  return page(
+    problem.status === 401 ? 'This link does not work' : title,
+    html`<p>${sentence(problem.message)}</p>
+<p><a href="/">To the sign-in page</a></p>`,
+  );
+}
+
+function sentence(text: string): string {
+  return `${text.charAt(0).toUpperCase()}${text.slice(1).replace(/\.$/, '')}.`;
+}
+
+type Done = (error: Error | null, value?: unknown) => void;
+
+/** A field that comes twice is refused, as in JSON: which of the two counts would be a guess. */
+function readForm(_request: FastifyRequest, body: string | Buffer, done: Done): void {
+  const fields = new URLSearchParams(body.toString());
+  const names = [...fields.keys()];
+  if (new Set(names).size !== names.length) {
+    done(new AppError('VALIDATION_FAILED', 'a field is given twice'));
+    return;
   }
+  // defined, not assigned: a field such as __proto__ must reach the schema and be refused there
+  const value = {};
+  for (const [name, text] of fields) Object.defineProperty(value, name, { value: text, enumerable: true });
+  done(null, value);
 }

@@ -189,7 +189,7 @@ async function send(line: string, who: Credential | undefined, body?: unknown) {
     headers: {
       ...(body !== undefined && { 'content-type': 'application/json' }),
       ...(who?.key && { authorization: `Bearer ${who.key}` }),
-      ...(who?.cookie && { cookie: who.cookie, origin: server.url }),
+      ...(who?.cookie && { cookie: who.cookie, origin: server.origin }),
       ...who?.headers,
     },
     ...(body !== undefined && { body: JSON.stringify(body) }),

@@ -75,7 +75,7 @@ async function perform(world: Prepared, line: string): Promise<{ status: number;
     headers: {
       'content-type': 'application/json',
       ...(who.key && { authorization: `Bearer ${who.key}` }),
-      ...(who.cookie && { cookie: who.cookie, origin: server.url }),
+      ...(who.cookie && { cookie: who.cookie, origin: server.origin }),
       ...who.headers,
     },
     body: JSON.stringify(world.body ?? BODIES[line]),

@@ -53,7 +53,7 @@ async function send(
     headers: {
       'content-type': 'application/json',
       ...(who.key && { authorization: `Bearer ${who.key}` }),
-      ...(who.cookie && { cookie: who.cookie, origin: server.url }),
+      ...(who.cookie && { cookie: who.cookie, origin: server.origin }),
       ...who.headers,
       ...headers,
     },

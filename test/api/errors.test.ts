@@ -25,7 +25,7 @@ async function overTrpc(name: string, who: Credential | undefined, input: unknow
       headers: {
         ...(!query && { 'content-type': 'application/json' }),
         ...(who?.key && { authorization: `Bearer ${who.key}` }),
-        ...(who?.cookie && { cookie: who.cookie, origin: server.url }),
+        ...(who?.cookie && { cookie: who.cookie, origin: server.origin }),
         ...who?.headers,
       },
       ...(!query && { body: JSON.stringify(input) }),
@@ -238,7 +238,7 @@ describe('a fault of the server', () => {
         headers: {
           ...(body !== undefined && { 'content-type': 'application/json' }),
           ...(who.key && { authorization: `Bearer ${who.key}` }),
-          ...(who.cookie && { cookie: who.cookie, origin: server.url }),
+          ...(who.cookie && { cookie: who.cookie, origin: server.origin }),
           ...who.headers,
         },
         ...(body !== undefined && { body: JSON.stringify(body) }),

@@ -30,7 +30,7 @@ async function burst(times: number, line: string, who: Credential | undefined, b
         headers: {
           ...(body !== undefined && { 'content-type': 'application/json' }),
           ...(who?.key && { authorization: `Bearer ${who.key}` }),
-          ...(who?.cookie && { cookie: who.cookie, origin: server.url }),
+          ...(who?.cookie && { cookie: who.cookie, origin: server.origin }),
           ...who?.headers,
         },
         ...(body !== undefined && { body: JSON.stringify(body) }),

@@ -44,7 +44,7 @@ describe.skipIf(!strings)('strings that break programs', () => {
         headers: {
           'content-type': 'application/json',
           ...(who.key && { authorization: `Bearer ${who.key}` }),
-          ...(who.cookie && { cookie: who.cookie, origin: server.url }),
+          ...(who.cookie && { cookie: who.cookie, origin: server.origin }),
           ...who.headers,
         },
         body: JSON.stringify(body(text)),

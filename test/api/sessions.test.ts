@@ -246,7 +246,7 @@ describe('a request from another site', () => {
     const tenant = await server.tenant();
     const person = await tenant.person('admin');
     const before = await dump(server);
-    const host = new URL(server.url).host;
+    const host = new URL(server.origin).host;
     const origins = [
       undefined,
       'null',
@@ -257,6 +257,11 @@ describe('a request from another site', () => {
       'file://',
       '',
       `http://localhost:1`,
+      // the right host by another scheme or port, and the address that the request went to
+      `https://${host}`,
+      `http://${host}:8081`,
+      `${server.origin}/`,
+      server.url,
     ];
     for (const { line, method, access } of operations.filter((o) => o.method !== 'GET')) {
       if (!access.role && !access.public) continue;
@@ -282,6 +287,14 @@ describe('a request from another site', () => {
         });
         expect(response.status).toBe(415);
       }
+    }
+    for (const type of ['text/plain', 'application/x-www-form-urlencoded', 'multipart/form-data']) {
+      const { status } = await fetch(`${server.url}/trpc/settings.change`, {
+        method: 'POST',
+        headers: { cookie: person.cookie!, 'content-type': type, origin: server.origin },
+        body: '{"approval_required":true}',
+      });
+      expect([type, status]).toEqual([type, 415]);
     }
     const trpc = await fetch(`${server.url}/trpc/settings.change`, {
       method: 'POST',
@@ -316,6 +329,41 @@ describe('a request from another site', () => {
       { ...admin, headers: { origin: 'https://evil.test' } },
       { poll_seconds: 20 },
     );
+  });
+});
+
+describe('every answer', () => {
+  const fixed = {
+    'content-security-policy': "default-src 'none'; frame-ancestors 'none'",
+    'referrer-policy': 'no-referrer',
+    'x-content-type-options': 'nosniff',
+    'x-frame-options': 'DENY',
+    'cross-origin-opener-policy': 'same-origin',
+    'cross-origin-resource-policy': 'same-origin',
+    'cache-control': 'no-store',
+  };
+
+  test('forbids browsers to run, load, frame or keep it, a failure too', async () => {
+    const person = await (await server.tenant()).person('viewer');
+    for (const [status, line] of [
+      [200, 'GET /auth/me'],
+      [200, 'GET /trpc/auth.me?input=%7B%7D'],
+      [403, 'GET /v1/keys'],
+      [404, 'GET /nothing'],
+      [400, 'GET /%ff'],
+      [401, `${VERIFY}x`],
+    ] as const) {
+      const { headers } = await server.call(status, line, person);
+      const found = Object.fromEntries(Object.keys(fixed).map((name) => [name, headers.get(name)]));
+      expect(found, line).toEqual(fixed);
+      expect(headers.get('permissions-policy')).toContain('camera=()');
+      expect(headers.get('strict-transport-security')).toBeNull();
+    }
+  });
+
+  test('binds browsers to https where the server is reached by it', async () => {
+    const { headers } = await secure.call(401, 'GET /auth/me', undefined);
+    expect(headers.get('strict-transport-security')).toMatch(/^max-age=\d{8}$/);
   });
 });
 

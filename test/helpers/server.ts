@@ -46,6 +46,8 @@ export interface TestTenant {
 
 export interface TestServer {
   readonly url: string;
+  /** The origin from which browsers send to this server: that of SVC_BASE_URL. */
+  readonly origin: string;
   readonly core: Core;
   readonly clock: TestClock;
   readonly logged: string[];
@@ -65,7 +67,7 @@ let counter = 0;
 /** The real program on a database of the test file's own, over real HTTP. */
 export function useServer(env: Record<string, string> = {}): TestServer {
   const box = useDatabase();
-  const state = {} as { program: Program; url: string; dir: string };
+  const state = {} as { program: Program; url: string; origin: string; dir: string };
   const clock = new TestClock();
   const logged: string[] = [];
   beforeAll(async () => {
@@ -85,6 +87,7 @@ export function useServer(env: Record<string, string> = {}): TestServer {
     const log = createLog('debug', { write: (line: string) => logged.push(line) });
     state.program = await createProgram({ config, databaseUrl: box.url, log, clock });
     state.url = await state.program.listen();
+    state.origin = config.origins[0]!;
   });
   afterAll(async () => {
     await state.program?.stop();
@@ -93,6 +96,9 @@ export function useServer(env: Record<string, string> = {}): TestServer {
   const server: TestServer = {
     get url() {
       return state.url;
+    },
+    get origin() {
+      return state.origin;
     },
     get core() {
       return state.program.core!;
@@ -111,7 +117,7 @@ export function useServer(env: Record<string, string> = {}): TestServer {
         headers: {
           ...(body !== undefined && { 'content-type': 'application/json' }),
           ...(who?.key && { authorization: `Bearer ${who.key}` }),
-          ...(who?.cookie && { cookie: who.cookie, origin: state.url }),
+          ...(who?.cookie && { cookie: who.cookie, origin: state.origin }),
           ...who?.headers,
         },
         ...(body !== undefined && { body: raw ? (body as string) : JSON.stringify(body) }),
