@@ -6,7 +6,18 @@ import type pg from 'pg';
  * its live policies. A notice is sent within the transaction of the change and reaches other processes when that
  * commits; the process that made the change hears of it before its transaction call resolves.
  */
-export const TOPICS = ['credential', 'members', 'settings', 'policies', 'signing_keys', 'head'] as const;
+export const TOPICS = [
+  'credential',
+  'members',
+  'settings',
+  /** What bundles are made of. */
+  'policies',
+  /** A policy, its versions or its review; also where no bundle changes by it. */
+  'revisions',
+  'holds',
+  'signing_keys',
+  'head',
+] as const;
 export type Topic = (typeof TOPICS)[number];
 
 export interface Notice {

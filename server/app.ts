@@ -10,13 +10,15 @@ import { createHttp, mountApi } from './api/http.ts';
 import { openApiDocument } from './api/openapi.ts';
 import { mountPlain, type PlainRoute } from './api/plain.ts';
 import { buildRouter, type Services } from './api/root.ts';
+import { mountDashboard } from './api/static.ts';
 import { mountStatus } from './api/status.ts';
+import { LiveStreams } from './api/stream.ts';
 import { assertAccess } from './api/trpc.ts';
 import type { WriteAudit } from './auth/audit.ts';
 import { Authenticator } from './auth/authenticate.ts';
 import { authRoutes } from './auth/http.ts';
 import { Keys } from './auth/keys.ts';
-import { Sessions } from './auth/sessions.ts';
+import { SESSION_COOKIE, Sessions } from './auth/sessions.ts';
 import { type AppendCommand, type AppendResult, chainActor, openAppender } from './chain/appender.ts';
 import { auditWriter } from './chain/audit.ts';
 import { Checkpoints } from './chain/checkpoint.ts';
@@ -283,11 +285,14 @@ export async function createProgram(parts: Parts): Promise<Program> {
   });
   let jobs: { stop(): Promise<void> } | undefined;
   let mail: Mail | undefined;
-  if (core && config.roles.includes('web')) {
+  let streams: LiveStreams | undefined;
+  if (config.roles.includes('web')) mountDashboard(app, { secure: config.baseUrl.startsWith('https:') });
+  if (core && authenticator && config.roles.includes('web')) {
     const services = core;
+    streams = liveStreams(core, authenticator);
     const document = JSON.stringify(describeApi());
     app.get('/openapi.json', async (_request, reply) => reply.type('application/json; charset=utf-8').send(document));
-    mountPlain(app, plainRoutes(services), server.begin);
+    mountPlain(app, plainRoutes(services, streams), server.begin);
     mountApi(server, buildRouter(services));
     registerIngest(app, {
       append: (tenantId, events) => services.actors.send(tenantId, { events }),
@@ -322,6 +327,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
     listen: () => app.listen({ port: config.port, host: config.host }),
     async stop() {
       stopping = true;
+      streams?.close();
       await app.close();
       await jobs?.stop();
       mail?.close();
@@ -334,7 +340,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
 /** The OpenAPI document of the program, made without a database: no handler is called for it. */
 export function describeApi(): object {
   const nothing = {} as Core;
-  return openApiDocument(buildRouter(nothing), [...plainRoutes(nothing), ...ingestRoutes]);
+  return openApiDocument(buildRouter(nothing), [...plainRoutes(nothing, LiveStreams.prototype), ...ingestRoutes]);
 }
 
 /** Erases inputs of decisions when the tenant's retention is over. The chain holds only their hashes. */
@@ -362,14 +368,33 @@ function forgetInputs(core: Core, clock: Clock): Job {
 }
 
 /** Every route that is not a procedure. */
-function plainRoutes(core: Core): PlainRoute[] {
+function plainRoutes(core: Core, streams: LiveStreams): PlainRoute[] {
   return [
     ...authRoutes(core.sessions),
     ...keyRoutes(() => core.keyring),
     bundleRoute(core.bundles, core.pollSeconds),
     downloadRoute(core.evidence),
     ...verifyRoutes(core),
+    streams.route(),
   ];
+}
+
+function liveStreams({ db }: Core, authenticator: Authenticator): LiveStreams {
+  return new LiveStreams({
+    notices: db.notices,
+    heads: async (tenantIds) => {
+      const { rows } = await db.owner.query<{ tenant_id: string; seq: number }>(
+        `select tenant_id, seq from chain_head where chain = 'forensics' and tenant_id = any($1::text[])`,
+        [tenantIds],
+      );
+      return new Map(rows.map((row) => [row.tenant_id, row.seq]));
+    },
+    authenticate: ({ request }) =>
+      authenticator.authenticate({
+        authorization: request.headers.authorization,
+        cookie: request.cookies[SESSION_COOKIE],
+      }),
+  });
 }
 
 /** Why the database must not be trusted with what is acknowledged; undefined when it may. */

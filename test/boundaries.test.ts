@@ -115,6 +115,18 @@ test('pure files import pure files only, and nothing that reaches a clock, the n
   expect(wrong).toEqual([]);
 });
 
+test('the dashboard takes types from the server, and code from pure files only', () => {
+  const wrong: string[] = [];
+  for (const file of globSync('web/**/*.{ts,tsx}', { cwd: root, exclude: ['web/dist/**', 'web/dist-*/**'] })) {
+    const text = readFileSync(path.join(root, file), 'utf8');
+    for (const [, type, name] of text.matchAll(/^(?:import|export)\s+(type\s)?[^;]*?from\s+'(\.[^']+)'/gm)) {
+      const target = path.normalize(path.join(path.dirname(file), name!));
+      if (!type && !target.startsWith('web/') && !starts(target, PURE)) wrong.push(`${file} imports ${target}`);
+    }
+  }
+  expect(wrong).toEqual([]);
+});
+
 test('programs beside the ladder import pure files only', () => {
   const wrong: string[] = [];
   for (const file of BESIDE) {

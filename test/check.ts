@@ -7,6 +7,7 @@ const bin = (name: string) => path.join(root, 'node_modules/.bin', name);
 
 const steps: [what: string, command: string, ...args: string[]][] = [
   ['types', bin('tsc'), '-p', '.'],
+  ['types of the dashboard', bin('tsc'), '-p', 'web'],
   ['lint and format', bin('biome'), 'check', '--error-on-warnings', '.'],
   ['import ladder', bin('vitest'), 'run', '--config', 'test/vitest.config.ts', 'test/boundaries.test.ts'],
   ['OpenAPI document is fresh', process.execPath, 'server/cli.ts', 'openapi', '--check'],

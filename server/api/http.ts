@@ -94,6 +94,7 @@ export function createHttp(parts: {
       'answered',
     );
   });
+  endUnused(app);
   app.setErrorHandler(answerProblem);
   app.setNotFoundHandler(async () => {
     throw new AppError('NOT_FOUND', 'there is no such route');
@@ -144,6 +145,22 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
     });
   });
   mountRest(app, router, begin);
+}
+
+/**
+ * Browsers open connections ahead of use. Node counts one that never had a request as busy, and a stop would wait for
+ * it: such connections are ended when the server closes.
+ */
+function endUnused(app: FastifyInstance): void {
+  const unused = new Set<Socket>();
+  app.server.on('connection', (socket) => {
+    unused.add(socket);
+    socket.once('close', () => unused.delete(socket));
+  });
+  app.server.on('request', ({ socket }) => unused.delete(socket));
+  app.addHook('preClose', async () => {
+    for (const socket of unused) socket.destroy();
+  });
 }
 
 /** What is not HTTP never becomes a request; it is refused here, in the same form as everything else. */

@@ -1,10 +1,7 @@
-import { readFileSync } from 'node:fs';
 import type { FastifyInstance } from 'fastify';
 import type { Registry } from 'prom-client';
 
-const page = readFileSync(new URL('../../web/index.html', import.meta.url));
-
-/** Health, readiness, metrics and the start page: what is served to everyone, also while the server is sealed. */
+/** Health, readiness and metrics: what is served to everyone, also while the server is sealed. */
 export function mountStatus(
   app: FastifyInstance,
   parts: { registry: Registry; ready: () => Promise<string | undefined> },
@@ -18,10 +15,4 @@ export function mountStatus(
   app.get('/metrics', async (_request, reply) => {
     return reply.type(parts.registry.contentType).send(await parts.registry.metrics());
   });
-  for (const path of ['/', '/policies']) {
-    app.get(path, async (_request, reply) => {
-      reply.header('content-security-policy', "default-src 'none'; style-src 'self'; frame-ancestors 'none'");
-      return reply.type('text/html; charset=utf-8').send(page);
-    });
-  }
 }

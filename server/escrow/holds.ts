@@ -8,7 +8,7 @@ import {
   Policy,
   PolicyRevision,
 } from '../../db/entities/index.ts';
-import type { Database } from '../../db/index.ts';
+import type { Database, Notify } from '../../db/index.ts';
 import {
   createHold,
   elapse,
@@ -129,7 +129,7 @@ export class Holds {
    */
   async open(tenantId: string, request: HoldRequest, by: By): Promise<{ hold: HoldView; opened: boolean }> {
     return this.#retry(() =>
-      this.#db.transaction(tenantId, async (em) => {
+      this.#db.transaction(tenantId, async (em, notify) => {
         const now = await this.#now(em);
         const same = {
           agentId: request.agent_id,
@@ -142,9 +142,12 @@ export class Holds {
         if (open) return { hold: await this.#show(em, open, now), opened: false };
         // a hold that time has released or ended must not keep the place, however late its timer is
         for (const past of await em.find(Hold, same, { lockMode: LockMode.PESSIMISTIC_WRITE })) {
-          await this.#elapse(em, past, now);
+          await this.#elapse(em, notify, past, now);
         }
-        const hold = await this.#insert(em, tenantId, request, by, now, { source: 'evaluate', requestedBy: null });
+        const hold = await this.#insert(em, notify, tenantId, request, by, now, {
+          source: 'evaluate',
+          requestedBy: null,
+        });
         return hold && { hold: await this.#show(em, hold, now), opened: true };
       }),
     );
@@ -165,7 +168,7 @@ export class Holds {
     const key = more.idempotencyKey;
     const idempotency = key === undefined ? undefined : { key, hash: sha256Tag(canonicalJson(request)) };
     return this.#retry(() =>
-      this.#db.transaction(tenantId, async (em) => {
+      this.#db.transaction(tenantId, async (em, notify) => {
         const now = await this.#now(em);
         if (idempotency) {
           const known = await em.findOne(Hold, { createdBy: by.actor.id, idempotencyKey: idempotency.key });
@@ -175,7 +178,11 @@ export class Holds {
           if (known) return this.#show(em, known, now);
         }
         const { requestedBy } = more;
-        const hold = await this.#insert(em, tenantId, request, by, now, { source: 'proxy', requestedBy, idempotency });
+        const hold = await this.#insert(em, notify, tenantId, request, by, now, {
+          source: 'proxy',
+          requestedBy,
+          idempotency,
+        });
         return hold && this.#show(em, hold, now);
       }),
     );
@@ -307,11 +314,11 @@ export class Holds {
     );
     let changed = 0;
     for (const { id } of rows) {
-      const [before, after] = await this.#db.transaction(tenantId, async (em) => {
+      const [before, after] = await this.#db.transaction(tenantId, async (em, notify) => {
         const hold = await lock(em, id);
         const was = hold.rowVersion;
         const at = await this.#now(em);
-        await this.#step(em, hold, at, SYSTEM, {
+        await this.#step(em, notify, hold, at, SYSTEM, {
           event: async (_em, _hold, snapshot) => ({
             type: 'recount',
             tally: await this.#tally(em, hold, snapshot, settings),
@@ -350,7 +357,7 @@ export class Holds {
    * it catches up with time themselves. Returns how many changed. May run twice and anywhere at once.
    */
   async wake(tenantId: string, ids: readonly string[]): Promise<number> {
-    return this.#db.transaction(tenantId, async (em) => {
+    return this.#db.transaction(tenantId, async (em, notify) => {
       // in the order of the ids, so that two of these never wait for each other
       const holds = await em.find(
         Hold,
@@ -359,7 +366,7 @@ export class Holds {
       );
       const now = await this.#now(em);
       let changed = 0;
-      for (const hold of holds) if (await this.#elapse(em, hold, now)) changed++;
+      for (const hold of holds) if (await this.#elapse(em, notify, hold, now)) changed++;
       return changed;
     });
   }
@@ -464,6 +471,7 @@ export class Holds {
   /** Undefined when another hold has the place. */
   async #insert(
     em: EntityManager,
+    notify: Notify,
     tenantId: string,
     r: HoldRequest,
     by: By,
@@ -547,21 +555,21 @@ export class Holds {
     const hold = await em.findOneOrFail(Hold, { tenantId, id });
     const detail = `${r.hold_type}, ${approvals} approvals`;
     const afterHash = shownHash(holdView(hold, now));
-    await this.#perform(em, hold, now, [{ effects, by, detail, afterHash }]);
+    await this.#perform(em, notify, hold, now, [{ effects, by, detail, afterHash }]);
     return hold;
   }
 
   /** One event for one hold. Rejects with the reason of the refusal table when the machine does not take it. */
   async #change(tenantId: string, id: string, by: By, change: Change): Promise<HoldView> {
-    return this.#db.transaction(tenantId, async (em) => {
+    return this.#db.transaction(tenantId, async (em, notify) => {
       const hold = await lock(em, id);
       const now = await this.#now(em);
-      await this.#step(em, hold, now, by, change);
+      await this.#step(em, notify, hold, now, by, change);
       return this.#show(em, hold, now);
     });
   }
 
-  async #step(em: EntityManager, hold: HoldRow, now: number, by: By, change: Change): Promise<void> {
+  async #step(em: EntityManager, notify: Notify, hold: HoldRow, now: number, by: By, change: Change): Promise<void> {
     const [snapshot, passed] = elapse(restore(hold), now);
     const event = await change.event(em, hold, snapshot, now);
     const refused = holdRefusal(snapshot, event);
@@ -574,25 +582,26 @@ export class Holds {
     await change.beside?.(em, beforeHash, now);
     const afterHash = shownHash(await this.#show(em, hold, now));
     const { reason, detail } = change;
-    await this.#perform(em, hold, now, [
+    await this.#perform(em, notify, hold, now, [
       { effects: passed, by: SYSTEM, afterHash: beforeHash },
       { effects, by, reason, detail, beforeHash, afterHash },
     ]);
   }
 
   /** Stores what time has done to a locked hold by now; false when it has done nothing. */
-  async #elapse(em: EntityManager, hold: HoldRow, now: number): Promise<boolean> {
+  async #elapse(em: EntityManager, notify: Notify, hold: HoldRow, now: number): Promise<boolean> {
     const [next, effects] = elapse(restore(hold), now);
     if (effects.length === 0) return false;
     store(hold, next, effects);
     await em.flush();
     const afterHash = shownHash(await this.#show(em, hold, now));
-    await this.#perform(em, hold, now, [{ effects, by: SYSTEM, afterHash }]);
+    await this.#perform(em, notify, hold, now, [{ effects, by: SYSTEM, afterHash }]);
     return true;
   }
 
   /** Writes what the machine named. The audit records come last: they lock the tenant's audit chain until the commit. */
-  async #perform(em: EntityManager, hold: HoldRow, now: number, done: readonly Done[]): Promise<void> {
+  async #perform(em: EntityManager, notify: Notify, hold: HoldRow, now: number, done: readonly Done[]): Promise<void> {
+    await notify('holds', hold.id);
     const events = done.flatMap(({ effects }) => effects.filter((effect) => effect.type === 'emit'));
     for (const [at, { params }] of events.entries()) {
       await em.execute(

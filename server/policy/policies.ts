@@ -104,7 +104,7 @@ export class Policies {
       });
     }
     const compiled = await this.#compile(tenantId, id, input.dsl_source);
-    return this.#db.transaction(tenantId, async (em) => {
+    return this.#db.transaction(tenantId, async (em, notify) => {
       const [snapshot, effects] = createPolicy(by.person);
       const inserted = await em.execute<{ id: string }[]>(
         `insert into policy (tenant_id, id, status, version, live_version, machine_version, machine_context, roles,
@@ -127,6 +127,7 @@ export class Policies {
       const policy = await em.findOneOrFail(Policy, { tenantId, id });
       const revision = this.#addRevision(em, policy, input.dsl_source, compiled, by, 'create', now);
       await em.flush();
+      await notify('revisions', id);
       await this.#perform(em, policy, effects, by, { after: revision.contentHash });
       return view(policy, revision);
     });
@@ -401,6 +402,7 @@ export class Policies {
       const revision = this.#addRevision(em, policy, text.source, text.compiled, by, change.type, now, target);
       await em.flush();
       if (effects.some((effect) => effect.type === 'publish')) await notify('policies');
+      await notify('revisions', id);
       await this.#perform(em, policy, effects, by, {
         before: before.contentHash,
         after: revision.contentHash,
@@ -427,6 +429,7 @@ export class Policies {
       policy.updatedAt = new Date(this.#clock.now());
       await em.flush();
       if (effects.some((effect) => effect.type === 'publish')) await notify('policies');
+      await notify('revisions', id);
       await this.#perform(em, policy, effects, by, { after: revision.contentHash, ...more });
       return view(policy, revision);
     });

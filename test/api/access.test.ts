@@ -67,6 +67,7 @@ const TABLE: Record<string, [role: string, keys: string, agent?: 'agent']> = {
   'GET /v1/policies/{id}/machine': ['viewer', 'admin'],
   'GET /v1/escrow/{id}/machine': ['viewer', 'admin'],
   'GET /v1/meta': ['public', ''],
+  'GET /v1/stream': ['viewer', 'admin pipeline'],
   'GET /pubkey': ['public', ''],
   'GET /.well-known/jwks.json': ['public', ''],
 };
@@ -194,7 +195,10 @@ async function send(line: string, who: Credential | undefined, body?: unknown) {
     },
     ...(body !== undefined && { body: JSON.stringify(body) }),
   });
-  const text = await response.text();
+  // a stream has no end; that it began says enough
+  const stream = response.headers.get('content-type') === 'text/event-stream';
+  if (stream) await response.body!.cancel();
+  const text = stream ? '' : await response.text();
   const json = /json/.test(response.headers.get('content-type') ?? '') && text !== '';
   return { status: response.status, body: (json ? JSON.parse(text) : {}) as Record<string, unknown>, text };
 }

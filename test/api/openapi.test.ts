@@ -35,7 +35,7 @@ test('is what the server serves', async () => {
 
 describe('routes', () => {
   /** Served beside the API: pages, health, and the document itself. */
-  const BESIDE = ['/', '/policies', '/healthz', '/readyz', '/metrics', '/openapi.json', '/trpc/:path'];
+  const BESIDE = ['/*', '/assets/*', '/healthz', '/readyz', '/metrics', '/openapi.json', '/trpc/:path'];
 
   test('that the document has are all there', async () => {
     for (const { line, method } of operations) {

@@ -5,6 +5,7 @@ import pg from 'pg';
 import type { TestProject } from 'vitest/node';
 import { startEmbedded } from '../../db/embedded.ts';
 import { migrate } from '../../db/index.ts';
+import { buildDashboard } from '../../web/build.ts';
 
 declare module 'vitest' {
   interface ProvidedContext {
@@ -15,8 +16,9 @@ declare module 'vitest' {
   }
 }
 
-/** One PostgreSQL for the run, and a migrated template database that each test file clones. */
+/** The built dashboard, one PostgreSQL for the run, and a migrated template database that each test file clones. */
 export default async function setup(project: TestProject) {
+  await buildDashboard();
   const dir = mkdtempSync(path.join(tmpdir(), 'svc-test-'));
   chmodSync(dir, 0o755);
   const server = await startEmbedded({

@@ -1,0 +1,71 @@
+import { randomBytes } from 'node:crypto';
+import { readFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+import fastifyStatic from '@fastify/static';
+import type { FastifyInstance } from 'fastify';
+import { AppError } from '../errors.ts';
+
+/** What stands in the built page where each answer has its own nonce: see web/vite.config.ts. */
+const NONCE_PLACE = 'NONCE-OF-THIS-ANSWER';
+/** Paths of the API: what is unknown below them is a problem in JSON, never a page. */
+const API = /^\/(v1|auth|trpc|assets|\.well-known|openapi\.json|pubkey|healthz|readyz|metrics)(\/|$)/;
+
+/**
+ * Serves the built dashboard (web/build.ts): its files, whose names change with their content, for ever; and its one
+ * page for every path that a browser navigates to and that is not the API's. It is served to everyone, also while the
+ * server is sealed: what it shows comes from the API.
+ */
+export function mountDashboard(app: FastifyInstance, options: { secure: boolean }): void {
+  const dist = fileURLToPath(new URL('../../web/dist/', import.meta.url));
+  const page = readPage(dist);
+  if (page) {
+    app.register(fastifyStatic, {
+      root: `${dist}assets/`,
+      prefix: '/assets/',
+      index: false,
+      preCompressed: true,
+      cacheControl: false,
+      setHeaders: (reply) => {
+        reply.header('cache-control', 'public, max-age=31536000, immutable');
+        reply.header('cross-origin-resource-policy', 'same-origin');
+      },
+    });
+  }
+  app.get('/*', { exposeHeadRoute: false }, async (request, reply) => {
+    const [path] = request.url.split('?', 1) as [string];
+    const navigates = /\btext\/html\b|\*\/\*/.test(String(request.headers.accept ?? '*/*'));
+    if (API.test(path) || !navigates) throw new AppError('NOT_FOUND', 'there is no such route');
+    if (!page) throw new AppError('UNAVAILABLE', 'the dashboard is not built: run `npm run build` and start again');
+    const nonce = randomBytes(18).toString('base64url');
+    reply.headers({
+      'cache-control': 'no-cache',
+      'content-security-policy': [
+        "default-src 'none'",
+        "script-src 'self'",
+        `style-src 'self' 'nonce-${nonce}'`,
+        "img-src 'self'",
+        "font-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+      ].join('; '),
+      'cross-origin-opener-policy': 'same-origin',
+      'cross-origin-resource-policy': 'same-origin',
+      'permissions-policy': 'camera=(), geolocation=(), microphone=(), payment=(), usb=()',
+      'referrer-policy': 'same-origin',
+      'x-frame-options': 'DENY',
+      ...(options.secure && { 'strict-transport-security': 'max-age=31536000' }),
+    });
+    return reply.type('text/html; charset=utf-8').send(page.join(nonce));
+  });
+}
+
+/** The page in the pieces between its nonces; undefined where the dashboard was not built. */
+function readPage(dist: string): string[] | undefined {
+  try {
+    return readFileSync(`${dist}index.html`, 'utf8').split(NONCE_PLACE);
+  } catch {
+    return undefined;
+  }
+}

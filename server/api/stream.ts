@@ -1,0 +1,160 @@
+import type { ServerResponse } from 'node:http';
+import type { Notices, Topic } from '../../db/notices.ts';
+import type { Principal } from '../auth/scopes.ts';
+import { type PlainCall, type PlainRoute, principalOf } from './plain.ts';
+
+/** What a hint may speak of. The id is that of the policy, hold, … where the change was of one; else empty. */
+const HINTS: Partial<Record<Topic, string>> = {
+  holds: 'holds',
+  policies: 'policies',
+  revisions: 'policies',
+  members: 'members',
+  settings: 'settings',
+  credential: 'keys',
+};
+/** A comment is sent this often, so that nothing on the way takes the silence for an end, and the caller is checked again. */
+const HEARTBEAT_MS = 15_000;
+/** How often the heads of the chains are looked at while somebody listens. */
+const HEADS_MS = 1_000;
+/** Who does not read what was sent is let go; their browser comes again. */
+const MOST_UNREAD = 64 * 1024;
+
+interface Listener {
+  tenantId: string;
+  send(event: string, data: unknown): void;
+  check(): Promise<void>;
+  end(): void;
+}
+
+/**
+ * Hints that something changed, as server-sent events (HTML Living Standard, section 9.2): `hint {topic, id}`. A hint is
+ * no data, and who gets one asks for what they show, so a lost, doubled or late hint does no harm. The first event of a
+ * connection is `hello`: whatever was missed before, it is time to look.
+ *
+ * Changes come from the database's notices and so from every process. Decisions do not send notices, since a notice
+ * would make all commits of the database wait for each other: the heads of the chains that somebody listens for are
+ * read once a second.
+ */
+export class LiveStreams {
+  readonly #listeners = new Set<Listener>();
+  readonly #heads: (tenantIds: string[]) => Promise<Map<string, number>>;
+  readonly #still: (call: PlainCall) => Promise<Principal | null>;
+  readonly #known = new Map<string, number>();
+  #timer: NodeJS.Timeout | undefined;
+  #closed = false;
+
+  constructor(parts: {
+    notices: Pick<Notices, 'on'>;
+    heads: (tenantIds: string[]) => Promise<Map<string, number>>;
+    /** Who the caller is by now; null when their session or key is over. */
+    authenticate: (call: PlainCall) => Promise<Principal | null>;
+  }) {
+    this.#heads = parts.heads;
+    this.#still = parts.authenticate;
+    for (const [topic, shown] of Object.entries(HINTS) as [Topic, string][]) {
+      parts.notices.on(topic, ({ tenantId, id }, own) => {
+        // its own changes come again like another process's
+        if (!own) this.#tell(tenantId, shown, topic === 'credential' ? '' : id, topic);
+      });
+    }
+  }
+
+  route(): PlainRoute {
+    return {
+      method: 'GET',
+      path: '/v1/stream',
+      access: { keys: ['pipeline'], role: 'viewer' },
+      summary: 'Hints that something changed, as server-sent events',
+      description:
+        'Events `hint` with `{topic, id}`; topics are events, holds, policies, members, settings, keys. A hint holds no data: read again what is of interest. `hello` is sent first. The stream ends when the session or the key does.',
+      tag: 'meta',
+      answers: { 200: { description: 'A stream of server-sent events', type: 'text/event-stream' } },
+      handler: (call) => this.#open(call),
+    };
+  }
+
+  /** Ends every stream: the browsers come again to whoever serves then. */
+  close(): void {
+    this.#closed = true;
+    clearTimeout(this.#timer);
+    for (const listener of this.#listeners) listener.end();
+  }
+
+  async #open(call: PlainCall): Promise<unknown> {
+    const { tenantId, id } = principalOf(call);
+    // read before `hello`: what happens from now on gets a hint
+    if (!this.#known.has(tenantId)) this.#known.set(tenantId, (await this.#heads([tenantId])).get(tenantId) ?? 0);
+    const { raw } = call.reply.hijack();
+    if (raw.destroyed || this.#closed) return raw.destroy();
+    raw.writeHead(200, {
+      // when the stream is over so is its connection: a server that stops does not wait for it
+      connection: 'close',
+      'content-type': 'text/event-stream',
+      'cache-control': 'no-store',
+      'x-accel-buffering': 'no',
+      'x-request-id': call.context.requestId,
+      'x-content-type-options': 'nosniff',
+    });
+    const listener: Listener = {
+      tenantId,
+      send: (event, data) => write(raw, `event: ${event}\ndata: ${JSON.stringify(data)}\n\n`),
+      check: async () => {
+        const now = await this.#still(call).catch(() => null);
+        if (now?.id !== id || (now.kind === 'session' && now.roles.length === 0)) raw.end();
+      },
+      end: () => raw.end(),
+    };
+    const heartbeat = setInterval(() => {
+      write(raw, ':\n\n');
+      void listener.check();
+    }, HEARTBEAT_MS);
+    raw.once('close', () => {
+      clearInterval(heartbeat);
+      this.#listeners.delete(listener);
+      if (this.#listeners.size === 0) this.#rest();
+    });
+    this.#listeners.add(listener);
+    if (!this.#timer) this.#watch();
+    listener.send('hello', {});
+    return call.reply;
+  }
+
+  #tell(tenantId: string, topic: string, id: string, cause: Topic): void {
+    for (const listener of this.#listeners) {
+      if (tenantId !== '*' && tenantId !== listener.tenantId) continue;
+      listener.send('hint', { topic, id: tenantId === '*' ? '' : id });
+      if (cause === 'credential' || cause === 'members') void listener.check();
+    }
+  }
+
+  #watch(): void {
+    this.#timer = setTimeout(async () => {
+      const tenants = [...new Set([...this.#listeners].map(({ tenantId }) => tenantId))];
+      try {
+        for (const [tenantId, seq] of await this.#heads(tenants)) {
+          if (this.#known.get(tenantId) === seq) continue;
+          this.#known.set(tenantId, seq);
+          for (const listener of this.#listeners) {
+            if (listener.tenantId === tenantId) listener.send('hint', { topic: 'events', id: '' });
+          }
+        }
+      } catch {
+        // the database is away: there is nothing to tell of, and the next look may find it
+      }
+      if (this.#listeners.size > 0 && !this.#closed) this.#watch();
+      else this.#rest();
+    }, HEADS_MS);
+  }
+
+  #rest(): void {
+    clearTimeout(this.#timer);
+    this.#timer = undefined;
+    this.#known.clear();
+  }
+}
+
+function write(raw: ServerResponse, text: string): void {
+  if (raw.writableEnded) return;
+  if (raw.writableLength > MOST_UNREAD) raw.destroy();
+  else raw.write(text);
+}

@@ -1,0 +1,61 @@
+import { readFileSync } from 'node:fs';
+import { gzipSync } from 'node:zlib';
+import { expect, test } from 'vitest';
+import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { useServer } from '../helpers/server.ts';
+
+const server = useServer();
+
+describeInBrowser('the shell', () => {
+  const browser = useBrowser(() => server.url);
+
+  test('leads who is not signed in to the sign-in page, and remembers where they wanted to go', async () => {
+    const visitor = await browser.visitor();
+    visitor.expectFault(/401/);
+    await visitor.open('/?x=1');
+    expect(new URL(visitor.page.url()).pathname).toBe('/sign-in');
+    expect(new URL(visitor.page.url()).searchParams.get('next')).toBe('/?x=1');
+    await visitor.assertAccessible();
+  });
+
+  test('shows a viewer the pages of a viewer, in light, dark and narrow, and signs out', async () => {
+    const tenant = await server.tenant();
+    const visitor = await browser.visitor(await tenant.person('viewer'));
+    await visitor.open('/');
+    await visitor.assertAccessible();
+    expect(await visitor.page.getByRole('navigation', { name: 'Pages' }).getByRole('link').count()).toBeGreaterThan(3);
+    await visitor.page.setViewportSize({ width: 360, height: 740 });
+    await visitor.assertAccessible();
+    await visitor.page.getByRole('button', { name: 'Open the navigation' }).click();
+    await visitor.page.getByRole('button', { name: 'Sign out' }).click();
+    await visitor.page.getByRole('heading', { name: 'Sign in' }).waitFor();
+  });
+
+  test('says that there is nothing under an unknown path', async () => {
+    const tenant = await server.tenant();
+    const visitor = await browser.visitor(await tenant.person('viewer'));
+    await visitor.page.goto(`${server.url}/nothing-of-the-kind`);
+    await visitor.page.getByRole('heading', { name: 'There is nothing here' }).waitFor();
+  });
+});
+
+test('the first view is under 200 KB of compressed scripts and styles, and the editor is not in it', () => {
+  const dist = new URL('../../web/dist/', import.meta.url);
+  const manifest = JSON.parse(readFileSync(new URL('.vite/manifest.json', dist), 'utf8')) as Record<
+    string,
+    { file: string; imports?: string[]; css?: string[] }
+  >;
+  const files = new Set<string>();
+  const take = (name: string) => {
+    const part = manifest[name]!;
+    for (const file of [part.file, ...(part.css ?? [])]) files.add(file);
+    for (const next of part.imports ?? []) take(next);
+  };
+  take('index.html');
+  take('pages/overview/overview.tsx');
+  const size = [...files].reduce((sum, file) => sum + gzipSync(readFileSync(new URL(file, dist))).length, 0);
+  expect(size).toBeLessThan(200 * 1024);
+  for (const file of files) {
+    expect(readFileSync(new URL(file, dist), 'utf8').includes('cm-editor'), file).toBe(false);
+  }
+});

@@ -1,0 +1,143 @@
+import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { type Browser, type BrowserContext, chromium, type Page } from 'playwright-core';
+import { afterAll, afterEach, beforeAll, describe, expect } from 'vitest';
+import type { Credential } from './server.ts';
+
+/** Debian's browser, which these tests drive; elsewhere name another one. */
+const PROGRAM = process.env.SVC_CHROMIUM ?? '/usr/bin/chromium';
+const FLAGS = [
+  '--no-sandbox',
+  '--disable-gpu',
+  '--disable-quic',
+  '--no-first-run',
+  '--disable-background-networking',
+  '--disable-component-update',
+  '--disable-sync',
+];
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+
+/** Tests in a browser. Where there is none they are skipped and say so, but never where everything must run. */
+export const describeInBrowser = (() => {
+  if (existsSync(PROGRAM) || process.env.CI) return describe;
+  console.warn(`${PROGRAM} is not there (SVC_CHROMIUM): the tests in a browser are skipped`);
+  return describe.skip;
+})();
+
+export interface Visitor {
+  page: Page;
+  context: BrowserContext;
+  /** Opens a path and waits until the page stands. */
+  open(path: string): Promise<void>;
+  /** Faults that belong to the test, such as the 409 that it provokes. */
+  expectFault(pattern: RegExp): void;
+  /** No violation of WCAG 2.2 AA as far as axe can tell, in light and in dark. */
+  assertAccessible(): Promise<void>;
+}
+
+export async function launch(): Promise<Browser> {
+  return chromium.launch({ executablePath: PROGRAM, args: FLAGS });
+}
+
+/**
+ * A browser for a test file. A test fails when a page of its had an error in the console, an exception, or a request
+ * that failed, unless it said that it expects that one.
+ */
+export function useBrowser(url: () => string) {
+  const state = {} as { browser: Browser; dir: string };
+  const open: { context: BrowserContext; faults: string[]; expected: RegExp[] }[] = [];
+  beforeAll(async () => {
+    state.dir = mkdtempSync(path.join(tmpdir(), 'svc-browser-'));
+    state.browser = await launch();
+  });
+  afterEach(async () => {
+    const visitors = open.splice(0);
+    await Promise.all(visitors.map(({ context }) => context.close()));
+    for (const { faults, expected } of visitors) {
+      expect(faults.filter((fault) => !expected.some((pattern) => pattern.test(fault)))).toEqual([]);
+    }
+  });
+  afterAll(async () => {
+    await state.browser?.close();
+    if (state.dir) rmSync(state.dir, { recursive: true, force: true });
+  });
+  return {
+    /** A new browser profile, of this person where one is given. */
+    async visitor(who?: Credential, options: { width?: number; height?: number } = {}): Promise<Visitor> {
+      const context = await state.browser.newContext({
+        viewport: { width: options.width ?? 1280, height: options.height ?? 900 },
+        reducedMotion: 'reduce',
+      });
+      const faults: string[] = [];
+      const expected: RegExp[] = [];
+      open.push({ context, faults, expected });
+      if (who?.cookie) await signIn(context, url(), who);
+      context.setDefaultTimeout(10_000);
+      const page = await context.newPage();
+      watch(page, faults);
+      return {
+        page,
+        context,
+        open: async (target) => {
+          await page.goto(url() + target);
+          await settled(page);
+        },
+        expectFault: (pattern) => void expected.push(pattern),
+        assertAccessible: async () => {
+          for (const colorScheme of ['light', 'dark'] as const) {
+            await page.emulateMedia({ colorScheme, reducedMotion: 'reduce' });
+            expect(await violations(page), `${page.url()} in ${colorScheme}`).toEqual([]);
+          }
+          await page.emulateMedia({ colorScheme: 'light', reducedMotion: 'reduce' });
+        },
+      };
+    },
+  };
+}
+
+export async function signIn(context: BrowserContext, url: string, who: Credential): Promise<void> {
+  const [name, value] = who.cookie!.split('=') as [string, string];
+  await context.addCookies([{ name, value, url, httpOnly: true, sameSite: 'Lax' }]);
+}
+
+/** The heading is there and nothing says that it still loads. */
+export async function settled(page: Page): Promise<void> {
+  await page.getByRole('heading', { level: 1 }).first().waitFor();
+  await page.locator('[aria-busy="true"], [aria-label="Loading"]').first().waitFor({ state: 'detached' });
+}
+
+function watch(page: Page, faults: string[]): void {
+  page.on('console', (message) => {
+    if (message.type() === 'error' || message.type() === 'warning') faults.push(`console: ${message.text()}`);
+  });
+  page.on('pageerror', (error) => faults.push(`exception: ${error.message}`));
+  page.on('requestfailed', (request) => {
+    // a page that is left ends what it was still asking for
+    if (request.failure()?.errorText !== 'net::ERR_ABORTED') faults.push(`request: ${request.url()} failed`);
+  });
+  page.on('response', (response) => {
+    if (response.status() >= 400) faults.push(`request: ${response.status()} ${response.url()}`);
+  });
+}
+
+async function violations(page: Page): Promise<string[]> {
+  // evaluated by the debugger, which the page's policy for scripts does not bind
+  await page.evaluate(axe);
+  return page.evaluate(async () => {
+    const { axe } = globalThis as unknown as {
+      axe: {
+        run(
+          options: object,
+        ): Promise<{ violations: { id: string; nodes: { html: string; any: { message: string }[] }[] }[] }>;
+      };
+    };
+    const { violations } = await axe.run({
+      runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice'],
+    });
+    return violations.flatMap(({ id, nodes }) =>
+      nodes.map(({ html, any }) => `${id}: ${html.slice(0, 200)} ${any[0]?.message ?? ''}`),
+    );
+  });
+}

@@ -1,0 +1,33 @@
+import { notifications } from '@mantine/notifications';
+import type { ErrorCode, ProblemBody } from '../../server/errors.ts';
+
+/** The problem that the server answered, or one that says that it did not answer. */
+export function problemOf(error: unknown): Omit<ProblemBody, 'code' | 'type'> & { code: ErrorCode | 'UNREACHABLE' } {
+  const problem = (error as { data?: { problem?: ProblemBody } } | null)?.data?.problem;
+  if (problem) return problem;
+  const detail = error instanceof Error ? error.message : String(error);
+  return { code: 'UNREACHABLE', status: 0, title: 'The server did not answer', detail };
+}
+
+export const isSignedOut = (error: unknown): boolean => problemOf(error).code === 'UNAUTHENTICATED';
+
+/** What went wrong, in the corner, with the id that finds the request in the server's log. */
+export function toastProblem(error: unknown): void {
+  const { title, detail, request_id, code } = problemOf(error);
+  notifications.show({
+    color: 'red',
+    title,
+    message: (
+      <>
+        {detail && detail !== title ? <div>{detail}</div> : null}
+        <div className="mono dim">{request_id ? `request ${request_id}` : code}</div>
+      </>
+    ),
+    autoClose: 12_000,
+    withBorder: true,
+  });
+}
+
+export function toastDone(title: string, message?: string): void {
+  notifications.show({ color: 'pine', title, message: message ?? '', withBorder: true });
+}

@@ -1,0 +1,24 @@
+/**
+ * Where someone wanted to go before they had to sign in. The link in the mail opens another tab, so it is kept for all
+ * of this browser's tabs, for as long as such a link works.
+ */
+const KEY = 'svc-next';
+const GOOD_MS = 15 * 60_000;
+
+export function rememberNext(path: string): void {
+  localStorage.setItem(KEY, JSON.stringify({ path, at: Date.now() }));
+}
+
+/** That path, once. */
+export function takeNext(): string | undefined {
+  const kept = localStorage.getItem(KEY);
+  if (!kept) return undefined;
+  localStorage.removeItem(KEY);
+  const { path, at } = JSON.parse(kept) as { path: string; at: number };
+  return Date.now() - at < GOOD_MS ? localPath(path) : undefined;
+}
+
+/** A path of this site, never of another one. */
+export function localPath(value: unknown): string | undefined {
+  return typeof value === 'string' && /^\/(?![/\\])/.test(value) ? value : undefined;
+}

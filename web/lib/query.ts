@@ -1,0 +1,31 @@
+import { MutationCache, QueryCache, QueryClient } from '@tanstack/react-query';
+import { isSignedOut, toastProblem } from './errors.tsx';
+
+/** Called when an answer says that the session is over; the router sets it. */
+export const onSignedOut: { go: () => void } = { go: () => undefined };
+
+declare module '@tanstack/react-query' {
+  interface Register {
+    mutationMeta: {
+      /** The caller shows the fault itself. */
+      quiet?: boolean;
+    };
+  }
+}
+
+export const queryClient = new QueryClient({
+  queryCache: new QueryCache({ onError: (error) => isSignedOut(error) && onSignedOut.go() }),
+  mutationCache: new MutationCache({
+    onError: (error, _variables, _result, mutation) => {
+      if (isSignedOut(error)) onSignedOut.go();
+      else if (!mutation.meta?.quiet) toastProblem(error);
+    },
+  }),
+  defaultOptions: {
+    queries: {
+      // hints of the live stream make queries stale; this is for what sends none
+      staleTime: 10_000,
+      retry: (failures, error) => failures < 2 && !(error as { data?: { problem?: unknown } }).data?.problem,
+    },
+  },
+});

@@ -1,0 +1,20 @@
+import { useQuery } from '@tanstack/react-query';
+import { hasRole, type Role } from '../../server/auth/scopes.ts';
+import { queryClient } from './query.ts';
+import { trpc } from './trpc.ts';
+
+export const meOptions = () => trpc.auth.me.queryOptions({}, { staleTime: 60_000 });
+
+/** The signed-in person. Pages below the shell are shown only to one. */
+export function useMe() {
+  const me = useQuery(meOptions()).data ?? queryClient.getQueryData(meOptions().queryKey);
+  const roles = me?.roles ?? [];
+  return {
+    id: me?.user?.id ?? '',
+    name: me?.user?.name ?? '',
+    email: me?.user?.email ?? '',
+    tenant: me?.tenant_id ?? '',
+    roles,
+    has: (least: Role) => hasRole(roles, least),
+  };
+}

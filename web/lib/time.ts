@@ -1,0 +1,75 @@
+import { useEffect, useReducer, useSyncExternalStore } from 'react';
+
+/** Whether times are shown in the reader's zone or in UTC: a choice of the reader's, kept in the browser. */
+export type Zone = 'local' | 'utc';
+const KEY = 'svc-zone';
+const listeners = new Set<() => void>();
+
+export function useZone(): [Zone, (zone: Zone) => void] {
+  const zone = useSyncExternalStore(
+    (listener) => {
+      listeners.add(listener);
+      return () => listeners.delete(listener);
+    },
+    () => (localStorage.getItem(KEY) === 'utc' ? 'utc' : 'local'),
+  );
+  const choose = (next: Zone) => {
+    localStorage.setItem(KEY, next);
+    for (const listener of listeners) listener();
+  };
+  return [zone, choose];
+}
+
+/** A moment in full, such as `2026-11-21 16:04:09 UTC`. */
+export function fullTime(at: string | Date, zone: Zone): string {
+  const date = new Date(at);
+  if (zone === 'utc') return `${date.toISOString().slice(0, 19).replace('T', ' ')} UTC`;
+  const part = (n: number) => String(n).padStart(2, '0');
+  const day = `${date.getFullYear()}-${part(date.getMonth() + 1)}-${part(date.getDate())}`;
+  const offset = -date.getTimezoneOffset();
+  const sign = offset < 0 ? '-' : '+';
+  const hours = `${sign}${part(Math.floor(Math.abs(offset) / 60))}:${part(Math.abs(offset) % 60)}`;
+  return `${day} ${part(date.getHours())}:${part(date.getMinutes())}:${part(date.getSeconds())} ${hours}`;
+}
+
+export function clockTime(at: string | Date, zone: Zone): string {
+  return fullTime(at, zone).slice(11, 19);
+}
+
+const UNITS: [unit: string, seconds: number][] = [
+  ['d', 86_400],
+  ['h', 3_600],
+  ['min', 60],
+  ['s', 1],
+];
+
+/** A length of time in its two largest units: `2 h 5 min`. */
+export function duration(ms: number, parts = 2): string {
+  let seconds = Math.max(0, Math.round(ms / 1000));
+  const words: string[] = [];
+  for (const [unit, size] of UNITS) {
+    const count = Math.floor(seconds / size);
+    if (count === 0 && (words.length === 0 || unit === 's')) continue;
+    seconds -= count * size;
+    words.push(`${count} ${unit}`);
+    if (words.length === parts) break;
+  }
+  return words.join(' ') || '0 s';
+}
+
+/** `4 min ago`, `in 3 h`. */
+export function relativeTime(at: string | Date, now: number): string {
+  const ms = new Date(at).getTime() - now;
+  if (Math.abs(ms) < 5_000) return 'just now';
+  return ms < 0 ? `${duration(-ms, 1)} ago` : `in ${duration(ms, 1)}`;
+}
+
+/** The time, again every so many milliseconds. */
+export function useNow(everyMs: number): number {
+  const [, tick] = useReducer((n: number) => n + 1, 0);
+  useEffect(() => {
+    const timer = setInterval(tick, everyMs);
+    return () => clearInterval(timer);
+  }, [everyMs]);
+  return Date.now();
+}

@@ -1,0 +1,13 @@
+import { createTRPCClient, httpBatchLink } from '@trpc/client';
+import { createTRPCOptionsProxy } from '@trpc/tanstack-react-query';
+import type { AppRouter } from '../../server/api/root.ts';
+import { queryClient } from './query.ts';
+
+/** The server's procedures, called directly: `await api.policies.submit.mutate({id})`. */
+export const api = createTRPCClient<AppRouter>({
+  // the server takes at most 20 calls in a batch
+  links: [httpBatchLink({ url: '/trpc', maxURLLength: 4000, maxItems: 20 })],
+});
+
+/** The same as options of queries and mutations: `useQuery(trpc.policies.list.queryOptions({}))`. */
+export const trpc = createTRPCOptionsProxy<AppRouter>({ client: api, queryClient });

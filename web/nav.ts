@@ -1,0 +1,28 @@
+import {
+  IconClockPause,
+  IconFileText,
+  IconGitPullRequest,
+  IconLayoutDashboard,
+  IconListDetails,
+} from '@tabler/icons-react';
+import type { Role } from '../server/auth/scopes.ts';
+
+export interface NavEntry {
+  to: string;
+  label: string;
+  icon: typeof IconFileText;
+  /** The least role that sees it. */
+  least: Role;
+  group: 'Decide' | 'Prove' | 'Connect' | 'Manage';
+  /** What is counted beside it. */
+  count?: 'holds' | 'reviews';
+}
+
+/** What the navigation shows, in this order; the pages stand in routes.tsx. */
+export const NAV: readonly NavEntry[] = [
+  { to: '/', label: 'Overview', icon: IconLayoutDashboard, least: 'viewer', group: 'Decide' },
+  { to: '/approvals', label: 'Approvals', icon: IconClockPause, least: 'viewer', group: 'Decide', count: 'holds' },
+  { to: '/decisions', label: 'Decisions', icon: IconListDetails, least: 'viewer', group: 'Decide' },
+  { to: '/policies', label: 'Policies', icon: IconFileText, least: 'viewer', group: 'Decide' },
+  { to: '/review', label: 'Review', icon: IconGitPullRequest, least: 'viewer', group: 'Decide', count: 'reviews' },
+];

@@ -1,0 +1,88 @@
+import { Alert, Button, Paper, Stack, Text, TextInput, Title } from '@mantine/core';
+import { IconMailCheck } from '@tabler/icons-react';
+import { getRouteApi } from '@tanstack/react-router';
+import { type FormEvent, useEffect, useState } from 'react';
+import { problemOf, toastProblem } from '../lib/errors.tsx';
+import { rememberNext } from '../lib/next.ts';
+import { Mark } from '../ui/mark.tsx';
+
+const route = getRouteApi('/sign-in');
+
+/** Sign-in by a link in a mail, or at the organisation's identity provider. */
+export function SignIn() {
+  const { next } = route.useSearch();
+  const [email, setEmail] = useState('');
+  const [sent, setSent] = useState(false);
+  const [busy, setBusy] = useState(false);
+  useEffect(() => {
+    document.title = 'Sign in · Agent Governance';
+    if (next) rememberNext(next);
+  }, [next]);
+
+  const send = async (event: FormEvent) => {
+    event.preventDefault();
+    setBusy(true);
+    try {
+      const response = await fetch('/auth/magic-link', {
+        method: 'POST',
+        headers: { 'content-type': 'application/json' },
+        body: JSON.stringify({ email }),
+      });
+      if (response.ok) return setSent(true);
+      toastProblem({ data: { problem: await response.json() } });
+    } catch (error) {
+      toastProblem(problemOf(error).code === 'UNREACHABLE' ? error : undefined);
+    } finally {
+      setBusy(false);
+    }
+  };
+
+  return (
+    <main style={{ display: 'grid', placeItems: 'center', minHeight: '100vh', padding: 16 }}>
+      <Paper w="100%" maw={400} p="xl">
+        <Mark size={36} />
+        <Title order={1} mt="sm">
+          Sign in
+        </Title>
+        <Text c="dimmed" mb="md">
+          to the agent governance control plane
+        </Text>
+        {sent ? (
+          <Alert color="pine" icon={<IconMailCheck aria-hidden />} title="Look into your mail" role="status">
+            If {email} belongs to a member, a link is on its way. It works once, for 15 minutes, in this browser.
+            <div>
+              <Button mt="sm" size="xs" variant="default" onClick={() => setSent(false)}>
+                Use another address
+              </Button>
+            </div>
+          </Alert>
+        ) : (
+          <form onSubmit={send}>
+            <Stack gap="sm">
+              <TextInput
+                label="Work email"
+                type="email"
+                name="email"
+                autoComplete="email"
+                required
+                value={email}
+                onChange={(event) => setEmail(event.currentTarget.value)}
+              />
+              <Button type="submit" loading={busy} fullWidth>
+                Email me a sign-in link
+              </Button>
+              <Button
+                variant="default"
+                fullWidth
+                disabled={!/^\S+@\S+$/.test(email)}
+                onClick={() => window.location.assign(`/auth/sso/start?email=${encodeURIComponent(email)}`)}
+              >
+                Continue with single sign-on
+              </Button>
+            </Stack>
+          </form>
+        )}
+      </Paper>
+    </main>
+  );
+}

@@ -1,0 +1,75 @@
+import {
+  createRootRoute,
+  createRoute,
+  createRouter,
+  lazyRouteComponent,
+  Outlet,
+  redirect,
+} from '@tanstack/react-router';
+import { problemOf } from './lib/errors.tsx';
+import { localPath, takeNext } from './lib/next.ts';
+import { onSignedOut, queryClient } from './lib/query.ts';
+import { meOptions } from './lib/session.ts';
+import { Broken, NotFound } from './ui/broken.tsx';
+import { Shell } from './ui/shell.tsx';
+import { Loading } from './ui/states.tsx';
+
+const root = createRootRoute({ component: Outlet, notFoundComponent: NotFound });
+
+/** Where someone comes who is not signed in; `next` is where they wanted to go. */
+const signIn = createRoute({
+  getParentRoute: () => root,
+  path: '/sign-in',
+  validateSearch: (search: Record<string, unknown>): { next?: string } => ({ next: localPath(search.next) }),
+  component: lazyRouteComponent(() => import('./pages/sign-in.tsx'), 'SignIn'),
+});
+
+/** Every page of a signed-in person. */
+const app = createRoute({
+  getParentRoute: () => root,
+  id: 'app',
+  component: Shell,
+  notFoundComponent: NotFound,
+  beforeLoad: async ({ location }) => {
+    try {
+      await queryClient.ensureQueryData(meOptions());
+    } catch (error) {
+      if (problemOf(error).code !== 'UNAUTHENTICATED') throw error;
+      throw redirect({ to: '/sign-in', search: { next: location.href === '/' ? undefined : location.href } });
+    }
+    const next = takeNext();
+    if (next) throw redirect({ href: next });
+  },
+});
+
+const page = <const Path extends string, const Name extends string>(
+  path: Path,
+  load: () => Promise<Record<Name, (props: never) => React.ReactNode>>,
+  name: Name,
+) => createRoute({ getParentRoute: () => app, path, component: lazyRouteComponent(load as never, name) });
+
+const overview = page('/', () => import('./pages/overview/overview.tsx'), 'Overview');
+
+const routeTree = root.addChildren([signIn, app.addChildren([overview])]);
+
+export const router = createRouter({
+  routeTree,
+  defaultPreload: 'intent',
+  defaultPendingComponent: Loading,
+  defaultErrorComponent: Broken,
+  defaultNotFoundComponent: NotFound,
+  scrollRestoration: true,
+});
+
+declare module '@tanstack/react-router' {
+  interface Register {
+    router: typeof router;
+  }
+}
+
+onSignedOut.go = () => {
+  const { pathname, href } = router.state.location;
+  if (pathname === '/sign-in') return;
+  queryClient.clear();
+  void router.navigate({ to: '/sign-in', search: { next: href === '/' ? undefined : href } });
+};

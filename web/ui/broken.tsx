@@ -1,0 +1,62 @@
+import { Anchor, Button, Group } from '@mantine/core';
+import { IconCompassOff, IconLock, IconPlugConnectedX } from '@tabler/icons-react';
+import type { ErrorComponentProps } from '@tanstack/react-router';
+import { Link } from '@tanstack/react-router';
+import { problemOf } from '../lib/errors.tsx';
+import { EmptyState, ErrorState } from './states.tsx';
+
+const back = (
+  <Anchor component={Link} to="/">
+    To the overview
+  </Anchor>
+);
+
+/** There is no such page, or nothing that this person may see under it: the two are not told apart. */
+export function NotFound() {
+  return (
+    <EmptyState page icon={IconCompassOff} title="There is nothing here" action={back}>
+      The address is wrong, or what it named is gone.
+    </EmptyState>
+  );
+}
+
+export function Forbidden({ detail }: { detail?: string | undefined }) {
+  return (
+    <EmptyState page icon={IconLock} title="Your roles do not reach this" action={back}>
+      {detail ?? 'An admin can give you the role that it needs.'}
+    </EmptyState>
+  );
+}
+
+/** What stands in the place of a page that failed. */
+export function Broken({ error, reset }: ErrorComponentProps) {
+  // a page of a version that the server no longer has
+  if (/dynamically imported module|module script/i.test(String(error))) {
+    return (
+      <EmptyState
+        page
+        icon={IconPlugConnectedX}
+        title="The dashboard was updated"
+        action={<Button onClick={() => window.location.reload()}>Load the new version</Button>}
+      >
+        This tab still shows the old one.
+      </EmptyState>
+    );
+  }
+  const { code, detail } = problemOf(error);
+  if (code === 'NOT_FOUND') return <NotFound />;
+  if (code === 'FORBIDDEN' || code === 'KEY_SCOPE') return <Forbidden detail={detail} />;
+  return (
+    <div style={{ maxWidth: 640, margin: '32px auto' }}>
+      <ErrorState error={error} />
+      <Group mt="sm" gap="xs">
+        <Button variant="default" onClick={reset}>
+          Try again
+        </Button>
+        <Button variant="subtle" onClick={() => window.location.assign('/')}>
+          To the overview
+        </Button>
+      </Group>
+    </div>
+  );
+}

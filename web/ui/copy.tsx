@@ -1,0 +1,37 @@
+import { ActionIcon } from '@mantine/core';
+import { useClipboard } from '@mantine/hooks';
+import { IconCheck, IconCopy } from '@tabler/icons-react';
+
+/** Copies a text; says so by its shape and its name. */
+export function CopyButton({ text, label = 'Copy' }: { text: string; label?: string }) {
+  const clipboard = useClipboard({ timeout: 1500 });
+  const name = clipboard.copied ? 'Copied' : label;
+  return (
+    <ActionIcon
+      variant="subtle"
+      color="gray"
+      size="sm"
+      className="copy"
+      aria-label={name}
+      title={name}
+      onClick={(event) => {
+        event.stopPropagation();
+        clipboard.copy(text);
+      }}
+    >
+      {clipboard.copied ? <IconCheck size={15} /> : <IconCopy size={15} />}
+    </ActionIcon>
+  );
+}
+
+/** An id or a hash: short to the eye, whole to the clipboard. */
+export function Id({ value, length = 18 }: { value: string; length?: number }) {
+  return (
+    <span style={{ display: 'inline-flex', alignItems: 'center', gap: 4, minWidth: 0 }}>
+      <span className="mono cut" title={value}>
+        {value.length > length ? `${value.slice(0, length - 1)}…` : value}
+      </span>
+      <CopyButton text={value} label={`Copy ${value}`} />
+    </span>
+  );
+}

@@ -1,0 +1,99 @@
+import { Skeleton } from '@mantine/core';
+import type { MouseEvent, ReactNode } from 'react';
+import { ErrorState } from './states.tsx';
+
+export interface Column<Row> {
+  header: string;
+  /** The cell. The one of the main column holds the link of a row that leads somewhere. */
+  cell: (row: Row) => ReactNode;
+  /** Names the row; on narrow screens it stands on top, without its header. */
+  main?: boolean;
+  align?: 'right';
+  width?: number | string;
+}
+
+/**
+ * Rows of equal things. While they load there are skeletons, without any there is the empty state, and a fault says
+ * itself with its request id. On narrow screens each row becomes a block with labels.
+ */
+export function DataTable<Row>({
+  label,
+  columns,
+  rows,
+  rowKey,
+  error,
+  retry,
+  empty,
+  onOpen,
+  selected,
+  isNew,
+}: {
+  /** What the table lists, for who cannot see it. */
+  label: string;
+  columns: readonly Column<Row>[];
+  /** Undefined while they load. */
+  rows: readonly Row[] | undefined;
+  rowKey: (row: Row) => string;
+  error?: unknown;
+  retry?: () => void;
+  empty: ReactNode;
+  /** A click anywhere in a row; by keyboard the row's own link or button does the same. */
+  onOpen?: (row: Row) => void;
+  selected?: string;
+  /** It came since the page was opened. */
+  isNew?: (row: Row) => boolean;
+}) {
+  if (error && !rows) return <ErrorState error={error} retry={retry} />;
+  if (rows?.length === 0) return <div className="grid-frame">{empty}</div>;
+  const open = (row: Row) => (event: MouseEvent) => {
+    if ((event.target as Element).closest('a, button, input, label')) return;
+    if (window.getSelection()?.toString()) return;
+    onOpen?.(row);
+  };
+  return (
+    <div className="grid-frame">
+      <table className="grid" aria-label={label} aria-busy={!rows}>
+        <thead>
+          <tr>
+            {columns.map((column) => (
+              <th key={column.header} scope="col" data-align={column.align} style={{ width: column.width }}>
+                {column.header}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {rows?.map((row) => (
+            <tr
+              key={rowKey(row)}
+              data-link={onOpen ? true : undefined}
+              aria-selected={selected === undefined ? undefined : selected === rowKey(row)}
+              className={isNew?.(row) ? 'arrived' : undefined}
+              onClick={onOpen && open(row)}
+            >
+              {columns.map((column) => (
+                <td
+                  key={column.header}
+                  data-label={column.header}
+                  data-main={column.main || undefined}
+                  data-align={column.align}
+                >
+                  {column.cell(row)}
+                </td>
+              ))}
+            </tr>
+          )) ??
+            [90, 70, 80, 60, 75].map((width) => (
+              <tr key={width}>
+                {columns.map((column) => (
+                  <td key={column.header}>
+                    <Skeleton height={12} my={4} width={`${width}%`} />
+                  </td>
+                ))}
+              </tr>
+            ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}

@@ -1,0 +1,39 @@
+import { Text, Title } from '@mantine/core';
+import { type ReactNode, useEffect } from 'react';
+
+/** A page with its heading, which is also the title of the tab. */
+export function Page({
+  title,
+  tab,
+  lead,
+  actions,
+  children,
+}: {
+  title: ReactNode;
+  /** The title of the tab, where `title` is no text. */
+  tab?: string;
+  lead?: ReactNode;
+  actions?: ReactNode;
+  children: ReactNode;
+}) {
+  const name = tab ?? (typeof title === 'string' ? title : '');
+  useEffect(() => {
+    document.title = name ? `${name} · Agent Governance` : 'Agent Governance';
+  }, [name]);
+  return (
+    <>
+      <div className="page-head">
+        <div>
+          <Title order={1}>{title}</Title>
+          {lead ? (
+            <Text c="dimmed" component="div" mt={2}>
+              {lead}
+            </Text>
+          ) : null}
+        </div>
+        {actions ? <div style={{ display: 'flex', gap: 8, flexWrap: 'wrap' }}>{actions}</div> : null}
+      </div>
+      {children}
+    </>
+  );
+}

@@ -1,0 +1,146 @@
+import { ActionIcon, AppShell, Burger, Group, Text, useMantineColorScheme } from '@mantine/core';
+import { useDisclosure } from '@mantine/hooks';
+import { IconBrightnessAuto, IconLogout, IconMoon, IconSun, IconWorld, IconWorldOff } from '@tabler/icons-react';
+import { useQuery } from '@tanstack/react-query';
+import { Link, Outlet, useRouterState } from '@tanstack/react-router';
+import { Fragment, useEffect } from 'react';
+import { startLive, useLive } from '../lib/live.ts';
+import { useMe } from '../lib/session.ts';
+import { signOut } from '../lib/sign-out.ts';
+import { useZone } from '../lib/time.ts';
+import { trpc } from '../lib/trpc.ts';
+import { NAV } from '../nav.ts';
+import { Mark } from './mark.tsx';
+
+/** Everything around a page: where one is, where one can go, who one is. */
+export function Shell() {
+  const [opened, menu] = useDisclosure();
+  const path = useRouterState({ select: (state) => state.location.pathname });
+  useEffect(startLive, []);
+  // biome-ignore lint/correctness/useExhaustiveDependencies: the menu closes when the path changes
+  useEffect(menu.close, [path]);
+  return (
+    <AppShell
+      header={{ height: { base: 48, sm: 0 } }}
+      navbar={{ width: 216, breakpoint: 'sm', collapsed: { mobile: !opened } }}
+      padding={{ base: 'sm', sm: 'lg' }}
+      transitionDuration={0}
+    >
+      <a className="skip" href="#content">
+        Skip to the content
+      </a>
+      <AppShell.Header hiddenFrom="sm" px="xs">
+        <Group h="100%" gap="xs">
+          <Burger
+            opened={opened}
+            onClick={menu.toggle}
+            size="sm"
+            aria-label={opened ? 'Close the navigation' : 'Open the navigation'}
+          />
+          <Brand />
+        </Group>
+      </AppShell.Header>
+      <AppShell.Navbar p="xs">
+        <AppShell.Section visibleFrom="sm" py={6}>
+          <Brand />
+        </AppShell.Section>
+        <AppShell.Section grow style={{ overflowY: 'auto' }}>
+          <Navigation />
+        </AppShell.Section>
+        <AppShell.Section>
+          <Person />
+        </AppShell.Section>
+      </AppShell.Navbar>
+      <AppShell.Main id="content" tabIndex={-1} style={{ outline: 'none' }}>
+        <Outlet />
+      </AppShell.Main>
+    </AppShell>
+  );
+}
+
+function Brand() {
+  return (
+    <Link to="/" className="brand">
+      <Mark /> Agent Governance
+    </Link>
+  );
+}
+
+function Navigation() {
+  const me = useMe();
+  const counts = {
+    holds: useQuery(trpc.escrow.list.queryOptions({ status: 'held', limit: 1 })).data?.total ?? 0,
+    reviews: useQuery(trpc.policies.list.queryOptions({ status: 'pending_approval', limit: 1 })).data?.total ?? 0,
+  };
+  const entries = NAV.filter(({ least }) => me.has(least));
+  return (
+    <nav className="nav" aria-label="Pages">
+      {entries.map(({ to, label, icon: Shape, group, count }, n) => {
+        const number = count ? counts[count] : 0;
+        return (
+          <Fragment key={to}>
+            {n > 0 && entries[n - 1]?.group !== group ? <div className="nav-group">{group}</div> : null}
+            <Link to={to} activeOptions={{ exact: to === '/' }}>
+              <Shape size={18} stroke={1.7} aria-hidden />
+              {label}
+              {number > 0 ? (
+                <span className="count">
+                  {number}
+                  <span className="mantine-visually-hidden"> waiting</span>
+                </span>
+              ) : null}
+            </Link>
+          </Fragment>
+        );
+      })}
+    </nav>
+  );
+}
+
+const SCHEMES = { auto: IconBrightnessAuto, light: IconSun, dark: IconMoon } as const;
+
+function Person() {
+  const me = useMe();
+  const [zone, setZone] = useZone();
+  const { colorScheme, setColorScheme } = useMantineColorScheme();
+  const live = useLive();
+  const next = { auto: 'light', light: 'dark', dark: 'auto' } as const;
+  const Scheme = SCHEMES[colorScheme];
+  const Zone = zone === 'utc' ? IconWorld : IconWorldOff;
+  return (
+    <div style={{ borderTop: '1px solid var(--line)', paddingTop: 8 }}>
+      <Text size="sm" fw={600} px={8} className="cut" title={me.email}>
+        {me.name || me.email}
+      </Text>
+      <Text size="xs" c="dimmed" px={8} className="cut">
+        {me.roles.at(-1) ?? 'no role'} · {me.tenant}
+      </Text>
+      <Group gap={2} mt={6} px={4}>
+        <ActionIcon
+          variant="subtle"
+          color="gray"
+          aria-label={`Times are ${zone === 'utc' ? 'in UTC' : 'local'}: change`}
+          title={zone === 'utc' ? 'Times in UTC' : 'Local times'}
+          onClick={() => setZone(zone === 'utc' ? 'local' : 'utc')}
+        >
+          <Zone size={17} stroke={1.7} />
+        </ActionIcon>
+        <ActionIcon
+          variant="subtle"
+          color="gray"
+          aria-label={`Colors: ${colorScheme}. Change`}
+          title={`Colors: ${colorScheme}`}
+          onClick={() => setColorScheme(next[colorScheme])}
+        >
+          <Scheme size={17} stroke={1.7} />
+        </ActionIcon>
+        <ActionIcon variant="subtle" color="gray" aria-label="Sign out" title="Sign out" onClick={() => void signOut()}>
+          <IconLogout size={17} stroke={1.7} />
+        </ActionIcon>
+        <Text size="xs" c="dimmed" ml="auto" pr={6} role="status">
+          {live === 'live' ? 'live' : 'connecting…'}
+        </Text>
+      </Group>
+    </div>
+  );
+}

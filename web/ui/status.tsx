@@ -1,0 +1,64 @@
+import {
+  IconAlertOctagon,
+  IconCheck,
+  IconCircleDashed,
+  IconClockPause,
+  IconEyeOff,
+  IconGauge,
+  IconHourglassEmpty,
+  IconPencil,
+  IconPlayerStop,
+  IconRosetteDiscountCheck,
+  IconX,
+} from '@tabler/icons-react';
+import type { ReactNode } from 'react';
+
+export type Tone = 'ok' | 'info' | 'bad' | 'wait' | 'limit' | 'quiet';
+type Icon = typeof IconCheck;
+type Entry = [label: string, tone: Tone, icon: Icon];
+
+/** The five decisions, everywhere in this order, with these words, shapes and colors. */
+export const DECISION = {
+  allow: ['Allowed', 'ok', IconCheck],
+  allow_with_masking: ['Allowed, masked', 'info', IconEyeOff],
+  escrow: ['Held', 'wait', IconClockPause],
+  deny: ['Denied', 'bad', IconAlertOctagon],
+  rate_limited: ['Rate limited', 'limit', IconGauge],
+} as const satisfies Record<string, Entry>;
+export type Decision = keyof typeof DECISION;
+
+const HOLD = {
+  held: ['Held', 'wait', IconClockPause],
+  released: ['Released', 'info', IconRosetteDiscountCheck],
+  consumed: ['Consumed', 'ok', IconCheck],
+  rejected: ['Rejected', 'bad', IconX],
+  expired: ['Expired', 'quiet', IconHourglassEmpty],
+  cancelled: ['Cancelled', 'quiet', IconPlayerStop],
+} as const satisfies Record<string, Entry>;
+
+const POLICY = {
+  draft: ['Draft', 'quiet', IconPencil],
+  pending_approval: ['In review', 'wait', IconCircleDashed],
+  deployed: ['Live', 'ok', IconRosetteDiscountCheck],
+  revoked: ['Revoked', 'bad', IconPlayerStop],
+} as const satisfies Record<string, Entry>;
+
+/** A word with a shape and a color, which all say the same. */
+export function Tag({ tone, icon: Shape, children }: { tone: Tone; icon?: Icon; children: ReactNode }) {
+  return (
+    <span className="tag" data-tone={tone}>
+      {Shape ? <Shape size={13} stroke={2.2} aria-hidden /> : null}
+      {children}
+    </span>
+  );
+}
+
+const tagOf = ([label, tone, icon]: Entry) => (
+  <Tag tone={tone} icon={icon}>
+    {label}
+  </Tag>
+);
+
+export const DecisionTag = ({ decision }: { decision: Decision }) => tagOf(DECISION[decision]);
+export const HoldTag = ({ status }: { status: keyof typeof HOLD }) => tagOf(HOLD[status]);
+export const PolicyTag = ({ status }: { status: keyof typeof POLICY }) => tagOf(POLICY[status]);

@@ -1,0 +1,41 @@
+import { clockTime, duration, fullTime, relativeTime, useNow, useZone } from '../lib/time.ts';
+
+/** A moment: how long ago in the text, in full for the pointer and for assistive technology. */
+export function When({ at, exact = false }: { at: string; exact?: boolean }) {
+  const [zone] = useZone();
+  const now = useNow(exact ? 3_600_000 : 15_000);
+  const full = fullTime(at, zone);
+  return (
+    <time dateTime={at} title={full}>
+      {exact ? full : relativeTime(at, now)}
+    </time>
+  );
+}
+
+/** The time of day, for lists that flow. */
+export function Clock({ at }: { at: string }) {
+  const [zone] = useZone();
+  return (
+    <time dateTime={at} title={fullTime(at, zone)} className="mono">
+      {clockTime(at, zone)}
+    </time>
+  );
+}
+
+/** What is left until then, to the second in the last hour. */
+export function Countdown({ until, over = 'over' }: { until: string; over?: string }) {
+  const [zone] = useZone();
+  const now = useNow(1_000);
+  const left = new Date(until).getTime() - now;
+  const urgent = left < 10 * 60_000;
+  return (
+    <time
+      dateTime={until}
+      title={fullTime(until, zone)}
+      data-tone={urgent ? 'bad' : undefined}
+      style={urgent ? { color: 'var(--tone)', fontWeight: 650 } : undefined}
+    >
+      {left <= 0 ? over : `${duration(left)} left`}
+    </time>
+  );
+}
