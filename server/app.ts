@@ -286,7 +286,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
   let jobs: { stop(): Promise<void> } | undefined;
   let mail: Mail | undefined;
   let streams: LiveStreams | undefined;
-  if (config.roles.includes('web')) mountDashboard(app, { secure: config.baseUrl.startsWith('https:') });
+  if (config.roles.includes('web')) mountDashboard(app);
   if (core && authenticator && config.roles.includes('web')) {
     const services = core;
     streams = liveStreams(core, authenticator);

@@ -4,6 +4,7 @@ import { fileURLToPath } from 'node:url';
 import fastifyStatic from '@fastify/static';
 import type { FastifyInstance } from 'fastify';
 import { AppError } from '../errors.ts';
+import { contentSecurityPolicy } from '../lib/security-headers.ts';
 
 /** What stands in the built page where each answer has its own nonce: see web/vite.config.ts. */
 const NONCE_PLACE = 'NONCE-OF-THIS-ANSWER';
@@ -15,7 +16,7 @@ const API = /^\/(v1|auth|trpc|assets|\.well-known|openapi\.json|pubkey|healthz|r
  * page for every path that a browser navigates to and that is not the API's. It is served to everyone, also while the
  * server is sealed: what it shows comes from the API.
  */
-export function mountDashboard(app: FastifyInstance, options: { secure: boolean }): void {
+export function mountDashboard(app: FastifyInstance): void {
   const dist = fileURLToPath(new URL('../../web/dist/', import.meta.url));
   const page = readPage(dist);
   if (page) {
@@ -27,7 +28,6 @@ export function mountDashboard(app: FastifyInstance, options: { secure: boolean 
       cacheControl: false,
       setHeaders: (reply) => {
         reply.header('cache-control', 'public, max-age=31536000, immutable');
-        reply.header('cross-origin-resource-policy', 'same-origin');
       },
     });
   }
@@ -39,23 +39,18 @@ export function mountDashboard(app: FastifyInstance, options: { secure: boolean 
     const nonce = randomBytes(18).toString('base64url');
     reply.headers({
       'cache-control': 'no-cache',
-      'content-security-policy': [
-        "default-src 'none'",
-        "script-src 'self'",
-        `style-src 'self' 'nonce-${nonce}'`,
-        "img-src 'self'",
-        "font-src 'self'",
-        "connect-src 'self'",
-        "form-action 'self'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-      ].join('; '),
-      'cross-origin-opener-policy': 'same-origin',
-      'cross-origin-resource-policy': 'same-origin',
-      'permissions-policy': 'camera=(), geolocation=(), microphone=(), payment=(), usb=()',
+      'content-security-policy': contentSecurityPolicy({
+        'default-src': ["'none'"],
+        'script-src': ["'self'"],
+        'style-src': ["'self'", `'nonce-${nonce}'`],
+        'img-src': ["'self'"],
+        'font-src': ["'self'"],
+        'connect-src': ["'self'"],
+        'form-action': ["'self'"],
+        'base-uri': ["'none'"],
+        'frame-ancestors': ["'none'"],
+      }),
       'referrer-policy': 'same-origin',
-      'x-frame-options': 'DENY',
-      ...(options.secure && { 'strict-transport-security': 'max-age=31536000' }),
     });
     return reply.type('text/html; charset=utf-8').send(page.join(nonce));
   });

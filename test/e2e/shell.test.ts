@@ -4,7 +4,7 @@ import { expect, test } from 'vitest';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 
-const server = useServer();
+const server = useServer({}, { browsed: true });
 
 describeInBrowser('the shell', () => {
   const browser = useBrowser(() => server.url);

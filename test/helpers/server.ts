@@ -9,6 +9,7 @@ import type { Clock } from '../../server/lib/clock.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { createTenant } from '../../server/provision.ts';
 import { useDatabase } from './database.ts';
+import { freePort } from './redis.ts';
 
 /** A clock that a test can move forward. It never stands still: it runs with the real one from where it was put. */
 export class TestClock implements Clock {
@@ -64,17 +65,21 @@ export interface TestServer {
 
 let counter = 0;
 
-/** The real program on a database of the test file's own, over real HTTP. */
-export function useServer(env: Record<string, string> = {}): TestServer {
+/**
+ * The real program on a database of the test file's own, over real HTTP. `browsed`: at an address that a browser can
+ * open; else its base URL is a name that nothing resolves.
+ */
+export function useServer(env: Record<string, string> = {}, options: { browsed?: boolean } = {}): TestServer {
   const box = useDatabase();
   const state = {} as { program: Program; url: string; origin: string; dir: string };
   const clock = new TestClock();
   const logged: string[] = [];
   beforeAll(async () => {
     state.dir = mkdtempSync(path.join(tmpdir(), 'svc-server-'));
+    const port = options.browsed ? await freePort() : 0;
     const config = readConfig({
-      PORT: '0',
-      SVC_BASE_URL: 'http://control.test',
+      PORT: String(port),
+      SVC_BASE_URL: options.browsed ? `http://127.0.0.1:${port}` : 'http://control.test',
       SVC_DATA_DIR: state.dir,
       SVC_MASTER_KEY: Buffer.alloc(32, 7).toString('hex'),
       SVC_RATE_KEY: '100000',
