@@ -19,6 +19,7 @@ begin;
 select create_reference_table('instance');
 select create_reference_table('signing_key');
 select create_reference_table('credential');
+select create_reference_table('verified_domain');
 select create_reference_table('sign_in_request');
 
 -- Of one tenant each. Foreign keys lead only to tables above in this list, or to themselves.
@@ -44,5 +45,10 @@ select create_distributed_table('event_outbox', 'tenant_id', colocate_with => 't
 select create_distributed_table('evidence_package', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('proxy_instance', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('rate_counter', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('sso_connection', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('sso_domain', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('sso_identity', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('sso_used_state', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('token_issuer', 'tenant_id', colocate_with => 'tenant');
 
 commit;

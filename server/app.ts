@@ -19,6 +19,12 @@ import { Authenticator } from './auth/authenticate.ts';
 import { authRoutes } from './auth/http.ts';
 import { Keys } from './auth/keys.ts';
 import { SESSION_COOKIE, Sessions } from './auth/sessions.ts';
+import { Connections } from './auth/sso/connections.ts';
+import { Domains } from './auth/sso/domains.ts';
+import { ssoRoutes } from './auth/sso/http.ts';
+import { OpenIdConnect } from './auth/sso/oidc.ts';
+import { SingleSignOn } from './auth/sso/sign-in.ts';
+import { TokenIssuers } from './auth/sso/token-issuers.ts';
 import { type AppendCommand, type AppendResult, chainActor, openAppender } from './chain/appender.ts';
 import { auditWriter } from './chain/audit.ts';
 import { Checkpoints } from './chain/checkpoint.ts';
@@ -63,6 +69,7 @@ export interface Core extends Services {
   queueMail: QueueMail;
   registry: Registry;
   egress: Egress;
+  singleSignOn: SingleSignOn;
   /** With several processes only. */
   redis: RedisLink | undefined;
   shared: PushedCache | undefined;
@@ -105,7 +112,30 @@ export async function openCore(parts: Parts): Promise<Core> {
   const audit = auditWriter(clock, fingerprint);
   const keys = new Keys(db, clock, audit);
   const sessions = new Sessions(db, clock, audit, { secureCookie: config.baseUrl.startsWith('https:') });
-  const tenants = new Tenants(db, clock, audit);
+  const oidc = new OpenIdConnect(egress, clock, config.egressAllow);
+  const redirectUri = `${config.baseUrl}/auth/callback`;
+  const connections = new Connections({ db, clock, audit, box, oidc, redirectUri });
+  const refusals = new Counter({
+    name: 'svc_sso_refusals_total',
+    help: 'Sign-ins through an identity provider that were refused',
+    labelNames: ['reason'],
+    registers: [registry],
+  });
+  const singleSignOn = new SingleSignOn({
+    db,
+    clock,
+    log,
+    audit,
+    box,
+    oidc,
+    connections,
+    sessions,
+    joinInvited: async () => null,
+    count: (reason) => refusals.inc({ reason }),
+  });
+  const tenants = new Tenants(db, clock, audit, async (em, before, after) =>
+    after.sso_only && !before.sso_only ? connections.objectionToEnforcing(em) : undefined,
+  );
   const settings = (tenantId: string) => tenants.settings(tenantId);
   const language = new AuthorLanguage();
   const policies = new Policies({ db, clock, audit, language, rules: settings });
@@ -185,6 +215,10 @@ export async function openCore(parts: Parts): Promise<Core> {
     shared,
     keys,
     sessions,
+    connections,
+    domains: new Domains({ db, clock, audit, egress }),
+    singleSignOn,
+    tokenIssuers: new TokenIssuers(db, audit, oidc),
     tenants,
     policies,
     fleet,
@@ -315,6 +349,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
     jobs = startJobs(
       [
         forgetInputs(core, clock),
+        { name: 'check domains', everySeconds: 3600, run: (signal) => core.domains.recheck(log, signal) },
         holdTimers(holds, log),
         holdRecounts(holds, db.notices),
         mailJob({ db, box, mail, clock, log }),
@@ -371,6 +406,7 @@ function forgetInputs(core: Core, clock: Clock): Job {
 function plainRoutes(core: Core, streams: LiveStreams): PlainRoute[] {
   return [
     ...authRoutes(core.sessions),
+    ...ssoRoutes(core),
     ...keyRoutes(() => core.keyring),
     bundleRoute(core.bundles, core.pollSeconds),
     downloadRoute(core.evidence),

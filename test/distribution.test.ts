@@ -6,7 +6,7 @@ import { useDatabase } from './helpers/database.ts';
 const box = useDatabase();
 
 /** Tables without a tenant, or asked before the tenant is known. Each process reads them, and they are small. */
-const REFERENCE = ['credential', 'instance', 'sign_in_request', 'signing_key'];
+const REFERENCE = ['credential', 'instance', 'sign_in_request', 'signing_key', 'verified_domain'];
 /** Of the migrations themselves; stays where it is. */
 const LOCAL = ['schema_migration'];
 

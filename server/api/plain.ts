@@ -25,6 +25,8 @@ export interface PlainDescription {
   tag: string;
   /** Query parameters; all are optional text, and an unknown one is refused. */
   query?: Record<string, z.ZodType<unknown, string | undefined>>;
+  /** Unknown query parameters are passed over, where it is not for this server to say which there are. */
+  otherQuery?: true;
   /** The JSON body, for the document only: the handler parses it. */
   body?: z.ZodType;
   /** The fields of a form on one of the server's own pages; the same in JSON. Anything else is refused. */
@@ -73,7 +75,7 @@ export function mountPlain(app: FastifyInstance, routes: readonly PlainRoute[], 
 }
 
 function mountOne(app: FastifyInstance, route: PlainRoute, begin: Begin): void {
-  const querySchema = z.strictObject(route.query ?? {});
+  const querySchema = route.otherQuery ? z.object(route.query ?? {}) : z.strictObject(route.query ?? {});
   const formSchema = z.strictObject(route.form ?? {});
   const handle = async (request: FastifyRequest, reply: FastifyReply): Promise<unknown> => {
     const context = await begin(request, reply, route.path);

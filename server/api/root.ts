@@ -2,6 +2,10 @@ import type { Database } from '../../db/index.ts';
 import type { Keys } from '../auth/keys.ts';
 import { agentKeysRouter, authRouter, keysRouter } from '../auth/router.ts';
 import type { Sessions } from '../auth/sessions.ts';
+import type { Connections } from '../auth/sso/connections.ts';
+import type { Domains } from '../auth/sso/domains.ts';
+import { ssoRouter, tokenIssuersRouter } from '../auth/sso/router.ts';
+import type { TokenIssuers } from '../auth/sso/token-issuers.ts';
 import { chainRouter } from '../chain/router.ts';
 import type { Decider } from '../decisions/decide.ts';
 import { evaluateProcedure, eventsRouter } from '../decisions/router.ts';
@@ -25,6 +29,9 @@ export interface Services {
   keys: Keys;
   sessions: Sessions;
   tenants: Tenants;
+  connections: Connections;
+  domains: Domains;
+  tokenIssuers: TokenIssuers;
   policies: Policies;
   fleet: Fleet;
   holds: Holds;
@@ -41,8 +48,10 @@ export function buildRouter(s: Services) {
     keys: keysRouter(s.keys),
     agentKeys: agentKeysRouter(s.keys),
     settings: settingsRouter(s.tenants, actionEntities),
+    sso: ssoRouter(s.connections, s.domains),
+    tokenIssuers: tokenIssuersRouter(s.tokenIssuers),
     policies: policyRouter(s.policies, (tenantId) => s.tenants.settings(tenantId)),
-    proxies: fleetRouter(s.fleet, s.pollSeconds),
+    proxies: fleetRouter(s.fleet, s.pollSeconds, (tenantId) => s.tokenIssuers.list(tenantId)),
     escrow: escrowRouter(s.holds),
     evaluate: evaluateProcedure(s.decider),
     events: eventsRouter(s.db),

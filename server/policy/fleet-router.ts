@@ -1,5 +1,6 @@
 import { z } from 'zod';
 import { route, text, trpc } from '../api/trpc.ts';
+import { TokenIssuer } from '../auth/sso/token-issuers.ts';
 import { AppError } from '../errors.ts';
 import type { Fleet } from './fleet.ts';
 
@@ -14,7 +15,11 @@ const heartbeat = {
   started_at: z.iso.datetime().optional(),
 };
 
-export function fleetRouter(fleet: Fleet, pollSeconds: (tenantId: string) => Promise<number>) {
+export function fleetRouter(
+  fleet: Fleet,
+  pollSeconds: (tenantId: string) => Promise<number>,
+  tokenIssuers: (tenantId: string) => Promise<TokenIssuer[]>,
+) {
   return trpc.router({
     heartbeat: route('POST /v1/proxies/heartbeat', { keys: ['proxy'] }, { summary: 'A proxy says that it lives', tag })
       .input(z.strictObject(heartbeat))
@@ -61,13 +66,13 @@ export function fleetRouter(fleet: Fleet, pollSeconds: (tenantId: string) => Pro
               expires_at: z.iso.datetime().optional(),
             }),
           ),
-          token_issuers: z.array(z.unknown()),
+          token_issuers: z.array(TokenIssuer),
         }),
       )
       .query(async ({ ctx }) => ({
         poll_seconds: await pollSeconds(ctx.tenantId),
         agent_keys: await fleet.agentKeys(ctx.tenantId),
-        token_issuers: [],
+        token_issuers: await tokenIssuers(ctx.tenantId),
       })),
   });
 }

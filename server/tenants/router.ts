@@ -13,7 +13,15 @@ export function settingsRouter(tenants: Tenants, assertActionTypes: (own: Settin
       .output(Settings)
       .query(({ ctx }) => tenants.settings(ctx.tenantId)),
 
-    change: route('PATCH /v1/settings', { keys: [], role: 'admin' }, { summary: 'Change settings', tag: 'settings' })
+    change: route(
+      'PATCH /v1/settings',
+      { keys: [], role: 'admin' },
+      {
+        summary: 'Change settings',
+        tag: 'settings',
+        problems: ['CONFLICT'],
+      },
+    )
       .input(SettingsPatch)
       .output(Settings)
       .mutation(({ ctx, input }) => {

@@ -18,6 +18,10 @@ export const Settings = z
       .boolean()
       .default(true)
       .describe('the author of a live policy version may vote on the holds that it opens'),
+    sso_only: z
+      .boolean()
+      .default(false)
+      .describe('people sign in through the identity provider alone; links of the operator work all the same'),
     action_types: z
       .strictObject({ read: z.array(name).max(100).default([]), write: z.array(name).max(100).default([]) })
       .default({ read: [], write: [] })
@@ -34,6 +38,7 @@ export const SettingsPatch = z.strictObject({
   poll_seconds: z.int().min(1).max(3600).optional(),
   approver_groups: z.record(text(64), z.array(text(100)).max(1000)).optional(),
   policy_author_may_vote: z.boolean().optional(),
+  sso_only: z.boolean().optional(),
   action_types: z
     .strictObject({ read: z.array(name).max(100).default([]), write: z.array(name).max(100).default([]) })
     .optional(),

@@ -1,6 +1,7 @@
+import type { EntityManager } from '@mikro-orm/postgresql';
 import { Member, Tenant } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
-import type { Actor, Doer, WriteAudit } from '../auth/audit.ts';
+import type { Actor, AuditAction, Doer, WriteAudit } from '../auth/audit.ts';
 import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -8,17 +9,29 @@ import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 import { Settings, type SettingsPatch } from './settings.ts';
 
+/**
+ * What another feature has against a change of settings: the error for the caller and the action that the audit chain
+ * notes. Asked in the transaction of the change, which holds the tenant's row.
+ */
+export type SettingsObjection = (
+  em: EntityManager,
+  before: Settings,
+  after: Settings,
+) => Promise<{ error: AppError; action: AuditAction } | undefined>;
+
 /** Tenants, their settings and their members. */
 export class Tenants {
   readonly #db: Database;
   readonly #clock: Clock;
   readonly #audit: WriteAudit;
+  readonly #objection: SettingsObjection;
   readonly #settings = new Map<string, Settings>();
 
-  constructor(db: Database, clock: Clock, audit: WriteAudit) {
+  constructor(db: Database, clock: Clock, audit: WriteAudit, objection: SettingsObjection = async () => undefined) {
     this.#db = db;
     this.#clock = clock;
     this.#audit = audit;
+    this.#objection = objection;
     db.notices.on('settings', ({ tenantId }) =>
       tenantId === '*' ? this.#settings.clear() : this.#settings.delete(tenantId),
     );
@@ -79,17 +92,28 @@ export class Tenants {
     return settings;
   }
 
-  /** Changes what the patch names. Committed together with its audit record. */
+  /** Changes what the patch names. Committed together with its audit record, as is what was refused. */
   async changeSettings(
     tenantId: string,
     patch: SettingsPatch,
     by: { actor: Actor; requestId?: string | undefined },
   ): Promise<Settings> {
-    return this.#db.transaction(tenantId, async (em, notify) => {
+    const outcome = await this.#db.transaction(tenantId, async (em, notify) => {
       const rows = await em.execute<{ settings: Record<string, unknown> }[]>('select settings from tenant for update');
       const before = rows[0]!.settings;
       const after = { ...before, ...patch };
       const settings = Settings.parse(after);
+      const objection = await this.#objection(em, Settings.parse(before), settings);
+      if (objection) {
+        await this.#audit(em, tenantId, {
+          ...by,
+          action: objection.action,
+          target: { type: 'tenant', id: tenantId },
+          severity: 'warning',
+          detail: objection.error.message,
+        });
+        return objection.error;
+      }
       await em.nativeUpdate(Tenant, { tenantId }, { settings: after });
       await notify('settings');
       await this.#audit(em, tenantId, {
@@ -102,6 +126,8 @@ export class Tenants {
       });
       return settings;
     });
+    if (outcome instanceof AppError) throw outcome;
+    return outcome;
   }
 
   /** Adds a person to the tenant. CONFLICT when the address is a member already. */

@@ -1,0 +1,94 @@
+import { Migration } from '@mikro-orm/migrations';
+
+/** Single sign-on with OpenID Connect, and the issuers whose tokens a tenant's proxies take from agents. */
+const TENANT_TABLES: Record<string, string> = {
+  sso_connection: 'select, insert, update, delete',
+  sso_domain: 'select, insert, update, delete',
+  sso_identity: 'select, insert, update, delete',
+  sso_used_state: 'select, insert, delete',
+  token_issuer: 'select, insert, delete',
+};
+
+export class SingleSignOn extends Migration {
+  override name = '0003-sso';
+
+  override up(): void {
+    // one provider a tenant. `revision` is new with each change of what a sign-in depends on; `proven_at` tells that an
+    // admin has signed in with this revision
+    this.addSql(`
+      create table sso_connection (
+        tenant_id text collate "C" primary key references tenant,
+        issuer text collate "C" not null,
+        client_id text not null,
+        client_secret bytea not null,
+        revision text collate "C" not null,
+        created_at timestamptz(3) not null,
+        updated_at timestamptz(3) not null,
+        proven_at timestamptz(3),
+        proven_by text collate "C",
+        check ((proven_at is null) = (proven_by is null))
+      )`);
+    // a domain that a tenant says is its own; several tenants may say so until one has shown it
+    this.addSql(`
+      create table sso_domain (
+        tenant_id text collate "C" not null references tenant,
+        domain text collate "C" not null,
+        token text not null,
+        created_at timestamptz(3) not null,
+        primary key (tenant_id, domain)
+      )`);
+    // the tenant that has shown it: the primary key lets there be one. Asked before the tenant of a sign-in is known
+    this.addSql(`
+      create table verified_domain (
+        domain text collate "C" primary key,
+        tenant_id text collate "C" not null,
+        verified_at timestamptz(3) not null,
+        checked_at timestamptz(3) not null,
+        missing_since timestamptz(3)
+      )`);
+    this.addSql(`create index on verified_domain (tenant_id)`);
+    // which account of the provider is which member: one each way
+    this.addSql(`
+      create table sso_identity (
+        tenant_id text collate "C" not null,
+        issuer text collate "C" not null,
+        subject text collate "C" not null,
+        user_id text collate "C" not null,
+        created_at timestamptz(3) not null,
+        last_used_at timestamptz(3) not null,
+        primary key (tenant_id, issuer, subject),
+        unique (tenant_id, issuer, user_id),
+        foreign key (tenant_id, user_id) references member
+      )`);
+    // a state works once: its row is added by the callback that uses it, and kept until the state has expired
+    this.addSql(`
+      create table sso_used_state (
+        tenant_id text collate "C" not null references tenant,
+        id text collate "C" not null,
+        expires_at timestamptz(3) not null,
+        primary key (tenant_id, id)
+      )`);
+    this.addSql(`
+      create table token_issuer (
+        tenant_id text collate "C" not null references tenant,
+        issuer text collate "C" not null,
+        place integer not null,
+        settings jsonb not null,
+        primary key (tenant_id, issuer)
+      )`);
+    for (const [table, grants] of Object.entries({
+      ...TENANT_TABLES,
+      verified_domain: 'select, insert, update, delete',
+    })) {
+      this.addSql(`alter table ${table} enable row level security`);
+      this.addSql(`create policy tenant_isolation on ${table} to svc_app
+        using (tenant_id = nullif(current_setting('app.tenant', true), ''))
+        with check (tenant_id = nullif(current_setting('app.tenant', true), ''))`);
+      this.addSql(`grant ${grants} on ${table} to svc_app`);
+    }
+  }
+
+  override down(): void {
+    for (const table of ['verified_domain', ...Object.keys(TENANT_TABLES)]) this.addSql(`drop table ${table}`);
+  }
+}

@@ -1,0 +1,297 @@
+import type { EntityManager } from '@mikro-orm/postgresql';
+import type { Database } from '../../../db/index.ts';
+import { AppError } from '../../errors.ts';
+import { canonicalJson } from '../../lib/canonical-json.ts';
+import type { Clock } from '../../lib/clock.ts';
+import { type SecretBox, sha256Tag } from '../../lib/crypto.ts';
+import { newId } from '../../lib/ids.ts';
+import type { AuditAction, Doer, WriteAudit } from '../audit.ts';
+import type { OpenIdConnect } from './oidc.ts';
+import { SsoRefusal, severityOf } from './refusal.ts';
+
+/** A tenant's provider as its admins see it. */
+export interface ConnectionView {
+  configured: boolean;
+  /** To be registered at the provider. */
+  redirect_uri: string;
+  issuer_url?: string;
+  client_id?: string;
+  updated_at?: string;
+  /** When an admin first signed in with this configuration: from then on it can be made the only way in. */
+  proven_at?: string;
+}
+
+/** The same for a sign-in. */
+export interface Connection {
+  issuer: string;
+  clientId: string;
+  secret: string;
+  /** New with every change: a sign-in that began under another one is not finished under this one. */
+  revision: string;
+}
+
+export interface IdentityView {
+  user_id: string;
+  email: string;
+  issuer: string;
+  subject: string;
+  created_at: string;
+  last_used_at: string;
+}
+
+interface Row {
+  issuer: string;
+  client_id: string;
+  client_secret: Buffer;
+  revision: string;
+  updated_at: Date;
+  proven_at: Date | null;
+  proven_by: string | null;
+}
+
+const secretPlace = (tenantId: string) => `${tenantId}/sso_connection/client_secret`;
+const fingerprint = (row: { issuer: string; client_id: string; revision: string } | undefined) =>
+  row && sha256Tag(canonicalJson({ issuer: row.issuer, client_id: row.client_id, revision: row.revision }));
+
+/**
+ * Which provider a tenant's people sign in with, and whom it knows there. The client secret rests sealed. Changes and the
+ * switch "SSO only" lock the tenant's row, so that neither can slip past the other's check.
+ */
+export class Connections {
+  readonly #db: Database;
+  readonly #clock: Clock;
+  readonly #audit: WriteAudit;
+  readonly #box: SecretBox;
+  readonly #oidc: OpenIdConnect;
+  readonly redirectUri: string;
+
+  constructor(parts: {
+    db: Database;
+    clock: Clock;
+    audit: WriteAudit;
+    box: SecretBox;
+    oidc: OpenIdConnect;
+    redirectUri: string;
+  }) {
+    this.#db = parts.db;
+    this.#clock = parts.clock;
+    this.#audit = parts.audit;
+    this.#box = parts.box;
+    this.#oidc = parts.oidc;
+    this.redirectUri = parts.redirectUri;
+  }
+
+  async view(tenantId: string): Promise<ConnectionView> {
+    const [row] = await this.#db.query<Row>(tenantId, 'select * from sso_connection');
+    const { redirectUri: redirect_uri } = this;
+    if (!row) return { configured: false, redirect_uri };
+    return {
+      configured: true,
+      redirect_uri,
+      issuer_url: row.issuer,
+      client_id: row.client_id,
+      updated_at: row.updated_at.toISOString(),
+      ...(row.proven_at && { proven_at: row.proven_at.toISOString() }),
+    };
+  }
+
+  /** The provider with the client's secret; undefined when the tenant has none. */
+  async open(tenantId: string): Promise<Connection | undefined> {
+    const [row] = await this.#db.query<Row>(tenantId, 'select * from sso_connection');
+    if (!row) return undefined;
+    const secret = this.#box.open(row.client_secret, secretPlace(tenantId)).toString();
+    return { issuer: row.issuer, clientId: row.client_id, secret, revision: row.revision };
+  }
+
+  /** The tenants that have a provider, at most `limit` of them. */
+  async tenants(limit: number): Promise<string[]> {
+    const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
+      'select tenant_id from sso_connection order by tenant_id limit $1',
+      [limit],
+    );
+    return rows.map((row) => row.tenant_id);
+  }
+
+  /**
+   * Sets or changes the provider, when discovery and key set are as they must be. Without a secret the stored one stays;
+   * it stays only for the issuer and client that it was given for, since it is shown to whatever the issuer names.
+   */
+  async save(
+    tenantId: string,
+    input: { issuer_url: string; client_id: string; client_secret?: string | undefined },
+    by: Doer,
+  ): Promise<ConnectionView> {
+    const { issuer_url: issuer, client_id: clientId, client_secret: secret } = input;
+    const fault = this.#oidc.faultOfIssuer(issuer);
+    if (fault) throw invalid('/issuer_url', fault);
+    try {
+      const provider = await this.#oidc.discover(issuer, true);
+      await this.#oidc.assertKeys(provider.jwksUri);
+    } catch (error) {
+      if (!(error instanceof SsoRefusal)) throw error;
+      await this.#db.transaction(tenantId, (em) =>
+        this.#audit(em, tenantId, {
+          ...by,
+          action: error.reason === 'sso.state_forged' ? 'sso.configuration_refused' : error.reason,
+          target: { type: 'sso_connection', id: issuer },
+          severity: severityOf(error),
+          detail: `on saving: ${error.detail}`,
+        }),
+      );
+      throw invalid('/issuer_url', `the issuer was asked and refused: ${error.detail}`);
+    }
+    const refused = await this.#db.transaction(tenantId, async (em) => {
+      const enforced = await lockTenant(em);
+      const [before] = await em.execute<Row[]>('select * from sso_connection');
+      const other = !before || before.issuer !== issuer || before.client_id !== clientId;
+      if (other && secret === undefined) return invalid('/client_secret', 'is needed for a new issuer or client');
+      if (other && enforced) {
+        await this.#audit(em, tenantId, {
+          ...by,
+          action: 'sso.configuration_refused',
+          target: { type: 'sso_connection', id: issuer },
+          detail: 'single sign-on is the only way in',
+        });
+        return new AppError('CONFLICT', 'switch "SSO only" off first: nobody could sign in if this did not work');
+      }
+      const now = new Date(this.#clock.now());
+      const revision = newId('sso', now.getTime());
+      const sealed = secret === undefined ? before!.client_secret : this.#box.seal(secret, secretPlace(tenantId));
+      await em.execute(
+        `insert into sso_connection (tenant_id, issuer, client_id, client_secret, revision, created_at, updated_at)
+         values (?, ?, ?, ?, ?, ?, ?) on conflict (tenant_id) do update
+         set issuer = excluded.issuer, client_id = excluded.client_id, client_secret = excluded.client_secret,
+           revision = excluded.revision, updated_at = excluded.updated_at, proven_at = null, proven_by = null`,
+        [tenantId, issuer, clientId, sealed, revision, now, now],
+      );
+      await this.#audit(em, tenantId, {
+        ...by,
+        action: 'sso.configured',
+        target: { type: 'sso_connection', id: issuer },
+        // whoever chooses the provider can be anybody at it
+        severity: other ? 'critical' : 'warning',
+        detail: other ? `issuer ${issuer}, client ${clientId}` : 'client secret',
+        beforeHash: fingerprint(before),
+        afterHash: fingerprint({ issuer, client_id: clientId, revision }),
+      });
+      return undefined;
+    });
+    if (refused) throw refused;
+    return this.view(tenantId);
+  }
+
+  /** Takes the provider away, and forgets whom it knows: a later one begins anew. NOT_FOUND when there is none. */
+  async remove(tenantId: string, by: Doer): Promise<void> {
+    await this.#db.transaction(tenantId, async (em) => {
+      if (await lockTenant(em)) throw new AppError('CONFLICT', 'switch "SSO only" off first');
+      const [before] = await em.execute<Row[]>('delete from sso_connection returning *');
+      if (!before) throw new AppError('NOT_FOUND', 'single sign-on is not set up');
+      await em.execute('delete from sso_identity');
+      await this.#audit(em, tenantId, {
+        ...by,
+        action: 'sso.removed',
+        target: { type: 'sso_connection', id: before.issuer },
+        severity: 'warning',
+        beforeHash: fingerprint(before),
+      });
+    });
+  }
+
+  /**
+   * What there is against single sign-on as the only way in: unless a member who is an admin now has signed in with the
+   * present configuration, it may be a way in for nobody. Asked by the transaction that turns the switch on.
+   */
+  async objectionToEnforcing(em: EntityManager): Promise<{ error: AppError; action: AuditAction } | undefined> {
+    const proven = await em.execute<unknown[]>(
+      `select 1 from sso_connection c join member m on m.tenant_id = c.tenant_id and m.id = c.proven_by
+       where m.removed_at is null and 'admin' = any (m.roles)`,
+    );
+    if (proven.length > 0) return undefined;
+    const error = new AppError(
+      'CONFLICT',
+      'an admin must first sign in through the identity provider as it is set up now',
+    );
+    return { error, action: 'sso.enforcement_refused' };
+  }
+
+  /** While single sign-on is the only way in: throws CONFLICT unless these domains let at least one admin sign in. */
+  async assertWayIn(em: EntityManager, domains: readonly string[]): Promise<void> {
+    if (!(await lockTenant(em))) return;
+    const admins = await em.execute<{ email: string }[]>(
+      `select email from member where removed_at is null and 'admin' = any (roles)`,
+    );
+    if (!admins.some(({ email }) => domains.includes(email.slice(email.lastIndexOf('@') + 1)))) {
+      throw new AppError('CONFLICT', 'switch "SSO only" off first: no admin could sign in without this domain');
+    }
+  }
+
+  /** Notes that the provider has let this member in, who is an admin; once for each configuration. */
+  async prove(
+    em: EntityManager,
+    tenantId: string,
+    proof: { revision: string; userId: string; by: Doer },
+  ): Promise<void> {
+    const first = await em.execute<{ issuer: string }[]>(
+      `update sso_connection set proven_at = ?, proven_by = ? where revision = ? and (proven_by is null or not exists (
+         select 1 from member m where m.id = proven_by and m.removed_at is null and 'admin' = any (m.roles)))
+       returning issuer`,
+      [new Date(this.#clock.now()), proof.userId, proof.revision],
+    );
+    if (!first[0]) return;
+    await this.#audit(em, tenantId, {
+      ...proof.by,
+      action: 'sso.proven',
+      target: { type: 'sso_connection', id: first[0].issuer },
+    });
+  }
+
+  async identities(tenantId: string): Promise<IdentityView[]> {
+    const rows = await this.#db.query<{
+      user_id: string;
+      email: string;
+      issuer: string;
+      subject: string;
+      created_at: Date;
+      last_used_at: Date;
+    }>(
+      tenantId,
+      `select i.user_id, m.email, i.issuer, i.subject, i.created_at, i.last_used_at from sso_identity i
+       join member m on m.tenant_id = i.tenant_id and m.id = i.user_id order by m.email, i.issuer limit 10000`,
+    );
+    return rows.map((row) => ({
+      ...row,
+      created_at: row.created_at.toISOString(),
+      last_used_at: row.last_used_at.toISOString(),
+    }));
+  }
+
+  /** Forgets which account of the provider a member is, so that another one can be theirs. NOT_FOUND when none is. */
+  async unbind(tenantId: string, userId: string, by: Doer): Promise<void> {
+    await this.#db.transaction(tenantId, async (em) => {
+      const gone = await em.execute<{ issuer: string; subject: string }[]>(
+        'delete from sso_identity where user_id = ? returning issuer, subject',
+        [userId],
+      );
+      if (gone.length === 0) throw new AppError('NOT_FOUND');
+      await this.#audit(em, tenantId, {
+        ...by,
+        action: 'sso.identity_unbound',
+        target: { type: 'user', id: userId },
+        severity: 'warning',
+        detail: gone.map((row) => `subject ${row.subject} of ${row.issuer}`).join(', '),
+      });
+    });
+  }
+}
+
+/** Locks the tenant's settings until the commit; whether single sign-on is the only way in. */
+export async function lockTenant(em: EntityManager): Promise<boolean> {
+  const [row] = await em.execute<{ enforced: boolean }[]>(
+    `select coalesce((settings->>'sso_only')::boolean, false) as enforced from tenant for update`,
+  );
+  return row?.enforced === true;
+}
+
+function invalid(pointer: string, message: string): AppError {
+  return new AppError('VALIDATION_FAILED', undefined, { faults: [{ pointer, message }] });
+}

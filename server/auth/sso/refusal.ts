@@ -1,0 +1,58 @@
+import type { AuditAction, Severity } from '../audit.ts';
+
+type Fetched = 'discovery' | 'keys' | 'token' | 'userinfo';
+type Fault = 'unavailable' | 'blocked' | 'too_large' | 'redirected' | 'malformed';
+
+/**
+ * Why a provider, or a sign-in through it, is refused: an action of the audit table, each with its own code. A state
+ * that this server did not make names no tenant in whose chain it could stand; it is logged and counted.
+ */
+export type SsoReason =
+  | Extract<
+      AuditAction,
+      | `sso.${Fetched}_${Fault}`
+      | `sso.${'discovery' | 'state' | 'response' | 'provider' | 'code' | 'client' | 'userinfo'}_${string}`
+      | `sso.${'id_token' | 'email' | 'account' | 'subject'}_${string}`
+    >
+  | 'sso.state_forged';
+
+/** `detail` is for the tenant's admins (audit chain, settings page): plain words, without secrets and addresses. */
+export class SsoRefusal extends Error {
+  readonly reason: SsoReason;
+  readonly detail: string;
+
+  constructor(reason: SsoReason, detail: string) {
+    super(`${reason}: ${detail}`);
+    this.name = 'SsoRefusal';
+    this.reason = reason;
+    this.detail = detail;
+  }
+}
+
+export function refusalOfFetch(what: Fetched, fault: Fault, detail: string): SsoRefusal {
+  return new SsoRefusal(`sso.${what}_${fault}`, detail);
+}
+
+/** What the person at the browser is told, who may be an attacker: what to do next, not what was wrong. */
+export type BrowserError = 'sso_unknown' | 'sso_unavailable' | 'sso_expired' | 'sso_no_access' | 'sso_failed';
+
+export function browserError({ reason }: SsoRefusal): BrowserError {
+  if (/^sso\.(discovery|keys|token|userinfo|client)_/.test(reason)) return 'sso_unavailable';
+  if (/^sso\.(state|code)_/.test(reason)) return 'sso_expired';
+  if (/^sso\.(email|account|subject)_/.test(reason)) return 'sso_no_access';
+  return 'sso_failed';
+}
+
+/** Signs of an attack rather than of a mistake or an outage. */
+const CRITICAL: ReadonlySet<SsoReason> = new Set<SsoReason>([
+  'sso.id_token_unsigned',
+  'sso.id_token_symmetric',
+  'sso.id_token_signature',
+  'sso.email_of_other_domain',
+  'sso.email_of_other_member',
+  'sso.subject_changed',
+]);
+
+export function severityOf({ reason }: SsoRefusal): Severity {
+  return CRITICAL.has(reason) ? 'critical' : 'warning';
+}

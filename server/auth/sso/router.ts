@@ -1,0 +1,172 @@
+import { z } from 'zod';
+import { route, text, trpc } from '../../api/trpc.ts';
+import { actorOf, type Doer } from '../audit.ts';
+import type { Principal } from '../scopes.ts';
+import type { Connections } from './connections.ts';
+import type { Domains } from './domains.ts';
+import { TokenIssuer, type TokenIssuers, TokenIssuersInput } from './token-issuers.ts';
+
+const tag = 'settings';
+const time = z.iso.datetime();
+
+const Connection = z
+  .object({
+    configured: z.boolean(),
+    redirect_uri: z.string().describe('to be registered at the provider'),
+    issuer_url: z.string().optional(),
+    client_id: z.string().optional(),
+    updated_at: time.optional(),
+    proven_at: time.optional().describe('when an admin first signed in with the present configuration'),
+  })
+  .meta({ id: 'SsoConnection' });
+
+const Domain = z
+  .object({
+    domain: z.string(),
+    verified: z.boolean(),
+    txt_name: z.string(),
+    txt_value: z.string(),
+    created_at: time,
+    verified_at: time.optional(),
+    checked_at: time.optional(),
+    record_missing_since: time.optional().describe('since when a verified domain is without its record'),
+  })
+  .meta({ id: 'SsoDomain' });
+
+const doer = (ctx: { principal: Principal; ip: string; requestId: string }): Doer => ({
+  actor: actorOf(ctx.principal, ctx.ip),
+  requestId: ctx.requestId,
+});
+
+/** A person or a key with the power to change settings. */
+const admin = { keys: [], role: 'admin' } as const;
+const domain = text(300);
+
+export function ssoRouter(connections: Connections, domains: Domains) {
+  return trpc.router({
+    get: route('GET /v1/settings/sso', admin, { summary: 'Read the identity provider, without the client secret', tag })
+      .input(z.strictObject({}))
+      .output(Connection)
+      .query(({ ctx }) => connections.view(ctx.tenantId)),
+
+    set: route('PUT /v1/settings/sso', admin, {
+      summary: 'Set or change the identity provider; the issuer is asked at once',
+      description:
+        'The client secret may be left out to keep the one that is stored, while issuer and client stay the same.',
+      tag,
+      problems: ['CONFLICT'],
+    })
+      .input(
+        z.strictObject({
+          issuer_url: text(500),
+          client_id: text(500),
+          client_secret: text(2000).optional(),
+        }),
+      )
+      .output(Connection)
+      .mutation(({ ctx, input }) => connections.save(ctx.tenantId, input, doer(ctx))),
+
+    remove: route('DELETE /v1/settings/sso', admin, {
+      summary: 'Remove the identity provider and the bindings of members to it',
+      tag,
+      status: 204,
+      problems: ['NOT_FOUND', 'CONFLICT'],
+    })
+      .input(z.strictObject({}))
+      .output(z.void())
+      .mutation(({ ctx }) => connections.remove(ctx.tenantId, doer(ctx))),
+
+    domains: route('GET /v1/settings/sso/domains', admin, { summary: 'List e-mail domains, the oldest first', tag })
+      .input(z.strictObject({}))
+      .output(z.object({ domain_records: z.array(Domain) }))
+      .query(async ({ ctx }) => ({ domain_records: await domains.list(ctx.tenantId) })),
+
+    claimDomain: route('POST /v1/settings/sso/domains', admin, {
+      summary: 'Claim an e-mail domain; the answer holds the TXT record to publish',
+      tag,
+      status: 201,
+      problems: ['CONFLICT'],
+    })
+      .input(z.strictObject({ domain }))
+      .output(z.object({ domain_records: z.array(Domain) }))
+      .mutation(async ({ ctx, input }) => ({
+        domain_records: [await domains.claim(ctx.tenantId, input.domain, doer(ctx))],
+      })),
+
+    verifyDomain: route('POST /v1/settings/sso/domains/{domain}/verify', admin, {
+      summary: 'Look for the TXT record of a claimed domain',
+      tag,
+      problems: ['NOT_FOUND', 'CONFLICT', 'DOMAIN_NOT_VERIFIED'],
+    })
+      .input(z.strictObject({ domain }))
+      .output(Domain)
+      .mutation(({ ctx, input }) => domains.verify(ctx.tenantId, input.domain, doer(ctx))),
+
+    removeDomain: route('DELETE /v1/settings/sso/domains/{domain}', admin, {
+      summary: 'Give an e-mail domain up',
+      tag,
+      status: 204,
+      problems: ['NOT_FOUND', 'CONFLICT'],
+    })
+      .input(z.strictObject({ domain }))
+      .output(z.void())
+      .mutation(({ ctx, input }) =>
+        domains.remove(ctx.tenantId, input.domain, doer(ctx), (em, rest) => connections.assertWayIn(em, rest)),
+      ),
+
+    identities: route('GET /v1/settings/sso/identities', admin, {
+      summary: 'Which account of the identity provider is which member',
+      tag,
+    })
+      .input(z.strictObject({}))
+      .output(
+        z.object({
+          identities: z.array(
+            z.object({
+              user_id: z.string(),
+              email: z.string(),
+              issuer: z.string(),
+              subject: z.string(),
+              created_at: time,
+              last_used_at: time,
+            }),
+          ),
+        }),
+      )
+      .query(async ({ ctx }) => ({ identities: await connections.identities(ctx.tenantId) })),
+
+    unbind: route('DELETE /v1/settings/sso/identities/{user_id}', admin, {
+      summary: 'Forget which account of the identity provider a member is',
+      description: 'For a person whose account there was made anew: the next sign-in with their address binds it.',
+      tag,
+      status: 204,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject({ user_id: text(100) }))
+      .output(z.void())
+      .mutation(({ ctx, input }) => connections.unbind(ctx.tenantId, input.user_id, doer(ctx))),
+  });
+}
+
+export function tokenIssuersRouter(tokenIssuers: TokenIssuers) {
+  return trpc.router({
+    get: route(
+      'GET /v1/settings/token-issuers',
+      { keys: ['proxy'], role: 'admin' },
+      { summary: 'Read the issuers whose tokens the proxies take from agents', tag },
+    )
+      .input(z.strictObject({}))
+      .output(z.object({ token_issuers: z.array(TokenIssuer) }))
+      .query(async ({ ctx }) => ({ token_issuers: await tokenIssuers.list(ctx.tenantId) })),
+
+    replace: route('PUT /v1/settings/token-issuers', admin, {
+      summary: 'Replace the list of token issuers; the keys of each are fetched at once',
+      tag,
+    })
+      .input(TokenIssuersInput)
+      .output(z.object({ token_issuers: z.array(TokenIssuer) }))
+      .mutation(async ({ ctx, input }) => ({
+        token_issuers: await tokenIssuers.replace(ctx.tenantId, input, doer(ctx)),
+      })),
+  });
+}

@@ -1,0 +1,322 @@
+import { createHmac, randomBytes } from 'node:crypto';
+import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
+import { generateCodeVerifier } from 'arctic';
+import { z } from 'zod';
+import { Member, type MemberRow } from '../../../db/entities/index.ts';
+import type { Database, Notify } from '../../../db/index.ts';
+import type { Clock } from '../../lib/clock.ts';
+import { equalSecret, type SecretBox, sha256 } from '../../lib/crypto.ts';
+import type { Log } from '../../lib/log.ts';
+import type { Doer, WriteAudit } from '../audit.ts';
+import type { OpenedSession, Origin, Sessions } from '../sessions.ts';
+import type { Connection, Connections } from './connections.ts';
+import { normalEmail } from './domains.ts';
+import type { Identity, OpenIdConnect, Provider } from './oidc.ts';
+import { SsoRefusal, severityOf } from './refusal.ts';
+
+/** From leaving for the provider to coming back. */
+export const STATE_SECONDS = 600;
+const STATE_PLACE = 'sso/state';
+/** What `generateCodeVerifier` makes: 256 bits. */
+const BROWSER_SECRET = /^[A-Za-z0-9_-]{43}$/;
+
+const State = z.strictObject({
+  tenant: z.string(),
+  /** The revision of the connection under which the sign-in began. */
+  revision: z.string(),
+  id: z.string(),
+  /** sha256 of the browser's secret. */
+  browser: z.string(),
+  expires: z.number(),
+});
+type State = z.infer<typeof State>;
+
+/** What the provider sends back in the query of the callback. */
+export interface AuthorizationResponse {
+  state?: string | undefined;
+  code?: string | undefined;
+  error?: string | undefined;
+  iss?: string | undefined;
+}
+
+/** Joins a person who has an open invitation for this address, within the transaction; null when there is none. */
+export type JoinInvited = (
+  em: EntityManager,
+  tenantId: string,
+  invited: { email: string; name: string | undefined; now: Date; origin: Origin },
+  notify: Notify,
+) => Promise<MemberRow | null>;
+
+/**
+ * Signing in through a tenant's identity provider.
+ *
+ * Nothing is stored when a sign-in begins. The browser keeps a random secret in a cookie; the state says, sealed, to
+ * which tenant, configuration and browser it belongs and until when; code verifier and nonce are MACs over the state
+ * under the browser's secret. So a response is worth something only with the cookie of the browser that asked (no login
+ * CSRF), within ten minutes, and once: its state's id is stored by the callback that uses it.
+ *
+ * A person is matched by address within the tenant of the state alone, when the tenant has verified the address's domain
+ * and the tenant's issuer says that the address is the person's. From then on the member is bound to issuer and subject,
+ * and no other subject is taken for that member.
+ */
+export class SingleSignOn {
+  readonly #db: Database;
+  readonly #clock: Clock;
+  readonly #log: Log;
+  readonly #audit: WriteAudit;
+  readonly #box: SecretBox;
+  readonly #oidc: OpenIdConnect;
+  readonly #connections: Connections;
+  readonly #sessions: Sessions;
+  readonly #joinInvited: JoinInvited;
+  readonly #count: (reason: string) => void;
+
+  constructor(parts: {
+    db: Database;
+    clock: Clock;
+    log: Log;
+    audit: WriteAudit;
+    box: SecretBox;
+    oidc: OpenIdConnect;
+    connections: Connections;
+    sessions: Sessions;
+    joinInvited: JoinInvited;
+    /** Counts a refusal. */
+    count: (reason: string) => void;
+  }) {
+    this.#db = parts.db;
+    this.#clock = parts.clock;
+    this.#log = parts.log;
+    this.#audit = parts.audit;
+    this.#box = parts.box;
+    this.#oidc = parts.oidc;
+    this.#connections = parts.connections;
+    this.#sessions = parts.sessions;
+    this.#joinInvited = parts.joinInvited;
+    this.#count = parts.count;
+  }
+
+  /**
+   * Begins a sign-in: where to send the browser, and the secret that it must keep for STATE_SECONDS. Undefined when the
+   * tenant has no provider. Throws SsoRefusal, audited, when the provider cannot be used.
+   */
+  async begin(
+    tenantId: string,
+    browser: string | undefined,
+    request: { loginHint?: string | undefined; origin: Origin },
+  ): Promise<{ url: string; browser: string } | undefined> {
+    const connection = await this.#connections.open(tenantId);
+    if (!connection) return undefined;
+    return this.#audited(tenantId, connection, request.origin, async () => {
+      const provider = await this.#oidc.discover(connection.issuer);
+      // sign-ins in several tabs share the secret; each has a state of its own
+      const secret = browser && BROWSER_SECRET.test(browser) ? browser : generateCodeVerifier();
+      const state = this.#seal({
+        tenant: tenantId,
+        revision: connection.revision,
+        id: randomBytes(16).toString('base64url'),
+        browser: sha256(secret).toString('base64url'),
+        expires: this.#clock.now() + STATE_SECONDS * 1000,
+      });
+      const url = this.#oidc.authorizationUrl(provider, this.#client(connection), {
+        state,
+        nonce: derived(secret, 'nonce', state),
+        verifier: derived(secret, 'code verifier', state),
+        loginHint: request.loginHint,
+      });
+      return { url, browser: secret };
+    });
+  }
+
+  /** Finishes a sign-in and opens a session. Throws SsoRefusal, audited in the tenant that the state names. */
+  async finish(response: AuthorizationResponse, browser: string | undefined, origin: Origin): Promise<OpenedSession> {
+    const state = this.#unseal(response.state);
+    if (!state) {
+      const refusal = new SsoRefusal('sso.state_forged', 'the state was not made here');
+      this.#note(refusal, undefined, origin);
+      throw refusal;
+    }
+    const connection = await this.#connections.open(state.tenant);
+    return this.#audited(state.tenant, connection, origin, async () => {
+      const provider = await this.#accept(state, connection, browser);
+      const code = codeOf(response, provider);
+      const identity = await this.#oidc.redeem(provider, this.#client(connection!), {
+        code,
+        verifier: derived(browser!, 'code verifier', response.state!),
+        nonce: derived(browser!, 'nonce', response.state!),
+      });
+      return this.#signIn(state, identity, origin);
+    });
+  }
+
+  /** Checks the state and uses it up, before anything is sent to the provider. */
+  async #accept(state: State, connection: Connection | undefined, browser: string | undefined): Promise<Provider> {
+    const now = this.#clock.now();
+    if (now >= state.expires) throw new SsoRefusal('sso.state_expired', 'the sign-in took too long');
+    const hash = Buffer.from(state.browser, 'base64url');
+    if (!browser || !equalSecret(sha256(browser), hash)) {
+      throw new SsoRefusal('sso.state_of_other_browser', 'the sign-in was begun in another browser');
+    }
+    const added = await this.#db.transaction(state.tenant, async (em) => {
+      await em.execute('delete from sso_used_state where expires_at < ?', [new Date(now)]);
+      return em.execute<unknown[]>(
+        `insert into sso_used_state (tenant_id, id, expires_at) values (?, ?, ?) on conflict do nothing returning id`,
+        [state.tenant, state.id, new Date(state.expires)],
+      );
+    });
+    if (added.length === 0) throw new SsoRefusal('sso.state_replayed', 'the response was used before');
+    if (connection?.revision !== state.revision) {
+      throw new SsoRefusal('sso.state_outdated', 'the configuration was changed since the sign-in began');
+    }
+    return this.#oidc.discover(connection.issuer);
+  }
+
+  async #signIn(state: State, identity: Identity, origin: Origin): Promise<OpenedSession> {
+    const { tenant: tenantId } = state;
+    const address = normalEmail(identity.email);
+    if (!address) {
+      throw identity.email === undefined
+        ? new SsoRefusal('sso.email_missing', 'the provider gives no address: it must release the claim email')
+        : new SsoRefusal('sso.email_malformed', 'the address that the provider gives is not one that members have');
+    }
+    const { email, domain } = address;
+    const refuse = (reason: ConstructorParameters<typeof SsoRefusal>[0], detail: string) =>
+      new SsoRefusal(reason, `${detail} (${email}, subject ${identity.subject})`);
+    if (!identity.emailVerified) {
+      throw refuse('sso.email_unverified', 'the provider does not say that the address was verified');
+    }
+    const now = new Date(this.#clock.now());
+    return this.#db.transaction(tenantId, async (em, notify) => {
+      // another tenant's domain is not seen here, and so refused like one that nobody has
+      const own = await em.execute<unknown[]>('select 1 from verified_domain where domain = ?', [domain]);
+      if (own.length === 0) {
+        throw refuse('sso.email_of_other_domain', 'the tenant has not verified the domain of the address');
+      }
+      const { issuer, subject } = identity;
+      const [bound] = await em.execute<{ user_id: string }[]>(
+        'select user_id from sso_identity where issuer = ? and subject = ?',
+        [issuer, subject],
+      );
+      const find = (where: { id: string } | { email: string }) =>
+        em.findOne(Member, { tenantId, ...where }, { lockMode: LockMode.PESSIMISTIC_WRITE });
+      let member = await find(bound ? { id: bound.user_id } : { email });
+      if (bound && member?.email !== email && (await em.count(Member, { email })) > 0) {
+        throw refuse('sso.email_of_other_member', 'the account is bound to one member and has the address of another');
+      }
+      if (!member || member.removedAt) {
+        const removed = member !== null;
+        const name = nameOf(identity);
+        member = await this.#joinInvited(em, tenantId, { email: member?.email ?? email, name, now, origin }, notify);
+        if (!member) {
+          throw removed
+            ? refuse('sso.account_removed', 'the member was removed')
+            : refuse('sso.account_unknown', 'there is no member and no invitation with this address');
+        }
+      }
+      const by: Doer = {
+        actor: { type: 'user', id: member.id, email: member.email, ip: origin.ip },
+        requestId: origin.requestId,
+      };
+      if (bound) {
+        await em.execute('update sso_identity set last_used_at = ? where issuer = ? and subject = ?', [
+          now,
+          issuer,
+          subject,
+        ]);
+      } else {
+        // the unique keys decide between two subjects that come at once
+        const added = await em.execute<unknown[]>(
+          `insert into sso_identity (tenant_id, issuer, subject, user_id, created_at, last_used_at)
+           values (?, ?, ?, ?, ?, ?) on conflict do nothing returning subject`,
+          [tenantId, issuer, subject, member.id, now, now],
+        );
+        if (added.length === 0) {
+          throw refuse('sso.subject_changed', 'the member is bound to another account of the provider');
+        }
+        await this.#audit(em, tenantId, {
+          ...by,
+          action: 'sso.identity_bound',
+          target: { type: 'user', id: member.id },
+          detail: `subject ${subject} of ${issuer}`,
+        });
+      }
+      if (member.roles.includes('admin')) {
+        await this.#connections.prove(em, tenantId, { revision: state.revision, userId: member.id, by });
+      }
+      return this.#sessions.open(em, tenantId, { member, authMethod: 'oidc', now, origin });
+    });
+  }
+
+  #client(connection: Connection) {
+    return { id: connection.clientId, secret: connection.secret, redirectUri: this.#connections.redirectUri };
+  }
+
+  #seal(state: State): string {
+    return this.#box.seal(JSON.stringify(state), STATE_PLACE).toString('base64url');
+  }
+
+  #unseal(text: string | undefined): State | undefined {
+    if (!text || !/^[A-Za-z0-9_-]+$/.test(text)) return undefined;
+    try {
+      return State.parse(JSON.parse(this.#box.open(Buffer.from(text, 'base64url'), STATE_PLACE).toString()));
+    } catch {
+      return undefined;
+    }
+  }
+
+  /** Does the work; when it is refused, that is in the tenant's audit chain before the caller hears of it. */
+  async #audited<T>(
+    tenantId: string,
+    connection: Connection | undefined,
+    origin: Origin,
+    work: () => Promise<T>,
+  ): Promise<T> {
+    try {
+      return await work();
+    } catch (error) {
+      if (!(error instanceof SsoRefusal) || error.reason === 'sso.state_forged') throw error;
+      const { reason: action, detail } = error;
+      this.#note(error, tenantId, origin);
+      await this.#db.transaction(tenantId, (em) =>
+        this.#audit(em, tenantId, {
+          actor: { type: 'system', id: 'sso', ip: origin.ip },
+          action,
+          target: { type: 'sso_connection', id: connection?.issuer ?? 'none' },
+          severity: severityOf(error),
+          detail,
+          requestId: origin.requestId,
+        }),
+      );
+      throw error;
+    }
+  }
+
+  #note(refusal: SsoRefusal, tenantId: string | undefined, origin: Origin): void {
+    this.#count(refusal.reason);
+    this.#log.warn(
+      { reason: refusal.reason, tenant_id: tenantId, ip: origin.ip, reqId: origin.requestId },
+      'a sign-in through an identity provider was refused',
+    );
+  }
+}
+
+function derived(secret: string, purpose: string, state: string): string {
+  return createHmac('sha256', secret).update(`${purpose} ${state}`).digest('base64url');
+}
+
+/** The code of a response that is from this provider (RFC 9207) and grants something (RFC 6749, section 4.1.2). */
+function codeOf({ iss, error, code }: AuthorizationResponse, provider: Provider): string {
+  if (iss === undefined ? provider.namesItself : iss !== provider.issuer) {
+    throw new SsoRefusal('sso.response_issuer_mismatch', 'the response does not come from the issuer that was asked');
+  }
+  if (error !== undefined) {
+    const named = /^[a-z_]{1,50}$/.test(error) ? error : 'an unknown error';
+    throw new SsoRefusal('sso.provider_refused', `the provider answered ${named}`);
+  }
+  if (!code) throw new SsoRefusal('sso.code_missing', 'the response holds no code');
+  return code;
+}
+
+function nameOf({ name }: Identity): string | undefined {
+  return typeof name === 'string' && /^[^\p{Cc}]{1,200}$/u.test(name) && name.isWellFormed() ? name : undefined;
+}

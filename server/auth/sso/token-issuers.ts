@@ -1,0 +1,134 @@
+import { z } from 'zod';
+import type { Database } from '../../../db/index.ts';
+import { text } from '../../api/trpc.ts';
+import { AppError } from '../../errors.ts';
+import { canonicalJson } from '../../lib/canonical-json.ts';
+import { sha256Tag } from '../../lib/crypto.ts';
+import type { Doer, WriteAudit } from '../audit.ts';
+import { ALGORITHMS, type OpenIdConnect } from './oidc.ts';
+import { SsoRefusal } from './refusal.ts';
+
+const Given = z.strictObject({
+  issuer: text(500).describe('`iss` of the tokens, letter by letter'),
+  audience: text(500).describe('what `aud` must name'),
+  jwks_uri: text(2000).optional().describe('where the keys are; default: what the discovery of the issuer says'),
+  agent_id_claim: text(200).describe('the claim that holds the id of the agent'),
+  agent_role_claim: text(200).describe('the claim that holds its role'),
+  allowed_algs: z
+    .array(z.enum(ALGORITHMS))
+    .min(1)
+    .optional()
+    .describe('signatures that are taken; default: what the discovery says, or RS256, PS256, ES256, EdDSA'),
+});
+export const TokenIssuersInput = z.strictObject({ token_issuers: z.array(Given).max(20) });
+
+export const TokenIssuer = z
+  .object({
+    issuer: z.string(),
+    audience: z.string(),
+    jwks_uri: z.string(),
+    agent_id_claim: z.string(),
+    agent_role_claim: z.string(),
+    allowed_algs: z.array(z.enum(ALGORITHMS)),
+  })
+  .meta({ id: 'TokenIssuer' });
+export type TokenIssuer = z.infer<typeof TokenIssuer>;
+
+const DEFAULT_ALGORITHMS: TokenIssuer['allowed_algs'] = ['RS256', 'PS256', 'ES256', 'EdDSA'];
+
+/** Whose tokens a tenant's proxies take as proof of which agent is calling. The proxies check them; here is the list. */
+export class TokenIssuers {
+  readonly #db: Database;
+  readonly #audit: WriteAudit;
+  readonly #oidc: OpenIdConnect;
+
+  constructor(db: Database, audit: WriteAudit, oidc: OpenIdConnect) {
+    this.#db = db;
+    this.#audit = audit;
+    this.#oidc = oidc;
+  }
+
+  async list(tenantId: string): Promise<TokenIssuer[]> {
+    const rows = await this.#db.query<{ settings: TokenIssuer }>(
+      tenantId,
+      'select settings from token_issuer order by place',
+    );
+    return rows.map((row) => row.settings);
+  }
+
+  /**
+   * Replaces the list, when the keys of every issuer in it could be fetched. Proxies have it within one poll interval.
+   * VALIDATION_FAILED names each issuer that was refused, and then nothing has changed.
+   */
+  async replace(tenantId: string, given: z.infer<typeof TokenIssuersInput>, by: Doer): Promise<TokenIssuer[]> {
+    const issuers: TokenIssuer[] = [];
+    const faults: { pointer: string; message: string }[] = [];
+    const checked = await Promise.all(
+      given.token_issuers.map(async (issuer, at) => {
+        if (given.token_issuers.findIndex((other) => other.issuer === issuer.issuer) < at) {
+          return { pointer: 'issuer', message: 'stands in the list twice' };
+        }
+        return this.#check(issuer);
+      }),
+    );
+    checked.forEach((result, at) => {
+      if ('message' in result) faults.push({ ...result, pointer: `/token_issuers/${at}/${result.pointer}` });
+      else issuers.push(result);
+    });
+    if (faults.length > 0) {
+      const detail = faults.map(({ pointer, message }) => `${pointer} ${message}`).join('; ');
+      await this.#db.transaction(tenantId, (em) =>
+        this.#audit(em, tenantId, {
+          ...by,
+          action: 'token_issuers.refused',
+          target: { type: 'token_issuers', id: tenantId },
+          detail,
+        }),
+      );
+      throw new AppError('VALIDATION_FAILED', undefined, { faults });
+    }
+    await this.#db.transaction(tenantId, async (em, notify) => {
+      // one change at a time, so that two lists do not become one
+      await em.execute('select 1 from tenant for update');
+      const before = await em.execute<{ settings: TokenIssuer }[]>('select settings from token_issuer order by place');
+      await em.execute('delete from token_issuer');
+      for (const [place, issuer] of issuers.entries()) {
+        await em.execute('insert into token_issuer (tenant_id, issuer, place, settings) values (?, ?, ?, ?)', [
+          tenantId,
+          issuer.issuer,
+          place,
+          JSON.stringify(issuer),
+        ]);
+      }
+      await notify('settings');
+      await this.#audit(em, tenantId, {
+        ...by,
+        action: 'token_issuers.changed',
+        target: { type: 'token_issuers', id: tenantId },
+        // whose tokens are believed decides who can be an agent
+        severity: 'warning',
+        detail: issuers.map((issuer) => issuer.issuer).join(', ') || 'none',
+        beforeHash: sha256Tag(canonicalJson(before.map((row) => row.settings))),
+        afterHash: sha256Tag(canonicalJson(issuers)),
+      });
+    });
+    return issuers;
+  }
+
+  async #check(given: z.infer<typeof Given>): Promise<TokenIssuer | { pointer: string; message: string }> {
+    let { jwks_uri, allowed_algs } = given;
+    const pointer = jwks_uri === undefined ? 'issuer' : 'jwks_uri';
+    try {
+      if (jwks_uri === undefined) {
+        const keys = await this.#oidc.discoverKeys(given.issuer);
+        jwks_uri = keys.jwksUri;
+        allowed_algs ??= keys.algorithms;
+      }
+      await this.#oidc.assertKeys(jwks_uri);
+    } catch (error) {
+      if (error instanceof SsoRefusal) return { pointer, message: `was asked and refused: ${error.detail}` };
+      throw error;
+    }
+    return { ...given, jwks_uri, allowed_algs: allowed_algs ?? DEFAULT_ALGORITHMS };
+  }
+}

@@ -1,0 +1,824 @@
+import { randomBytes, type webcrypto } from 'node:crypto';
+import type { ServerResponse } from 'node:http';
+import { exportJWK, generateKeyPair, type JWK } from 'jose';
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { TestDns } from '../helpers/dns.ts';
+import { CLIENT, HostileProvider, type Misbehaviour, type Person } from '../helpers/hostile-provider.ts';
+import { type TestTenant, useServer } from '../helpers/server.ts';
+import { addMember, audited, BASE_URL, finish, newBrowser, verifyDomain } from '../helpers/sso.ts';
+
+let dns: TestDns;
+beforeAll(async () => {
+  dns = await TestDns.start();
+});
+const server = useServer({
+  SVC_EGRESS_ALLOW: '127.0.0.1/32',
+  get SVC_DNS_SERVERS() {
+    return dns.server;
+  },
+});
+let provider: HostileProvider;
+let tenant: TestTenant;
+let ann: string;
+
+beforeAll(async () => {
+  provider = await HostileProvider.start(() => server.clock.now());
+  tenant = await server.tenant();
+  await verifyDomain(server, dns, tenant.admin, 'example.test');
+  ann = await addMember(server, tenant, 'ann@example.test', 'viewer');
+  await addMember(server, tenant, 'bob@example.test', 'admin');
+  await configure();
+});
+afterAll(async () => {
+  await provider?.stop();
+  await dns?.stop();
+});
+
+const GOOD: Person = { sub: 'subject-1', email: 'ann@example.test', email_verified: true, name: 'Ann' };
+beforeEach(() => {
+  provider.misbehaviour = {};
+  provider.person = GOOD;
+});
+
+async function configure(who = tenant.admin, issuer = provider.issuer) {
+  return server.call(200, 'PUT /v1/settings/sso', who, { issuer_url: issuer, ...CLIENT });
+}
+
+/** Forgets what is known of the provider: the documents that it may keep for a while are fetched anew. */
+async function anew() {
+  server.clock.advance(11 * 60_000);
+}
+
+/** A sign-in from the start to the answer of the callback. */
+async function signIn(of = tenant) {
+  const browser = newBrowser(server);
+  const start = await browser.send(`${BASE_URL}/auth/login?tenant=${of.id}`);
+  expect(start.status).toBe(302);
+  const to = start.headers.get('location')!;
+  if (to.startsWith('/sign-in')) {
+    const url = new URL(to, BASE_URL);
+    return {
+      status: 302,
+      path: url.pathname,
+      error: url.searchParams.get('error'),
+      requestId: url.searchParams.get('request_id'),
+      who: undefined,
+      server,
+    };
+  }
+  return finish(server, browser, await provider.authorize(to));
+}
+
+/** That a sign-in was refused, with this code in the audit chain under the request id that the browser was shown. */
+async function expectRefused(outcome: Awaited<ReturnType<typeof signIn>>, code: string, error: string, of = tenant) {
+  expect(outcome).toMatchObject({ status: 302, path: '/sign-in', error, who: undefined });
+  const [record] = await audited(server, of);
+  expect(record).toMatchObject({ code, request_id: outcome.requestId, actor: { type: 'system', id: 'sso' } });
+  expect(['warning', 'critical']).toContain(record!.severity);
+}
+
+test('with nothing wrong the person is signed in', async () => {
+  const outcome = await signIn();
+  expect(outcome).toMatchObject({ status: 302, path: '/policies', error: null });
+  const me = await server.call(200, 'GET /auth/me', outcome.who);
+  expect(me.body).toMatchObject({ auth_method: 'oidc', tenant_id: tenant.id, user: { id: ann }, roles: ['viewer'] });
+});
+
+let stranger: { publicKey: JWK; privateKey: webcrypto.CryptoKey };
+let weak: { publicKey: JWK; privateKey: webcrypto.CryptoKey };
+beforeAll(async () => {
+  const made = await generateKeyPair('RS256', { extractable: true });
+  stranger = { publicKey: await exportJWK(made.publicKey), privateKey: made.privateKey };
+  const pair = await crypto.subtle.generateKey(
+    { name: 'RSASSA-PKCS1-v1_5', modulusLength: 1024, publicExponent: new Uint8Array([1, 0, 1]), hash: 'SHA-256' },
+    true,
+    ['sign', 'verify'],
+  );
+  weak = { publicKey: await exportJWK(pair.publicKey), privateKey: pair.privateKey };
+});
+
+const b64 = (value: unknown) => Buffer.from(JSON.stringify(value)).toString('base64url');
+/** A token signed without jose, which would refuse to. */
+async function handSigned(header: object, claims: object, key: webcrypto.CryptoKey): Promise<string> {
+  const input = `${b64(header)}.${b64(claims)}`;
+  const signature = await crypto.subtle.sign('RSASSA-PKCS1-v1_5', key, Buffer.from(input));
+  return `${input}.${Buffer.from(signature).toString('base64url')}`;
+}
+
+type Attack = [what: string, code: string, error: string, misbehaviour: () => Misbehaviour];
+
+const TOKENS: Attack[] = [
+  [
+    'an unsigned ID token (alg none)',
+    'SSO151E',
+    'sso_failed',
+    () => ({
+      idToken: (claims) => `${b64({ alg: 'none' })}.${b64(claims)}.`,
+    }),
+  ],
+  [
+    'HS256 with the public key as secret',
+    'SSO152E',
+    'sso_failed',
+    () => ({
+      idToken: (claims, sign) => sign(claims, { alg: 'HS256' }, Buffer.from(JSON.stringify(provider.publicKey))),
+    }),
+  ],
+  [
+    'HS256 with the client secret',
+    'SSO152E',
+    'sso_failed',
+    () => ({
+      idToken: (claims, sign) => sign(claims, { alg: 'HS256' }, Buffer.from(CLIENT.client_secret)),
+    }),
+  ],
+  [
+    'an algorithm that discovery does not name',
+    'SSO153E',
+    'sso_failed',
+    () => ({
+      idToken: async (claims, sign) => {
+        const { privateKey } = await generateKeyPair('ES256');
+        return sign(claims, { alg: 'ES256' }, privateKey);
+      },
+    }),
+  ],
+  [
+    'a critical header that is not understood',
+    'SSO154E',
+    'sso_failed',
+    () => ({
+      idToken: (claims) =>
+        handSigned({ alg: 'RS256', kid: provider.publicKey.kid, crit: ['exp'], exp: 1 }, claims, stranger.privateKey),
+    }),
+  ],
+  [
+    'a key that is not in the set',
+    'SSO155E',
+    'sso_failed',
+    () => ({
+      idToken: (claims, sign) => sign(claims, { kid: 'unknown' }, stranger.privateKey),
+    }),
+  ],
+  [
+    'a key of its own in the header (jwk)',
+    'SSO157E',
+    'sso_failed',
+    () => ({
+      idToken: (claims, sign) => sign(claims, { jwk: stranger.publicKey }, stranger.privateKey),
+    }),
+  ],
+  [
+    'a key at an address of its own (jku)',
+    'SSO157E',
+    'sso_failed',
+    () => ({
+      idToken: (claims, sign) => sign(claims, { jku: `${provider.issuer}/other-jwks` }, stranger.privateKey),
+    }),
+  ],
+  [
+    'the name of a good key over a bad signature',
+    'SSO157E',
+    'sso_failed',
+    () => ({
+      idToken: (claims, sign) => sign(claims, {}, stranger.privateKey),
+    }),
+  ],
+  [
+    'claims changed after signing',
+    'SSO157E',
+    'sso_failed',
+    () => ({
+      idToken: async (claims, sign) => {
+        const [header, , signature] = (await sign(claims)).split('.');
+        return `${header}.${b64({ ...claims, email: 'bob@example.test' })}.${signature}`;
+      },
+    }),
+  ],
+  ['something that is no JWT', 'SSO150E', 'sso_failed', () => ({ idToken: () => 'abc' })],
+  [
+    'an encrypted token',
+    'SSO150E',
+    'sso_failed',
+    () => ({
+      idToken: () => `${b64({ alg: 'RSA-OAEP', enc: 'A256GCM' })}.a.b.c.d`,
+    }),
+  ],
+  [
+    'another issuer in the token',
+    'SSO159E',
+    'sso_failed',
+    () => ({
+      claims: (claims) => ({ ...claims, iss: 'https://other.example' }),
+    }),
+  ],
+  [
+    'the issuer with a slash more',
+    'SSO159E',
+    'sso_failed',
+    () => ({
+      claims: (claims) => ({ ...claims, iss: `${claims.iss}/` }),
+    }),
+  ],
+  ['another audience', 'SSO160E', 'sso_failed', () => ({ claims: (claims) => ({ ...claims, aud: 'other-client' }) })],
+  [
+    'several audiences without an authorized party',
+    'SSO161E',
+    'sso_failed',
+    () => ({
+      claims: (claims) => ({ ...claims, aud: [claims.aud, 'other-client'] }),
+    }),
+  ],
+  [
+    'another authorized party',
+    'SSO161E',
+    'sso_failed',
+    () => ({
+      claims: (claims) => ({ ...claims, azp: 'other-client' }),
+    }),
+  ],
+  [
+    'an expired token',
+    'SSO162E',
+    'sso_failed',
+    () => ({
+      claims: (claims) => ({ ...claims, exp: Number(claims.iat) - 61 }),
+    }),
+  ],
+  [
+    'a token made long ago',
+    'SSO163E',
+    'sso_failed',
+    () => ({
+      claims: (claims) => ({ ...claims, iat: Number(claims.iat) - 661 }),
+    }),
+  ],
+  [
+    'a token that is not valid yet',
+    'SSO164E',
+    'sso_failed',
+    () => ({
+      claims: (claims) => ({ ...claims, nbf: Number(claims.iat) + 90 }),
+    }),
+  ],
+  [
+    'a token from the future',
+    'SSO165E',
+    'sso_failed',
+    () => ({
+      claims: (claims) => ({ ...claims, iat: Number(claims.iat) + 90 }),
+    }),
+  ],
+  [
+    'the nonce of another sign-in',
+    'SSO166E',
+    'sso_failed',
+    () => ({
+      claims: (claims) => ({ ...claims, nonce: randomBytes(32).toString('base64url') }),
+    }),
+  ],
+  ['no nonce', 'SSO166E', 'sso_failed', () => ({ claims: ({ nonce: _, ...claims }) => claims })],
+  ['no subject', 'SSO158E', 'sso_failed', () => ({ claims: ({ sub: _, ...claims }) => claims })],
+  ['an empty subject', 'SSO158E', 'sso_failed', () => ({ claims: (claims) => ({ ...claims, sub: '' }) })],
+  ['no end', 'SSO158E', 'sso_failed', () => ({ claims: ({ exp: _, ...claims }) => claims })],
+  ['no time of issue', 'SSO158E', 'sso_failed', () => ({ claims: ({ iat: _, ...claims }) => claims })],
+  ['an end that is text', 'SSO158E', 'sso_failed', () => ({ claims: (claims) => ({ ...claims, exp: 'never' }) })],
+];
+
+const ENDPOINTS: Attack[] = [
+  [
+    'a token endpoint that redirects',
+    'SSO133E',
+    'sso_unavailable',
+    () => ({
+      answer: { '/token': redirectTo('http://169.254.169.254/latest/meta-data/') },
+    }),
+  ],
+  ['a token endpoint that answers 10 MB', 'SSO132E', 'sso_unavailable', () => ({ answer: { '/token': tenMegabytes } })],
+  ['a token endpoint that answers HTML', 'SSO134E', 'sso_unavailable', () => ({ answer: { '/token': html } })],
+  [
+    'a token endpoint without an ID token',
+    'SSO134E',
+    'sso_unavailable',
+    () => ({
+      tokens: ({ id_token: _, ...tokens }) => tokens,
+    }),
+  ],
+  ['a token endpoint that fails', 'SSO130E', 'sso_unavailable', () => ({ answer: { '/token': status(503) } })],
+  [
+    'a token endpoint that hangs up',
+    'SSO130E',
+    'sso_unavailable',
+    () => ({
+      answer: { '/token': (request) => request.socket.destroy() },
+    }),
+  ],
+  [
+    'userinfo about another subject',
+    'SSO145E',
+    'sso_unavailable',
+    () => ({
+      claims: ({ email: _, email_verified: __, ...claims }) => claims,
+      answer: { '/userinfo': json({ ...GOOD, sub: 'subject-2', email: 'bob@example.test' }) },
+    }),
+  ],
+  [
+    'userinfo that redirects',
+    'SSO143E',
+    'sso_unavailable',
+    () => ({
+      claims: ({ email: _, email_verified: __, ...claims }) => claims,
+      answer: { '/userinfo': redirectTo('http://127.0.0.1:1/') },
+    }),
+  ],
+  [
+    'userinfo that fails',
+    'SSO140E',
+    'sso_unavailable',
+    () => ({
+      claims: ({ email: _, ...claims }) => claims,
+      answer: { '/userinfo': status(500) },
+    }),
+  ],
+];
+
+const RESPONSES: Attack[] = [
+  [
+    'a response that names another issuer (mix-up)',
+    'SSO124E',
+    'sso_failed',
+    () => ({
+      response: (query) => query.set('iss', 'https://other.example'),
+    }),
+  ],
+  [
+    'a response without the issuer that discovery promised',
+    'SSO124E',
+    'sso_failed',
+    () => ({
+      response: (query) => query.delete('iss'),
+    }),
+  ],
+  [
+    'an error in place of a code',
+    'SSO125E',
+    'sso_failed',
+    () => ({
+      response: (query) => {
+        query.delete('code');
+        query.set('error', 'access_denied');
+        query.set('error_description', '<script>alert(1)</script>');
+      },
+    }),
+  ],
+  ['neither code nor error', 'SSO126E', 'sso_expired', () => ({ response: (query) => query.delete('code') })],
+  ['a code of nobody', 'SSO135E', 'sso_expired', () => ({ response: (query) => query.set('code', 'guess') })],
+];
+
+const PEOPLE: Attack[] = [
+  [
+    'an address that the provider has not verified',
+    'SSO172E',
+    'sso_no_access',
+    () => ({
+      claims: (claims) => ({ ...claims, email_verified: false }),
+    }),
+  ],
+  [
+    'an address that the provider says nothing of',
+    'SSO172E',
+    'sso_no_access',
+    () => ({
+      claims: ({ email_verified: _, ...claims }) => claims,
+    }),
+  ],
+  [
+    'an address that is "true" in words',
+    'SSO172E',
+    'sso_no_access',
+    () => ({
+      claims: (claims) => ({ ...claims, email_verified: 'true' }),
+    }),
+  ],
+  [
+    'a false address that another claim would vouch for',
+    'SSO172E',
+    'sso_no_access',
+    () => ({
+      claims: (claims) => ({ ...claims, email_verified: false, xms_edov: true }),
+    }),
+  ],
+  [
+    'an address of a domain that nobody has verified',
+    'SSO173E',
+    'sso_no_access',
+    () => ({
+      claims: (claims) => ({ ...claims, email: 'ann@elsewhere.test' }),
+    }),
+  ],
+  [
+    'an address below the verified domain',
+    'SSO173E',
+    'sso_no_access',
+    () => ({
+      claims: (claims) => ({ ...claims, email: 'ann@sub.example.test' }),
+    }),
+  ],
+  [
+    'an address that ends like the verified domain',
+    'SSO173E',
+    'sso_no_access',
+    () => ({
+      claims: (claims) => ({ ...claims, email: 'ann@notexample.test' }),
+    }),
+  ],
+  [
+    'an address that folds to a member (Kelvin sign)',
+    'SSO171E',
+    'sso_no_access',
+    () => ({
+      claims: (claims) => ({ ...claims, email: '\u212Aate@example.test' }),
+    }),
+  ],
+  [
+    'an address with a second one in it',
+    'SSO171E',
+    'sso_no_access',
+    () => ({
+      claims: (claims) => ({ ...claims, email: 'eve@evil.test,ann@example.test' }),
+    }),
+  ],
+  [
+    'an address with a host that a parser would cut',
+    'SSO171E',
+    'sso_no_access',
+    () => ({
+      claims: (claims) => ({ ...claims, email: 'ann@example.test/evil.test' }),
+    }),
+  ],
+  [
+    'an address that is a list',
+    'SSO171E',
+    'sso_no_access',
+    () => ({
+      claims: (claims) => ({ ...claims, email: ['ann@example.test'] }),
+    }),
+  ],
+  [
+    'a person who is no member',
+    'SSO175E',
+    'sso_no_access',
+    () => ({
+      claims: (claims) => ({ ...claims, sub: 'subject-9', email: 'stranger@example.test' }),
+    }),
+  ],
+  [
+    'the address of a member with a new subject',
+    'SSO177E',
+    'sso_no_access',
+    () => ({
+      claims: (claims) => ({ ...claims, sub: 'subject-2' }),
+    }),
+  ],
+  [
+    'the subject of one member with the address of another',
+    'SSO174E',
+    'sso_no_access',
+    () => ({
+      claims: (claims) => ({ ...claims, email: 'bob@example.test' }),
+    }),
+  ],
+];
+
+describe.each([
+  ['a provider that sends', TOKENS],
+  ['a provider with', ENDPOINTS],
+  ['a provider that answers with', RESPONSES],
+  ['a provider that vouches for', PEOPLE],
+])('%s', (_, attacks) => {
+  test.each(attacks)('%s is refused as %s', async (_what, code, error, misbehaviour) => {
+    provider.misbehaviour = misbehaviour();
+    await expectRefused(await signIn(), code, error);
+    // and it was this that was wrong
+    provider.misbehaviour = {};
+    expect(await signIn()).toMatchObject({ path: '/policies' });
+  });
+});
+
+function redirectTo(location: string) {
+  return (_: unknown, response: ServerResponse) => {
+    response.writeHead(302, { location }).end();
+  };
+}
+function status(code: number) {
+  return (_: unknown, response: ServerResponse) => {
+    response.writeHead(code).end();
+  };
+}
+function json(body: unknown) {
+  return (_: unknown, response: ServerResponse) => {
+    response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(body));
+  };
+}
+function html(_: unknown, response: ServerResponse) {
+  response.writeHead(200, { 'content-type': 'text/html' }).end('<html>');
+}
+function tenMegabytes(_: unknown, response: ServerResponse) {
+  response.writeHead(200, { 'content-type': 'application/json' });
+  response.end(`{"a":"${'x'.repeat(10 * 1024 * 1024)}"}`);
+}
+
+const WELL_KNOWN = '/.well-known/openid-configuration';
+const edited = (change: Record<string, unknown>): Misbehaviour => ({ document: (doc) => ({ ...doc, ...change }) });
+const DOCUMENTS: Attack[] = [
+  ['a document of another issuer', 'SSO105E', '', () => edited({ issuer: 'https://other.example' })],
+  ['the issuer with a slash more', 'SSO105E', '', () => edited({ issuer: `${provider.issuer}/` })],
+  ['a document of 10 MB', 'SSO102E', '', () => ({ answer: { [WELL_KNOWN]: tenMegabytes } })],
+  [
+    'a redirect to a metadata address',
+    'SSO103E',
+    '',
+    () => ({
+      answer: { [WELL_KNOWN]: redirectTo('http://169.254.169.254/latest/meta-data/') },
+    }),
+  ],
+  ['a redirect to itself', 'SSO103E', '', () => ({ answer: { [WELL_KNOWN]: redirectTo(WELL_KNOWN) } })],
+  ['HTML', 'SSO104E', '', () => ({ answer: { [WELL_KNOWN]: html } })],
+  ['a list', 'SSO104E', '', () => ({ answer: { [WELL_KNOWN]: json([]) } })],
+  ['no token endpoint', 'SSO104E', '', () => edited({ token_endpoint: undefined })],
+  ['an error', 'SSO100E', '', () => ({ answer: { [WELL_KNOWN]: status(500) } })],
+  ['a token endpoint on plain http', 'SSO106E', '', () => edited({ token_endpoint: 'http://idp.example/token' })],
+  ['a token endpoint with a password', 'SSO106E', '', () => edited({ token_endpoint: 'https://a:b@idp.example/t' })],
+  [
+    'an authorization endpoint that is a script',
+    'SSO106E',
+    '',
+    () => edited({ authorization_endpoint: 'javascript:alert(1)' }),
+  ],
+  ['keys in a file', 'SSO106E', '', () => edited({ jwks_uri: 'file:///etc/passwd' })],
+  ['keys at a metadata address', 'SSO111E', '', () => edited({ jwks_uri: 'https://169.254.169.254/keys' })],
+  ['keys at an address within', 'SSO111E', '', () => edited({ jwks_uri: 'https://[::1]/keys' })],
+  ['keys that nobody serves', 'SSO110E', '', () => edited({ jwks_uri: `${provider.issuer}/nothing` })],
+  ['10 MB of keys', 'SSO112E', '', () => ({ answer: { '/jwks': tenMegabytes } })],
+  ['keys behind a redirect', 'SSO113E', '', () => ({ answer: { '/jwks': redirectTo(`${provider.issuer}/keys`) } })],
+  ['no public key', 'SSO114E', '', () => ({ keySet: () => ({ keys: [{ kty: 'oct', k: 'c2VjcmV0' }] }) })],
+  ['no keys', 'SSO114E', '', () => ({ keySet: () => ({ keys: [] }) })],
+  [
+    'only symmetric signatures',
+    'SSO107E',
+    '',
+    () => edited({ id_token_signing_alg_values_supported: ['HS256', 'none'] }),
+  ],
+  ['only plain PKCE', 'SSO107E', '', () => edited({ code_challenge_methods_supported: ['plain'] })],
+  ['only the implicit flow', 'SSO107E', '', () => edited({ response_types_supported: ['id_token'] })],
+  ['only private_key_jwt', 'SSO107E', '', () => edited({ token_endpoint_auth_methods_supported: ['private_key_jwt'] })],
+];
+
+describe('a provider whose discovery holds', () => {
+  test.each(DOCUMENTS)('%s is refused as %s, and nothing is stored', async (_what, code, _error, misbehaviour) => {
+    const other = await server.tenant();
+    provider.misbehaviour = misbehaviour();
+    const refused = await server.call<{ errors: { pointer: string }[] }>(400, 'PUT /v1/settings/sso', other.admin, {
+      issuer_url: provider.issuer,
+      ...CLIENT,
+    });
+    expect(refused.body.errors).toMatchObject([{ pointer: '/issuer_url' }]);
+    expect(refused.text).not.toContain(CLIENT.client_secret);
+    expect((await audited(server, other))[0]).toMatchObject({ code, actor: { type: 'api_key' } });
+    expect((await server.call(200, 'GET /v1/settings/sso', other.admin)).body.configured).toBe(false);
+  });
+
+  test('what it held when it was set up, and something else later, is refused at the sign-in', async () => {
+    for (const [misbehaviour, code] of [
+      [edited({ issuer: 'https://other.example' }), 'SSO105E'],
+      [edited({ token_endpoint: 'https://169.254.169.254/token' }), 'SSO131E'],
+      [edited({ jwks_uri: 'https://10.0.0.1/keys' }), 'SSO111E'],
+    ] as const) {
+      provider.misbehaviour = misbehaviour;
+      await anew();
+      await expectRefused(await signIn(), code, 'sso_unavailable');
+    }
+    provider.misbehaviour = {};
+    await anew();
+    expect(await signIn()).toMatchObject({ path: '/policies' });
+  });
+
+  test('an address that does not answer is asked again only after a while', async () => {
+    provider.misbehaviour = { answer: { [WELL_KNOWN]: status(500) } };
+    await anew();
+    const before = provider.requests.length;
+    for (let i = 0; i < 5; i++) await signIn();
+    expect(provider.requests.length).toBe(before + 1);
+    provider.misbehaviour = {};
+    server.clock.advance(10_000);
+    expect(await signIn()).toMatchObject({ path: '/policies' });
+  });
+});
+
+describe('keys', () => {
+  test('that were swapped for others under the same name do not verify, once the old ones are gone', async () => {
+    provider.misbehaviour = { keySet: () => ({ keys: [{ ...stranger.publicKey, kid: provider.publicKey.kid }] }) };
+    await anew();
+    await expectRefused(await signIn(), 'SSO157E', 'sso_failed');
+    provider.misbehaviour = {};
+    await anew();
+  });
+
+  test('that are rotated are fetched when a token names them, but not for each unknown name', async () => {
+    await anew();
+    await signIn();
+    const fetches = () => provider.requests.filter((line) => line === 'GET /jwks').length;
+    const before = fetches();
+    const rotated: Misbehaviour = {
+      keySet: (keys) => ({ keys: [...keys, { ...stranger.publicKey, kid: 'new', alg: 'RS256', use: 'sig' }] }),
+      idToken: (claims, sign) => sign(claims, { kid: 'new' }, stranger.privateKey),
+    };
+    server.clock.advance(31_000);
+    provider.misbehaviour = rotated;
+    expect(await signIn()).toMatchObject({ path: '/policies' });
+    expect(fetches()).toBe(before + 1);
+    for (let i = 0; i < 5; i++) {
+      provider.misbehaviour = { ...rotated, idToken: (c, sign) => sign(c, { kid: `x${i}` }, stranger.privateKey) };
+      await expectRefused(await signIn(), 'SSO155E', 'sso_failed');
+    }
+    expect(fetches()).toBe(before + 1);
+    provider.misbehaviour = {};
+    await anew();
+  });
+
+  test('that are too weak, or more than one for a token without a name, are refused', async () => {
+    provider.misbehaviour = {
+      keySet: () => ({ keys: [{ ...weak.publicKey, kid: 'weak' }] }),
+      idToken: (claims) => handSigned({ alg: 'RS256', kid: 'weak' }, claims, weak.privateKey),
+    };
+    await anew();
+    await expectRefused(await signIn(), 'SSO156E', 'sso_failed');
+    provider.misbehaviour = {
+      keySet: (keys) => ({ keys: [...keys, { ...stranger.publicKey, kid: 'other' }] }),
+      idToken: (claims, sign) => sign(claims, { kid: undefined as never }),
+    };
+    await anew();
+    await expectRefused(await signIn(), 'SSO156E', 'sso_failed');
+    provider.misbehaviour = {};
+    await anew();
+  });
+});
+
+describe('a response', () => {
+  /** A browser that has been to the provider and holds the way back. */
+  async function onTheWay(browser = newBrowser(server)) {
+    const start = await browser.send(`${BASE_URL}/auth/login?tenant=${tenant.id}`);
+    return { browser, callback: await provider.authorize(start.headers.get('location')!) };
+  }
+
+  test('works once', async () => {
+    const { browser, callback } = await onTheWay();
+    expect(await finish(server, browser, callback)).toMatchObject({ path: '/policies' });
+    browser.cookies(BASE_URL).delete('svc_session');
+    await expectRefused(await finish(server, browser, callback), 'SSO122E', 'sso_expired');
+    // nor with another code beside the used state
+    const other = new URL((await onTheWay()).callback);
+    const mixed = new URL(callback);
+    mixed.searchParams.set('code', other.searchParams.get('code')!);
+    await expectRefused(await finish(server, browser, mixed.href), 'SSO122E', 'sso_expired');
+  });
+
+  test('that comes many times at once opens one session', async () => {
+    const { browser, callback } = await onTheWay();
+    const answers = await Promise.all(Array.from({ length: 20 }, () => browser.send(callback)));
+    const locations = answers.map((answer) => answer.headers.get('location')!.split('?')[0]);
+    expect(locations.filter((to) => to === '/policies')).toHaveLength(1);
+    expect(locations.filter((to) => to === '/sign-in')).toHaveLength(19);
+  });
+
+  test('is refused in another browser, with or without a sign-in of its own under way', async () => {
+    const { callback } = await onTheWay();
+    await expectRefused(await finish(server, newBrowser(server), callback), 'SSO121E', 'sso_expired');
+    const other = await onTheWay();
+    await expectRefused(await finish(server, other.browser, callback), 'SSO121E', 'sso_expired');
+    // the browser that asked is not locked out by the attempt
+    expect(await finish(server, other.browser, other.callback)).toMatchObject({ path: '/policies' });
+  });
+
+  test('with the code of another sign-in is refused by its verifier', async () => {
+    const victim = await onTheWay();
+    const attacker = await onTheWay();
+    const callback = new URL(attacker.callback);
+    callback.searchParams.set('code', new URL(victim.callback).searchParams.get('code')!);
+    await expectRefused(await finish(server, attacker.browser, callback.href), 'SSO135E', 'sso_expired');
+  });
+
+  test('is refused after ten minutes', async () => {
+    const { browser, callback } = await onTheWay();
+    server.clock.advance(600_000);
+    await expectRefused(await finish(server, browser, callback), 'SSO120E', 'sso_expired');
+  });
+
+  test('to a question that was asked under another configuration is refused', async () => {
+    const { browser, callback } = await onTheWay();
+    await configure();
+    await expectRefused(await finish(server, browser, callback), 'SSO123E', 'sso_expired');
+  });
+
+  test('with a state that was not made here names no tenant: it is logged and counted', async () => {
+    const { browser, callback } = await onTheWay();
+    const before = await audited(server, tenant);
+    const state = new URL(callback).searchParams.get('state')!;
+    const bytes = Buffer.from(state, 'base64url');
+    bytes[bytes.length - 1]! ^= 1;
+    for (const forged of [bytes.toString('base64url'), 'x', '', 'a'.repeat(3000), `${state}=`, undefined]) {
+      const url = new URL(callback);
+      if (forged === undefined) url.searchParams.delete('state');
+      else url.searchParams.set('state', forged);
+      const outcome = await finish(server, browser, url.href);
+      expect(outcome).toMatchObject({ path: '/sign-in', error: 'sso_expired', who: undefined });
+    }
+    expect(await audited(server, tenant)).toEqual(before);
+    expect(server.logged.filter((line) => line.includes('sso.state_forged'))).toHaveLength(6);
+    const metrics = await (await fetch(`${server.url}/metrics`)).text();
+    expect(metrics).toMatch(/svc_sso_refusals_total\{reason="sso.state_forged"\} 6/);
+    // two states are one too many (RFC 6749, section 3.1)
+    expect((await browser.send(`${callback}&state=x`)).status).toBe(400);
+  });
+
+  test('never sends the browser anywhere else', async () => {
+    for (const more of ['&next=https://evil.example', '&redirect_uri=https://evil.example', '&RelayState=//evil']) {
+      const { browser, callback } = await onTheWay();
+      const answer = await browser.send(callback + more);
+      expect(answer.headers.get('location')).toBe('/policies');
+    }
+  });
+
+  test('in two tabs of one browser signs in in both', async () => {
+    const first = await onTheWay();
+    const second = await onTheWay(first.browser);
+    expect(await finish(server, first.browser, first.callback)).toMatchObject({ path: '/policies' });
+    expect(await finish(server, second.browser, second.callback)).toMatchObject({ path: '/policies' });
+  });
+});
+
+describe('two tenants', () => {
+  let other: TestTenant;
+  beforeAll(async () => {
+    other = await server.tenant();
+    await verifyDomain(server, dns, other.admin, 'other.test');
+    await addMember(server, other, 'olga@other.test', 'admin');
+    await server.call(200, 'PUT /v1/settings/sso', other.admin, { issuer_url: provider.issuer, ...CLIENT });
+  });
+
+  test('with the same subject at their providers have two people', async () => {
+    const mine = await signIn();
+    provider.person = { sub: GOOD.sub, email: 'olga@other.test', email_verified: true };
+    const theirs = await signIn(other);
+    expect((await server.call(200, 'GET /auth/me', mine.who)).body).toMatchObject({ tenant_id: tenant.id });
+    expect((await server.call(200, 'GET /auth/me', theirs.who)).body).toMatchObject({
+      tenant_id: other.id,
+      user: { email: 'olga@other.test' },
+    });
+  });
+
+  test('cannot vouch for addresses of one another, also when the person is a member of both', async () => {
+    await addMember(server, other, 'ann@example.test', 'admin');
+    await expectRefused(await signIn(other), 'SSO173E', 'sso_no_access', other);
+  });
+
+  test('cannot answer for one another: the state says whose sign-in it is', async () => {
+    const browser = newBrowser(server);
+    const start = await browser.send(`${BASE_URL}/auth/login?tenant=${other.id}`);
+    // ann of the first tenant has been lured into the sign-in of the second
+    const outcome = await finish(server, browser, await provider.authorize(start.headers.get('location')!));
+    await expectRefused(outcome, 'SSO173E', 'sso_no_access', other);
+  });
+
+  test('both configured: the sign-in page asks whose', async () => {
+    const response = await newBrowser(server).send(`${BASE_URL}/auth/login`);
+    expect(response.headers.get('location')).toBe('/sign-in');
+  });
+});
+
+test('two subjects that come at once for one member: one is bound', async () => {
+  await addMember(server, tenant, 'carl@example.test', 'viewer');
+  const outcomes = await Promise.all(
+    Array.from({ length: 8 }, async (_, i) => {
+      const browser = newBrowser(server);
+      const start = await browser.send(`${BASE_URL}/auth/login?tenant=${tenant.id}`);
+      provider.person = { sub: `carl-${i}`, email: 'carl@example.test', email_verified: true };
+      const callback = await provider.authorize(start.headers.get('location')!);
+      return finish(server, browser, callback);
+    }),
+  );
+  expect(outcomes.filter((outcome) => outcome.who)).toHaveLength(1);
+  const { body } = await server.call<{ identities: { email: string }[] }>(
+    200,
+    'GET /v1/settings/sso/identities',
+    tenant.admin,
+  );
+  expect(body.identities.filter(({ email }) => email === 'carl@example.test')).toHaveLength(1);
+});
+
+test('nothing that was refused left a token, a claim or a secret in the log', () => {
+  const log = server.logged.join('\n');
+  expect(log).not.toContain(CLIENT.client_secret);
+  expect(log).not.toMatch(/eyJ[\w-]{10,}\.eyJ/);
+  expect(log).not.toContain('ann@example.test');
+});

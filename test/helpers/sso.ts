@@ -1,0 +1,59 @@
+import { OPERATOR } from '../../server/auth/audit.ts';
+import type { TestDns } from './dns.ts';
+import type { Credential, TestServer, TestTenant } from './server.ts';
+import { Visitor } from './visitor.ts';
+
+/** The public address of test servers, to which providers send browsers back. */
+export const BASE_URL = 'http://control.test';
+
+export interface AuditRow {
+  action: string;
+  code: string;
+  severity: string;
+  detail?: string;
+  actor: { type: string; id: string; email?: string };
+  target: { type: string; id: string };
+  request_id?: string;
+}
+
+export async function audited(server: TestServer, tenant: TestTenant, query = ''): Promise<AuditRow[]> {
+  const { body } = await server.call<{ records: AuditRow[] }>(200, `GET /v1/audit?limit=1000${query}`, tenant.admin);
+  return body.records;
+}
+
+/** A browser to which the server is at its public address. */
+export function newBrowser(server: TestServer): Visitor {
+  return new Visitor({ 'control.test': new URL(server.url).host });
+}
+
+export async function addMember(server: TestServer, tenant: TestTenant, email: string, ...roles: string[]) {
+  return server.core.tenants.addMember(tenant.id, { email, roles }, { actor: OPERATOR });
+}
+
+/** Claims a domain, puts its record into DNS, and verifies it. */
+export async function verifyDomain(server: TestServer, dns: TestDns, who: Credential, domain: string): Promise<void> {
+  const { body } = await server.call<{ domain_records: { txt_name: string; txt_value: string }[] }>(
+    201,
+    'POST /v1/settings/sso/domains',
+    who,
+    { domain },
+  );
+  const { txt_name, txt_value } = body.domain_records[0]!;
+  dns.names[txt_name] = { txt: [txt_value] };
+  await server.call(200, `POST /v1/settings/sso/domains/${domain}/verify`, who);
+}
+
+/** Where the browser ends up after the callback, and who it is then. */
+export async function finish(server: TestServer, browser: Visitor, callback: string) {
+  const response = await browser.send(callback);
+  const location = new URL(response.headers.get('location') ?? 'none:', BASE_URL);
+  const session = browser.cookies(BASE_URL).get('svc_session');
+  return {
+    status: response.status,
+    path: location.pathname,
+    error: location.searchParams.get('error'),
+    requestId: location.searchParams.get('request_id'),
+    who: session === undefined ? undefined : { cookie: `svc_session=${session}` },
+    server,
+  };
+}
