@@ -4,9 +4,12 @@ import path from 'node:path';
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 import { claimDatabase } from '../db/claim.ts';
 import { type Database, migrate, openDatabase } from '../db/index.ts';
+import { holdMachine } from '../machines/escrow.ts';
+import { policyMachine } from '../machines/policy.ts';
 import { type ActorHost, LocalHost } from './actors/host.ts';
 import { RedisHost } from './actors/redis.ts';
 import { createHttp, mountApi } from './api/http.ts';
+import { Inspector } from './api/inspect.ts';
 import { openApiDocument } from './api/openapi.ts';
 import { mountPlain, type PlainRoute } from './api/plain.ts';
 import { buildRouter, type Services } from './api/root.ts';
@@ -18,7 +21,7 @@ import type { WriteAudit } from './auth/audit.ts';
 import { Authenticator } from './auth/authenticate.ts';
 import { authRoutes } from './auth/http.ts';
 import { Keys } from './auth/keys.ts';
-import { SESSION_COOKIE, Sessions } from './auth/sessions.ts';
+import { Sessions } from './auth/sessions.ts';
 import { Connections } from './auth/sso/connections.ts';
 import { Domains } from './auth/sso/domains.ts';
 import { ssoRoutes } from './auth/sso/http.ts';
@@ -26,7 +29,7 @@ import { OpenIdConnect } from './auth/sso/oidc.ts';
 import { SingleSignOn } from './auth/sso/sign-in.ts';
 import { TokenIssuers } from './auth/sso/token-issuers.ts';
 import { type AppendCommand, type AppendResult, chainActor, openAppender } from './chain/appender.ts';
-import { auditWriter } from './chain/audit.ts';
+import { auditWriter, listAudit } from './chain/audit.ts';
 import { Checkpoints } from './chain/checkpoint.ts';
 import { verifyRoutes } from './chain/http.ts';
 import { Verifications } from './chain/verification.ts';
@@ -321,9 +324,9 @@ export async function createProgram(parts: Parts): Promise<Program> {
   let mail: Mail | undefined;
   let streams: LiveStreams | undefined;
   if (config.roles.includes('web')) mountDashboard(app);
-  if (core && authenticator && config.roles.includes('web')) {
+  if (core && config.roles.includes('web')) {
     const services = core;
-    streams = liveStreams(core, authenticator);
+    streams = liveStreams(core);
     const document = JSON.stringify(describeApi());
     app.get('/openapi.json', async (_request, reply) => reply.type('application/json; charset=utf-8').send(document));
     mountPlain(app, plainRoutes(services, streams), server.begin);
@@ -357,12 +360,14 @@ export async function createProgram(parts: Parts): Promise<Program> {
       log,
     );
   }
+  const inspector = core && config.inspectUrl ? inspectorOf(core, config.inspectUrl, log) : undefined;
   return {
     core,
     listen: () => app.listen({ port: config.port, host: config.host }),
     async stop() {
       stopping = true;
       streams?.close();
+      inspector?.close();
       await app.close();
       await jobs?.stop();
       mail?.close();
@@ -415,7 +420,7 @@ function plainRoutes(core: Core, streams: LiveStreams): PlainRoute[] {
   ];
 }
 
-function liveStreams({ db }: Core, authenticator: Authenticator): LiveStreams {
+function liveStreams({ db }: Core): LiveStreams {
   return new LiveStreams({
     notices: db.notices,
     heads: async (tenantIds) => {
@@ -425,11 +430,30 @@ function liveStreams({ db }: Core, authenticator: Authenticator): LiveStreams {
       );
       return new Map(rows.map((row) => [row.tenant_id, row.seq]));
     },
-    authenticate: ({ request }) =>
-      authenticator.authenticate({
-        authorization: request.headers.authorization,
-        cookie: request.cookies[SESSION_COOKIE],
-      }),
+  });
+}
+
+function inspectorOf({ db }: Core, url: string, log: Log): Inspector {
+  const read =
+    (target: 'policy' | 'escrow', table: 'policy' | 'escrow_hold') => async (tenantId: string, id: string) => {
+      const [[row], audit] = await Promise.all([
+        db.query<{ state: string; context: object }>(
+          tenantId,
+          `select status as state, machine_context as context from ${table} where tenant_id = $1 and id = $2`,
+          [tenantId, id],
+        ),
+        listAudit(db, tenantId, { target_type: target, target_id: id, limit: 1 }),
+      ]);
+      return row ? { ...row, event: audit.records[0]?.action ?? '' } : null;
+    };
+  return new Inspector({
+    url,
+    notices: db.notices,
+    machines: [
+      { machine: policyMachine, topic: 'revisions', read: read('policy', 'policy') },
+      { machine: holdMachine, topic: 'holds', read: read('escrow', 'escrow_hold') },
+    ],
+    log,
   });
 }
 

@@ -70,6 +70,11 @@ const environment = z.object({
   SVC_RATE_SESSION: int(50, 1, 1e6).describe('requests per second and session'),
   SVC_RATE_EXPORT: int(10, 1, 1e6).describe('exports per hour and person'),
   SVC_RATE_SIGN_IN: int(30, 1, 1e6).describe('sign-in requests per minute and address'),
+  SVC_INSPECT: z
+    .string()
+    .regex(/^wss?:\/\//, 'must begin with ws:// or wss://')
+    .optional()
+    .describe('an XState inspector to which every step of policies and holds is streamed, for maintainers'),
   LOG_LEVEL: z.enum(['trace', 'debug', 'info', 'warn', 'error', 'silent']).default('info').describe('what is logged'),
 });
 
@@ -102,6 +107,7 @@ export interface Config {
     readonly export: number;
     readonly signIn: number;
   };
+  readonly inspectUrl: string | undefined;
   readonly logLevel: string;
 }
 
@@ -152,6 +158,7 @@ export function readConfig(env: Record<string, string | undefined> = process.env
       export: e.SVC_RATE_EXPORT,
       signIn: e.SVC_RATE_SIGN_IN,
     },
+    inspectUrl: e.SVC_INSPECT,
     logLevel: e.LOG_LEVEL,
   };
 }

@@ -1,10 +1,12 @@
 import { Spine } from './0001-spine.ts';
 import { People } from './0002-people.ts';
 import { SingleSignOn } from './0003-sso.ts';
+import { AuditSearch } from './0005-audit-search.ts';
 
 /** Every migration in order. A name never changes once it was released. */
 export const migrations = [
   { name: '0001-spine', class: Spine },
   { name: '0002-people', class: People },
   { name: '0003-sso', class: SingleSignOn },
+  { name: '0005-audit-search', class: AuditSearch },
 ];

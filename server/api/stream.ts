@@ -1,6 +1,5 @@
 import type { ServerResponse } from 'node:http';
 import type { Notices, Topic } from '../../db/notices.ts';
-import type { Principal } from '../auth/scopes.ts';
 import { type PlainCall, type PlainRoute, principalOf } from './plain.ts';
 
 /** What a hint may speak of. The id is that of the policy, hold, … where the change was of one; else empty. */
@@ -38,7 +37,6 @@ interface Listener {
 export class LiveStreams {
   readonly #listeners = new Set<Listener>();
   readonly #heads: (tenantIds: string[]) => Promise<Map<string, number>>;
-  readonly #still: (call: PlainCall) => Promise<Principal | null>;
   readonly #known = new Map<string, number>();
   #timer: NodeJS.Timeout | undefined;
   #closed = false;
@@ -46,11 +44,8 @@ export class LiveStreams {
   constructor(parts: {
     notices: Pick<Notices, 'on'>;
     heads: (tenantIds: string[]) => Promise<Map<string, number>>;
-    /** Who the caller is by now; null when their session or key is over. */
-    authenticate: (call: PlainCall) => Promise<Principal | null>;
   }) {
     this.#heads = parts.heads;
-    this.#still = parts.authenticate;
     for (const [topic, shown] of Object.entries(HINTS) as [Topic, string][]) {
       parts.notices.on(topic, ({ tenantId, id }, own) => {
         // its own changes come again like another process's
@@ -81,7 +76,7 @@ export class LiveStreams {
   }
 
   async #open(call: PlainCall): Promise<unknown> {
-    const { tenantId, id } = principalOf(call);
+    const { tenantId } = principalOf(call);
     // read before `hello`: what happens from now on gets a hint
     if (!this.#known.has(tenantId)) this.#known.set(tenantId, (await this.#heads([tenantId])).get(tenantId) ?? 0);
     const { raw } = call.reply.hijack();
@@ -99,8 +94,8 @@ export class LiveStreams {
       tenantId,
       send: (event, data) => write(raw, `event: ${event}\ndata: ${JSON.stringify(data)}\n\n`),
       check: async () => {
-        const now = await this.#still(call).catch(() => null);
-        if (now?.id !== id || (now.kind === 'session' && now.roles.length === 0)) raw.end();
+        // with other rights they begin anew, and are asked for them
+        if (!(await call.context.stillValid().catch(() => false))) raw.end();
       },
       end: () => raw.end(),
     };
