@@ -42,6 +42,10 @@ export interface TestTenant {
   key(...scopes: ('proxy' | 'pipeline' | 'admin')[]): Promise<Credential>;
   /** A signed-in person with these roles. */
   person(...roles: string[]): Promise<Credential & { userId: string }>;
+  /** A member who is not signed in. Resolves with their id. */
+  member(who: { email: string; name?: string; roles: readonly string[] }): Promise<string>;
+  /** Signs a member in. */
+  enter(userId: string): Promise<Credential & { userId: string }>;
   agent(agentId: string, agentRole: string): Promise<Credential>;
 }
 
@@ -156,7 +160,7 @@ export function useServer(env: Record<string, string> = {}, options: { browsed?:
       };
       const operator = { type: 'operator', id: 'test' } as const;
       const [member] = await core.db.query<{ id: string }>(tenantId, 'select id from member');
-      return {
+      const tenant: TestTenant = {
         id: tenantId,
         admin: { ...adminKey, userId: member!.id },
         async key(...scopes) {
@@ -167,14 +171,13 @@ export function useServer(env: Record<string, string> = {}, options: { browsed?:
           );
           return { key: made.secret };
         },
-        async person(...roles) {
-          const userId = await core.tenants.addMember(
-            tenantId,
-            { email: `u${++counter}@example.test`, roles },
-            { actor: OPERATOR },
-          );
+        member: (who) => core.tenants.addMember(tenantId, who, { actor: OPERATOR }),
+        async enter(userId) {
           const token = await core.sessions.createLink(tenantId, userId, 600, { actor: OPERATOR });
           return { userId, cookie: await signIn(`${state.url}/auth/magic-link/verify?token=${token}`) };
+        },
+        async person(...roles) {
+          return tenant.enter(await tenant.member({ email: `u${++counter}@example.test`, roles }));
         },
         async agent(agentId, agentRole) {
           const made = await core.keys.createAgentKey(
@@ -185,6 +188,7 @@ export function useServer(env: Record<string, string> = {}, options: { browsed?:
           return { key: made.secret, headers: { 'x-svc-tenant': tenantId } };
         },
       };
+      return tenant;
     },
   };
   return server;

@@ -1,0 +1,232 @@
+import { OPERATOR } from '../../server/auth/audit.ts';
+import type { Credential, TestServer, TestTenant } from '../helpers/server.ts';
+
+const HOUR = 3_600_000;
+const DAYS = 6;
+
+const REFUNDS = `// What the support desk may pay back.
+
+@id("small-refund") @scope("support") @severity("low")
+@description("Up to 50 the desk decides by itself.")
+@reason("a refund of up to 50")
+@rate("20/h")
+permit(principal in AgentRole::"support", action, resource == Tool::"refund")
+when { context has amount && context.amount.lessThanOrEqual(decimal("50.0")) };
+
+@id("large-refund") @scope("support") @severity("high")
+@description("A person looks at every refund above 50.")
+@reason("a refund above 50 needs a person")
+@escrow("single") @ttl("4h") @execute_within("30m")
+permit(principal in AgentRole::"support", action, resource == Tool::"refund")
+when { context has amount && context.amount.greaterThan(decimal("50.0")) };
+`;
+const PAYMENTS = `@id("wire-quorum") @scope("payments") @severity("critical")
+@reason("wire transfers need two people")
+@escrow("multi_party") @approvals("2") @ttl("8h") @execute_within("15m")
+permit(principal in AgentRole::"payments", action == Action::"payment", resource == Tool::"wire_transfer");
+
+@id("invoices") @scope("payments") @severity("low")
+permit(principal in AgentRole::"payments", action, resource == Tool::"read_invoice");
+`;
+const CUSTOMERS = `@id("look-up") @scope("support") @mask("$.card.number,$.ssn")
+@reason("customers are read with card and social security number masked")
+permit(principal in AgentRole::"support", action in Action::"read", resource == Tool::"customer_record");
+`;
+const GUARDRAILS = `@id("no-destruction") @severity("critical")
+@reason("DROP and DELETE are never allowed")
+forbid(principal, action, resource)
+when { context.str.hasTag("sql") && (context.str.getTag("sql") like "*DROP *" || context.str.getTag("sql") like "*DELETE *") };
+`;
+
+export interface Demo {
+  tenant: TestTenant;
+  /** Who is signed in on the pictures. */
+  admin: Credential & { userId: string };
+  people: Record<'maria' | 'tomas' | 'aisha' | 'lin' | 'jonas', string>;
+  hold: string;
+}
+
+/** A tenant as it looks after a week of use: people, policies, decisions, holds, proxies, keys, evidence. */
+export async function fillDemo(server: TestServer): Promise<Demo> {
+  server.clock.advance(-DAYS * 24 * HOUR);
+  const tenant = await server.tenant();
+  const member = (email: string, name: string, ...roles: string[]) =>
+    tenant.member({ email: `${email}@meridian.example`, name, roles });
+  const people = {
+    maria: await member('maria.keller', 'Maria Keller', 'admin'),
+    tomas: await member('tomas.ferreira', 'Tomás Ferreira', 'author'),
+    aisha: await member('aisha.rahman', 'Aisha Rahman', 'approver'),
+    lin: await member('lin.chen', 'Lin Chen', 'approver', 'author'),
+    jonas: await member('jonas.weber', 'Jonas Weber', 'viewer'),
+  };
+  // sessions cannot begin in the past, so last week's work was done with keys
+  const keyOf = async (owner: string, label: string) => {
+    const made = await server.core.keys.createApiKey(
+      tenant.id,
+      { label, scopes: ['admin'], owner },
+      { actor: OPERATOR },
+    );
+    return { key: made.secret };
+  };
+  const author = await keyOf(people.tomas, 'Policies from Git');
+  const approver = await keyOf(people.aisha, 'Release desk');
+  for (const [id, dsl_source] of Object.entries({
+    refunds: REFUNDS,
+    payments: PAYMENTS,
+    'customer-data': CUSTOMERS,
+    guardrails: GUARDRAILS,
+  })) {
+    server.clock.advance(4 * 60_000);
+    await server.call(201, 'POST /v1/policies', author, { id, dsl_source });
+    await server.call(200, `POST /v1/policies/${id}/submit`, author, { note: 'First version' });
+    await server.call(200, `POST /v1/policies/${id}/approve`, approver, { version: 1, comment: 'Reads well.' });
+  }
+  await server.call(200, 'PATCH /v1/settings', tenant.admin, {
+    approval_required: true,
+    approver_groups: { finance: [people.aisha, people.lin], security: [people.maria] },
+  });
+  const proxy = await tenant.key('proxy');
+  for (let hour = 0; hour < DAYS * 24 - 3; hour += 3) {
+    server.clock.advance(3 * HOUR);
+    await decisions(server, tenant, proxy, hour);
+  }
+  await server.call(200, 'POST /v1/proxies/heartbeat', proxy, {
+    proxy_id: 'edge-fra-2',
+    version: '1.0.0',
+    bundle_hash: `sha256:${'7c'.repeat(32)}`,
+    bundle_seq: 3,
+    spooled_events: 1204,
+    started_at: new Date(server.clock.now() - 90 * HOUR).toISOString(),
+  });
+  server.clock.advance(Date.now() - server.clock.now());
+  const admin = await tenant.enter(people.maria);
+  await somethingOfEach(server, tenant, admin, proxy);
+  const hold = await holds(server, tenant);
+  const lin = await tenant.enter(people.lin);
+  await server.call(200, `POST /v1/escrow/${hold}/vote`, lin, { decision: 'approve', reason: 'Matches invoice 4471.' });
+  const tomas = await tenant.enter(people.tomas);
+  const raised = REFUNDS.replaceAll('50.0', '80.0').replaceAll('50', '80').replaceAll('80.0"', '80.0"');
+  await server.call(200, 'PUT /v1/policies/refunds', tomas, { dsl_source: raised });
+  await server.call(200, 'POST /v1/policies/refunds/submit', tomas, { note: 'The desk asks for 80: most are below.' });
+  return { tenant, admin, people, hold };
+}
+
+/** A dozen or two decisions as a proxy sends them; the same in every run. */
+async function decisions(server: TestServer, tenant: TestTenant, proxy: Credential, hour: number): Promise<void> {
+  const kinds = [
+    { decision: 'allow', tool_name: 'refund', agent_role: 'support', policy_id: 'refunds', rule_id: 'small-refund' },
+    {
+      decision: 'allow',
+      tool_name: 'read_invoice',
+      agent_role: 'payments',
+      policy_id: 'payments',
+      rule_id: 'invoices',
+    },
+    {
+      decision: 'allow_with_masking',
+      tool_name: 'customer_record',
+      agent_role: 'support',
+      policy_id: 'customer-data',
+      rule_id: 'look-up',
+    },
+    {
+      decision: 'deny',
+      tool_name: 'query',
+      agent_role: 'reporting',
+      policy_id: 'guardrails',
+      rule_id: 'no-destruction',
+      deny_reason: 'DROP and DELETE are never allowed',
+    },
+    { decision: 'escrow', tool_name: 'wire_transfer', agent_role: 'payments', policy_id: 'payments' },
+    {
+      decision: 'rate_limited',
+      tool_name: 'refund',
+      agent_role: 'support',
+      policy_id: 'refunds',
+      rule_id: 'small-refund',
+    },
+  ];
+  const pattern = [0, 2, 0, 1, 2, 0, 1, 3, 2, 0, 2, 1, 4, 0, 2, 5, 2, 0, 1, 0];
+  const busy = Math.round(10 + 8 * Math.sin(((hour % 24) / 24) * Math.PI) + ((hour * 7) % 5));
+  await server.call(202, 'POST /v1/events/ingest', proxy, {
+    events: Array.from({ length: busy }, (_, n) => {
+      const kind = kinds[pattern[(hour + n * 3) % pattern.length]!]!;
+      return {
+        event_id: `evt-${hour}-${n}`,
+        event_type: `decision.${kind.decision}`,
+        timestamp: new Date(server.clock.now() - n * 1000).toISOString(),
+        tenant_id: tenant.id,
+        proxy_id: n % 3 ? 'edge-fra-1' : 'edge-iad-1',
+        agent_id: `${kind.agent_role}-bot-${1 + (n % 3)}`,
+        session_id: `case-${4400 + ((hour + n) % 40)}`,
+        method: 'POST',
+        evaluation_us: 40 + ((n * 37) % 160),
+        policy_version: 1,
+        ...kind,
+      };
+    }),
+  });
+}
+
+async function somethingOfEach(
+  server: TestServer,
+  _tenant: TestTenant,
+  admin: Credential,
+  proxy: Credential,
+): Promise<void> {
+  const bundle = await server.call(200, 'GET /v1/policies/bundle', proxy);
+  for (const [proxy_id, spooled_events] of [
+    ['edge-fra-1', 0],
+    ['edge-iad-1', 3],
+  ] as const) {
+    await server.call(200, 'POST /v1/proxies/heartbeat', proxy, {
+      proxy_id,
+      version: '1.0.0',
+      bundle_hash: bundle.headers.get('x-svc-bundle-hash'),
+      bundle_seq: Number(bundle.headers.get('x-svc-bundle-seq')),
+      spooled_events,
+      started_at: new Date(server.clock.now() - 52 * HOUR).toISOString(),
+    });
+  }
+  await server.call(201, 'POST /v1/keys', admin, { label: 'CI pipeline', scopes: ['pipeline'] });
+  await server.call(201, 'POST /v1/keys', admin, {
+    label: 'Quarterly audit, read only',
+    scopes: ['pipeline'],
+    expires_at: new Date(Date.now() + 12 * 24 * HOUR).toISOString(),
+  });
+  for (const purpose of ['Quarterly review Q3', 'Complaint 4471 of a customer']) {
+    await server.call(201, 'POST /v1/forensics/export', admin, { purpose });
+  }
+}
+
+/** Holds that wait; answers with the one that two people decide. */
+async function holds(server: TestServer, tenant: TestTenant): Promise<string> {
+  const payments = await tenant.agent('payments-bot-1', 'payments');
+  const support = await tenant.agent('support-bot-2', 'support');
+  const wire = await server.call<{ escrow: { id: string } }>(200, 'POST /v1/evaluate', payments, {
+    action_type: 'payment',
+    tool_name: 'wire_transfer',
+    method: 'POST',
+    action_summary: 'Wire 48,200.00 EUR to Nordwind Logistik GmbH',
+    arguments: { to: 'DE89 3704 0044 0532 0130 00', reference: 'Invoice 4471', beneficiary: 'Nordwind Logistik GmbH' },
+    estimated_value: 48200,
+    value_currency: 'EUR',
+    risk_score: 0.62,
+    session_id: 'case-4471',
+  });
+  for (const [amount, customer] of [
+    [120, 'M. Okafor'],
+    [89.9, 'S. Lindqvist'],
+  ] as const) {
+    await server.call(200, 'POST /v1/evaluate', support, {
+      action_type: 'tool_call',
+      tool_name: 'refund',
+      action_summary: `Refund ${amount.toFixed(2)} EUR to ${customer}`,
+      arguments: { customer, order: `A-${7000 + amount}` },
+      estimated_value: amount,
+      value_currency: 'EUR',
+      risk_score: 0.2,
+    });
+  }
+  return wire.body.escrow.id;
+}
