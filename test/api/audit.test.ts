@@ -1,4 +1,4 @@
-import { describe, expect, test } from 'vitest';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { AUDIT_ACTIONS } from '../../server/auth/audit.ts';
 import {
   allowed,
@@ -13,9 +13,27 @@ import {
   sql,
   type World,
 } from '../helpers/api.ts';
+import { TestDns } from '../helpers/dns.ts';
+import { CLIENT, HostileProvider } from '../helpers/hostile-provider.ts';
 import { useServer } from '../helpers/server.ts';
+import { verifyDomain } from '../helpers/sso.ts';
 
-const server = useServer();
+let dns: TestDns;
+let provider: HostileProvider;
+beforeAll(async () => {
+  dns = await TestDns.start();
+  provider = await HostileProvider.start(() => server.clock.now());
+});
+const server = useServer({
+  SVC_EGRESS_ALLOW: '127.0.0.1/32',
+  get SVC_DNS_SERVERS() {
+    return dns.server;
+  },
+});
+afterAll(async () => {
+  await provider?.stop();
+  await dns?.stop();
+});
 
 /** What changes nothing that people govern: decisions have a chain of their own, and checking a text saves nothing. */
 const EXEMPT = new Set([
@@ -29,7 +47,7 @@ const EXEMPT = new Set([
 const mutations = operations.filter(({ method, line }) => method !== 'GET' && !EXEMPT.has(line));
 
 /** A world with the body that a route needs there, where that is not the usual one. */
-type Prepared = World & { body?: Record<string, unknown> };
+type Prepared = World & { body?: Record<string, unknown>; ids?: Record<string, string> };
 
 /** What must be so before a route can do its work. */
 const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
@@ -54,6 +72,28 @@ const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
       await server.call<{ id: string }>(201, 'POST /v1/escrow', w.tenant.admin, BODIES['POST /v1/escrow'])
     ).body.id;
   },
+  'PUT /v1/settings/sso': async (w) => {
+    w.body = { issuer_url: provider.issuer, ...CLIENT };
+  },
+  'DELETE /v1/settings/sso': async (w) => {
+    await server.call(200, 'PUT /v1/settings/sso', w.tenant.admin, { issuer_url: provider.issuer, ...CLIENT });
+  },
+  'POST /v1/settings/sso/domains/{domain}/verify': async (w) => {
+    w.ids = { domain: 'shown.example' };
+    await verifyDomain(server, dns, w.tenant.admin, 'shown.example');
+    await sql(server, `delete from verified_domain where domain = 'shown.example'`);
+  },
+  'DELETE /v1/settings/sso/domains/{domain}': async (w) => {
+    w.ids = { domain: 'given-up.example' };
+    await server.call(201, 'POST /v1/settings/sso/domains', w.tenant.admin, { domain: 'given-up.example' });
+  },
+  'DELETE /v1/settings/sso/identities/{user_id}': async (w) => {
+    w.ids = { user_id: w.tenant.admin.userId };
+    await sql(server, `insert into sso_identity values ($1, 'https://idp.example', 'subject', $2, now(), now())`, [
+      w.tenant.id,
+      w.tenant.admin.userId,
+    ]);
+  },
 };
 const source = 'permit(principal, action, resource == Tool::"other");';
 
@@ -68,8 +108,8 @@ async function submitted(world: Prepared) {
 async function perform(world: Prepared, line: string): Promise<{ status: number; text: string; requestId: string }> {
   const operation = operations.find((one) => one.line === line)!;
   const who = line === 'POST /auth/logout' ? await world.tenant.person('viewer') : allowed(world, operation);
-  const id = operation.path.includes('{id}') ? { id: idOf(world, operation.path) } : {};
-  const [method, path] = fill(line, id as Record<string, string>).split(' ') as [string, string];
+  const id: Record<string, string> = operation.path.includes('{id}') ? { id: idOf(world, operation.path) } : {};
+  const [method, path] = fill(line, world.ids ?? id).split(' ') as [string, string];
   const response = await fetch(server.url + path, {
     method,
     headers: {

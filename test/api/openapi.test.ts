@@ -72,6 +72,12 @@ interface Responses {
   responses: Record<string, { content?: Record<string, { schema: Record<string, unknown> }> }>;
 }
 
+function hasAnswer(line: string, status: number): boolean {
+  const [method, path] = line.split(' ') as [string, string];
+  const { responses } = document.paths[path]![method.toLowerCase()] as unknown as Responses;
+  return String(status) in responses;
+}
+
 /** The schema of a documented answer as a check, closed: a member that is not described is a fault. */
 function schemaOf(line: string, status: number): z.ZodType | undefined {
   const [method, path] = line.split(' ') as [string, string];
@@ -100,8 +106,10 @@ describe('live answers', () => {
 
   test('of every reading route are as the document says', async () => {
     let checked = 0;
+    // the routes that send a browser on answer nothing that could be checked here
+    const sends = ({ line }: { line: string }) => !hasAnswer(line, 200);
     for (const operation of operations.filter(
-      ({ method, path }) => method === 'GET' && path !== '/auth/magic-link/verify',
+      (one) => one.method === 'GET' && one.path !== '/auth/magic-link/verify' && !sends(one),
     )) {
       const { line, path } = operation;
       const query = path.endsWith('/diff') ? '?from=1&to=2' : '';

@@ -44,7 +44,7 @@ const txtValue = (token: string) => `svc-domain-verification=${token}`;
  * can put the record into `co.uk` does own it.
  */
 export function normalDomain(text: string): string | undefined {
-  const given = text.trim().replace(/[.。．｡]$/u, '');
+  const given = text.replace(/[.。．｡]$/u, '');
   // what a URL parser would cut off, decode or take for a number is not a way to write a domain
   if (/[\s/?#@:%\\[\]]/.test(given)) return undefined;
   const domain = domainToASCII(given).toLowerCase();
@@ -90,7 +90,7 @@ export class Domains {
 
   /** Notes that the tenant says the domain is its own. The same record for each call. CONFLICT: see `verify`. */
   async claim(tenantId: string, given: string, by: Doer): Promise<DomainRecord> {
-    const domain = normalDomain(given);
+    const domain = normalDomain(given.trim());
     if (!domain) {
       throw new AppError('VALIDATION_FAILED', undefined, {
         faults: [{ pointer: '/domain', message: 'must be a domain of your own, such as example.com' }],
