@@ -18,9 +18,11 @@ import { mountStatus } from './api/status.ts';
 import { LiveStreams } from './api/stream.ts';
 import { assertAccess } from './api/trpc.ts';
 import type { WriteAudit } from './auth/audit.ts';
-import { Authenticator } from './auth/authenticate.ts';
-import { authRoutes } from './auth/http.ts';
+import { Authenticator, assertSameOrigin } from './auth/authenticate.ts';
+import { authRoutes, refusePrefetch } from './auth/http.ts';
 import { Keys } from './auth/keys.ts';
+import { MagicLinks } from './auth/magic-links.ts';
+import type { SignInPolicyOf } from './auth/scopes.ts';
 import { Sessions } from './auth/sessions.ts';
 import { Connections } from './auth/sso/connections.ts';
 import { Domains } from './auth/sso/domains.ts';
@@ -49,14 +51,18 @@ import { type Clock, systemClock } from './lib/clock.ts';
 import { SecretBox } from './lib/crypto.ts';
 import { Egress } from './lib/egress.ts';
 import type { Log } from './lib/log.ts';
-import { Mail, type QueueMail } from './lib/mail.ts';
+import { Mail } from './lib/mail.ts';
 import { PushedCache } from './lib/pushed-cache.ts';
+import { RateLimiter } from './lib/rate-limit.ts';
 import { RedisLink } from './lib/redis.ts';
 import { Fleet } from './policy/fleet.ts';
 import { bundleRoute } from './policy/http.ts';
 import { AuthorLanguage } from './policy/language/author.ts';
 import { Policies } from './policy/policies.ts';
 import { Bundles } from './policy/publish.ts';
+import { inviteRoutes } from './tenants/http.ts';
+import { Invitations } from './tenants/invitations.ts';
+import { Members } from './tenants/members.ts';
 import { Tenants } from './tenants/tenants.ts';
 
 /** The parts of a running program that its commands and tests reach for. */
@@ -69,7 +75,8 @@ export interface Core extends Services {
   actors: ActorHost<AppendCommand, AppendResult>;
   /** Seals what is secret at rest. */
   box: SecretBox;
-  queueMail: QueueMail;
+  /** The origins from which the server's own pages send. */
+  origins: readonly string[];
   registry: Registry;
   egress: Egress;
   singleSignOn: SingleSignOn;
@@ -133,13 +140,58 @@ export async function openCore(parts: Parts): Promise<Core> {
     oidc,
     connections,
     sessions,
-    joinInvited: async () => null,
+    joinInvited: async (em, tenantId, invited, notify) =>
+      (await invitations.acceptFor(em, notify, tenantId, invited.email, invited.origin, invited.name)) ?? null,
     count: (reason) => refusals.inc({ reason }),
   });
   const tenants = new Tenants(db, clock, audit, async (em, before, after) =>
     after.sso_only && !before.sso_only ? connections.objectionToEnforcing(em) : undefined,
   );
   const settings = (tenantId: string) => tenants.settings(tenantId);
+  const signInFailures = new Counter({
+    name: 'svc_sign_in_failures_total',
+    help: 'Sign-ins by a link that failed',
+    labelNames: ['reason'],
+    registers: [registry],
+  });
+  const failed = (reason: string) => signInFailures.inc({ reason });
+  const policy: SignInPolicyOf = async (tenantId) => {
+    const { sso_only, magic_link_confirm } = await settings(tenantId);
+    return { linkFor: () => !sso_only, confirm: magic_link_confirm };
+  };
+  const queueMail = mailQueue(clock, box);
+  const { baseUrl, rates } = config;
+  const links = new MagicLinks({
+    db,
+    clock,
+    audit,
+    sessions,
+    box,
+    queueMail,
+    log,
+    policy,
+    baseUrl,
+    limits: {
+      address: new RateLimiter({ name: 'link-address', limit: rates.linkAddress, seconds: 900 }, redis),
+      ip: new RateLimiter({ name: 'link-ip', limit: rates.linkIp, seconds: 3600 }, redis),
+    },
+    failed,
+  });
+  const members = new Members({
+    db,
+    clock,
+    audit,
+    holdings: {
+      signOut: async (em, tenantId, userId) => {
+        await links.killWithin(em, tenantId, userId);
+        return sessions.endWithin(em, tenantId, { userId });
+      },
+      revokeKeys: (...args) => keys.revokeOf(...args),
+      leaveGroups: (...args) => tenants.leaveGroups(...args),
+    },
+  });
+  const openSession: Sessions['open'] = (...args) => sessions.open(...args);
+  const invitations = new Invitations({ db, clock, audit, queueMail, policy, baseUrl, openSession, failed });
   const language = new AuthorLanguage();
   const policies = new Policies({ db, clock, audit, language, rules: settings });
   const bundles = new Bundles({
@@ -233,7 +285,10 @@ export async function openCore(parts: Parts): Promise<Core> {
     actors,
     decider,
     box,
-    queueMail: mailQueue(clock, box),
+    origins: config.origins,
+    links,
+    members,
+    invitations,
     pollSeconds: async (tenantId) => (await settings(tenantId)).poll_seconds ?? config.pollSeconds,
     async stop() {
       await actors.stop();
@@ -355,7 +410,8 @@ export async function createProgram(parts: Parts): Promise<Program> {
         { name: 'check domains', everySeconds: 3600, run: (signal) => core.domains.recheck(log, signal) },
         holdTimers(holds, log),
         holdRecounts(holds, db.notices),
-        mailJob({ db, box, mail, clock, log }),
+        linkRequests(core.links, mailJob({ db, box, mail, clock, log })),
+        forgetEnded(core),
       ],
       log,
     );
@@ -407,10 +463,38 @@ function forgetInputs(core: Core, clock: Clock): Job {
   };
 }
 
+/** Before each look at the mails: adds those for whoever asked for a sign-in link and is known. */
+function linkRequests(links: MagicLinks, mails: Job): Job {
+  return {
+    ...mails,
+    async run(signal) {
+      while (!signal.aborted && (await links.serveRequests()) > 0);
+      await mails.run(signal);
+    },
+  };
+}
+
+/** Forgets sessions, links and invitations that have long ended. */
+function forgetEnded({ sessions, links, invitations }: Core): Job {
+  return {
+    name: 'forget sessions and links',
+    everySeconds: 600,
+    async run() {
+      await sessions.forget();
+      await links.forget();
+      await invitations.forget();
+    },
+  };
+}
+
 /** Every route that is not a procedure. */
 function plainRoutes(core: Core, streams: LiveStreams): PlainRoute[] {
   return [
-    ...authRoutes(core.sessions),
+    ...authRoutes(core.links, core.origins),
+    ...inviteRoutes(core.invitations, {
+      refusePrefetch,
+      assertSameOrigin: (origin) => assertSameOrigin('POST', origin, core.origins),
+    }),
     ...ssoRoutes(core),
     ...keyRoutes(() => core.keyring),
     bundleRoute(core.bundles, core.pollSeconds),

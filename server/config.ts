@@ -75,6 +75,8 @@ const environment = z.object({
     .regex(/^wss?:\/\//, 'must begin with ws:// or wss://')
     .optional()
     .describe('an XState inspector to which every step of policies and holds is streamed, for maintainers'),
+  SVC_RATE_LINK_ADDRESS: int(5, 1, 1e6).describe('sign-in links mailed per 15 minutes and mail address'),
+  SVC_RATE_LINK_IP: int(20, 1, 1e6).describe('sign-in links asked for per hour and IP address'),
   LOG_LEVEL: z.enum(['trace', 'debug', 'info', 'warn', 'error', 'silent']).default('info').describe('what is logged'),
 });
 
@@ -106,6 +108,8 @@ export interface Config {
     readonly session: number;
     readonly export: number;
     readonly signIn: number;
+    readonly linkAddress: number;
+    readonly linkIp: number;
   };
   readonly inspectUrl: string | undefined;
   readonly logLevel: string;
@@ -157,6 +161,8 @@ export function readConfig(env: Record<string, string | undefined> = process.env
       session: e.SVC_RATE_SESSION,
       export: e.SVC_RATE_EXPORT,
       signIn: e.SVC_RATE_SIGN_IN,
+      linkAddress: e.SVC_RATE_LINK_ADDRESS,
+      linkIp: e.SVC_RATE_LINK_IP,
     },
     inspectUrl: e.SVC_INSPECT,
     logLevel: e.LOG_LEVEL,

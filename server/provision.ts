@@ -1,6 +1,6 @@
 import { OPERATOR } from './auth/audit.ts';
 import type { Keys } from './auth/keys.ts';
-import { OPERATOR_LINK_SECONDS, type Sessions } from './auth/sessions.ts';
+import { type MagicLinks, OPERATOR_LINK_SECONDS } from './auth/magic-links.ts';
 import type { Tenants } from './tenants/tenants.ts';
 
 /** What an operator gets of a new tenant: shown once. */
@@ -15,7 +15,7 @@ export interface NewTenant {
 
 /** A tenant with its first admin, an admin API key and a sign-in link. */
 export async function createTenant(
-  services: { tenants: Tenants; keys: Keys; sessions: Sessions },
+  services: { tenants: Tenants; keys: Keys; links: MagicLinks },
   baseUrl: string,
   input: { id?: string; name: string; adminEmail: string },
 ): Promise<NewTenant> {
@@ -31,12 +31,12 @@ export async function createTenant(
 
 /** A link that signs a member in, once. */
 export async function newSignInLink(
-  services: { sessions: Sessions },
+  services: { links: MagicLinks },
   baseUrl: string,
   tenantId: string,
   userId: string,
 ): Promise<{ sign_in_url: string; expires_at: string }> {
   const expires_at = new Date(Date.now() + OPERATOR_LINK_SECONDS * 1000).toISOString();
-  const token = await services.sessions.createLink(tenantId, userId, OPERATOR_LINK_SECONDS, { actor: OPERATOR });
+  const token = await services.links.create(tenantId, userId, OPERATOR_LINK_SECONDS, { actor: OPERATOR });
   return { sign_in_url: `${baseUrl}/auth/magic-link/verify?token=${token}`, expires_at };
 }

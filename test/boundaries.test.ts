@@ -34,6 +34,7 @@ const PURE = [
   'server/lib/canonical-json.ts',
   'server/lib/crypto.ts',
   'server/auth/scopes.ts',
+  'server/auth/secret.ts',
   'server/policy/types.ts',
   'server/policy/language/',
   'server/policy/bundle.ts',

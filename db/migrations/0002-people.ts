@@ -22,7 +22,10 @@ export class People extends Migration {
     // a mailed link works once for whoever opens it, and once for the browser that asked
     this.addSql(`alter table sign_in_link add column source text not null default 'operator'
         check (source in ('operator', 'mail')),
-      add column nonce_hash bytea, add column asker_used_at timestamptz(3), add column session_id text collate "C"`);
+      add column request_id text collate "C", add column nonce_hash bytea, add column asker_used_at timestamptz(3), add column session_id text collate "C"`);
+    // a request that is worked on again after a crash makes no second link
+    this.addSql(`create unique index sign_in_link_request on sign_in_link (tenant_id, user_id, request_id)
+      where request_id is not null`);
     this.addSql(`create index sign_in_link_member on sign_in_link (tenant_id, user_id)`);
     this.addSql(`create index sign_in_link_end on sign_in_link (expires_at)`);
     // who asked for a link, before anyone has looked whether the address is known; of no tenant

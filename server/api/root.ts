@@ -1,6 +1,7 @@
 import type { Database } from '../../db/index.ts';
 import type { Keys } from '../auth/keys.ts';
-import { agentKeysRouter, authRouter, keysRouter } from '../auth/router.ts';
+import type { MagicLinks } from '../auth/magic-links.ts';
+import { agentKeysRouter, authRouter, keysRouter, sessionsRouter } from '../auth/router.ts';
 import type { Sessions } from '../auth/sessions.ts';
 import type { Connections } from '../auth/sso/connections.ts';
 import type { Domains } from '../auth/sso/domains.ts';
@@ -18,6 +19,9 @@ import { fleetRouter } from '../policy/fleet-router.ts';
 import { actionEntities } from '../policy/language/schema.ts';
 import type { Policies } from '../policy/policies.ts';
 import { policyRouter } from '../policy/router.ts';
+import type { Invitations } from '../tenants/invitations.ts';
+import type { Members } from '../tenants/members.ts';
+import { invitesRouter, usersRouter } from '../tenants/people-router.ts';
 import { settingsRouter } from '../tenants/router.ts';
 import type { Tenants } from '../tenants/tenants.ts';
 import { accessByLine, machinesRouter } from './machines.ts';
@@ -28,6 +32,9 @@ import { trpc } from './trpc.ts';
 export interface Services {
   keys: Keys;
   sessions: Sessions;
+  links: MagicLinks;
+  members: Members;
+  invitations: Invitations;
   tenants: Tenants;
   connections: Connections;
   domains: Domains;
@@ -44,7 +51,10 @@ export interface Services {
 /** Every procedure of the server: the list behind /trpc, REST and the OpenAPI document. */
 export function buildRouter(s: Services) {
   const features = {
-    auth: authRouter(s.sessions),
+    auth: authRouter(s.sessions, s.links),
+    sessions: sessionsRouter(s.sessions),
+    users: usersRouter(s.members),
+    invites: invitesRouter(s.invitations),
     keys: keysRouter(s.keys),
     agentKeys: agentKeysRouter(s.keys),
     settings: settingsRouter(s.tenants, actionEntities),

@@ -147,4 +147,12 @@ export const text = (max: number, min = 1) =>
     .max(max)
     .refine((s) => s.isWellFormed() && !s.includes('\0'), 'must be well-formed text without NUL');
 
+/** An address of the form that browsers accept, in lower case. */
+export const emailAddress = z
+  .string()
+  .trim()
+  .toLowerCase()
+  .max(254)
+  .regex(z.regexes.html5Email, 'must be the address of a mailbox');
+
 export const timestamp = z.iso.datetime();

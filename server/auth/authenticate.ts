@@ -118,7 +118,7 @@ export class Authenticator {
       ? await this.#sharedEntry(this.#shared, credential, lookUp, now)
       : await this.#ownEntry(credential, lookUp, now);
     if (!entry) return null;
-    if (entry.touchAt <= now && entry.principal.kind !== 'session') {
+    if (entry.touchAt <= now) {
       entry.touchAt = now + TOUCH_MS;
       this.#touch(entry.principal, now);
     }
@@ -179,7 +179,7 @@ export class Authenticator {
   }
 
   #touch({ kind, tenantId, id }: Principal, now: number): void {
-    const table = kind === 'api_key' ? 'api_key' : 'agent_key';
+    const table = kind;
     this.#db.owner
       .query(
         `update ${table} set last_used_at = $1

@@ -1,10 +1,10 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { AgentKey, type AgentKeyRow, ApiKey, type ApiKeyRow, Member } from '../../db/entities/index.ts';
-import type { Database } from '../../db/index.ts';
+import type { Database, Notify } from '../../db/index.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
-import type { Actor, WriteAudit } from './audit.ts';
+import type { Actor, Doer, WriteAudit } from './audit.ts';
 import type { Scope } from './scopes.ts';
 import { newSecret, type SecretKind, secretHash, secretPrefix } from './secret.ts';
 
@@ -119,6 +119,48 @@ export class Keys {
         target: { type: kind, id },
       });
     });
+  }
+
+  /**
+   * Revokes, within the caller's transaction, the keys that a person made or answers for: they may have kept the text.
+   * `admin`: only API keys with that scope. A key that was made with one of the person's keys counts as theirs. Resolves
+   * to how many; no process accepts them any more when the caller's transaction call resolves.
+   */
+  async revokeOf(
+    em: EntityManager,
+    notify: Notify,
+    tenantId: string,
+    userId: string,
+    which: 'all' | 'admin',
+    by: Doer,
+  ): Promise<number> {
+    const now = new Date(this.#clock.now());
+    const scope = which === 'admin' ? `and 'admin' = any(scopes)` : '';
+    const keys = await em.execute<{ id: string }[]>(
+      `update api_key set revoked_at = ? where tenant_id = ? and created_by = ? and revoked_at is null ${scope}
+       returning id`,
+      [now, tenantId, userId],
+    );
+    const agentKeys =
+      which === 'admin'
+        ? []
+        : await em.execute<{ id: string }[]>(
+            `update agent_key set revoked_at = ? where tenant_id = ? and revoked_at is null and (owner_id = ?
+               or created_by = ? or created_by in (select id from api_key where tenant_id = ? and created_by = ?))
+             returning id`,
+            [now, tenantId, userId, userId, tenantId, userId],
+          );
+    const gone = [
+      ...keys.map(({ id }) => ({ id, type: 'api_key', action: 'key.revoked' }) as const),
+      ...agentKeys.map(({ id }) => ({ id, type: 'agent_key', action: 'agent_key.revoked' }) as const),
+    ];
+    for (const { id, type, action } of gone) {
+      await em.execute('delete from credential where tenant_id = ? and id = ?', [tenantId, id]);
+      await notify('credential', id);
+      await this.#audit(em, tenantId, { ...by, action, target: { type, id }, reason: `held by ${userId}` });
+    }
+    if (agentKeys.length > 0) await notify('settings');
+    return gone.length;
   }
 
   /** The owner of an agent's key does not vote on its holds: an id that nobody has would leave no one out. */

@@ -1,10 +1,12 @@
 import { z } from 'zod';
-import { publicRoute, route, text, trpc } from '../api/trpc.ts';
+import type { SessionRow } from '../../db/entities/index.ts';
+import { type Context, emailAddress, publicRoute, route, text, trpc } from '../api/trpc.ts';
 import { AppError } from '../errors.ts';
 import { actorOf } from './audit.ts';
 import type { Keys } from './keys.ts';
-import { personOf, ROLES, SCOPES } from './scopes.ts';
-import type { Sessions } from './sessions.ts';
+import type { MagicLinks } from './magic-links.ts';
+import { type Principal, personOf, ROLES, SCOPES } from './scopes.ts';
+import { originOf, type Sessions } from './sessions.ts';
 
 const iso = (date: Date | null | undefined) => date?.toISOString();
 
@@ -207,8 +209,121 @@ export function agentKeysRouter(keys: Keys) {
   });
 }
 
-export function authRouter(sessions: Sessions) {
+const SessionOut = z
+  .object({
+    id: z.string(),
+    current: z.boolean().describe('whether this request came with it'),
+    auth_method: z.enum(['magic_link', 'oidc']),
+    ip: z.string().nullable(),
+    user_agent: z.string().nullable(),
+    created_at: z.iso.datetime(),
+    last_seen_at: z.iso.datetime().describe('to the minute'),
+    expires_at: z.iso.datetime(),
+  })
+  .meta({ id: 'Session' });
+
+function sessionOut(row: SessionRow, principal: Principal) {
+  return {
+    id: row.handle,
+    current: row.id === principal.id,
+    auth_method: row.authMethod as 'magic_link' | 'oidc',
+    ip: row.ip ?? null,
+    user_agent: row.userAgent ?? null,
+    created_at: row.createdAt.toISOString(),
+    last_seen_at: (row.lastUsedAt ?? row.createdAt).toISOString(),
+    expires_at: row.expiresAt.toISOString(),
+  };
+}
+
+const Ended = z.object({ ended: z.int().describe('how many sessions were ended') });
+const people = { keys: [], role: 'admin' } as const;
+
+/** The caller's own sessions, and for admins those of everyone. */
+export function sessionsRouter(sessions: Sessions) {
+  const tag = 'people';
+  const own = (principal: Principal) => {
+    if (principal.kind !== 'session') throw new AppError('FORBIDDEN', 'only people have sessions');
+    return principal;
+  };
+  const by = (ctx: Context & { principal: Principal }) => ({
+    actor: actorOf(ctx.principal, ctx.ip),
+    requestId: ctx.requestId,
+  });
   return trpc.router({
+    list: route('GET /v1/sessions', { role: 'viewer' }, { summary: 'List your own sessions', tag })
+      .input(z.strictObject({}))
+      .output(z.object({ sessions: z.array(SessionOut) }))
+      .query(async ({ ctx }) => {
+        const rows = await sessions.list(ctx.tenantId, own(ctx.principal).userId);
+        return { sessions: rows.map((row) => sessionOut(row, ctx.principal)) };
+      }),
+
+    endOthers: route('DELETE /v1/sessions', { role: 'viewer' }, { summary: 'End all your other sessions', tag })
+      .input(z.strictObject({}))
+      .output(Ended)
+      .mutation(async ({ ctx }) => {
+        const { userId, id } = own(ctx.principal);
+        return { ended: await sessions.endAll(ctx.tenantId, userId, by(ctx), id) };
+      }),
+
+    end: route(
+      'DELETE /v1/sessions/{id}',
+      { role: 'viewer' },
+      { summary: 'End one of your sessions', tag, status: 204, problems: ['NOT_FOUND'] },
+    )
+      .input(z.strictObject({ id: text(64) }))
+      .output(z.void())
+      .mutation(({ ctx, input }) => sessions.endOne(ctx.tenantId, own(ctx.principal).userId, input.id, by(ctx))),
+
+    listOf: route('GET /v1/users/{id}/sessions', people, {
+      summary: 'List the sessions of a person',
+      tag,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject({ id: text(64) }))
+      .output(z.object({ sessions: z.array(SessionOut) }))
+      .query(async ({ ctx, input }) => {
+        const rows = await sessions.listOf(ctx.tenantId, input.id);
+        return { sessions: rows.map((row) => sessionOut(row, ctx.principal)) };
+      }),
+
+    endAllOf: route('DELETE /v1/users/{id}/sessions', people, {
+      summary: 'End all sessions of a person',
+      tag,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject({ id: text(64) }))
+      .output(Ended)
+      .mutation(async ({ ctx, input }) => ({ ended: await sessions.endAll(ctx.tenantId, input.id, by(ctx)) })),
+
+    endOneOf: route('DELETE /v1/users/{id}/sessions/{session_id}', people, {
+      summary: 'End one session of a person',
+      tag,
+      status: 204,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject({ id: text(64), session_id: text(64) }))
+      .output(z.void())
+      .mutation(({ ctx, input }) => sessions.endOne(ctx.tenantId, input.id, input.session_id, by(ctx))),
+  });
+}
+
+export function authRouter(sessions: Sessions, links: MagicLinks) {
+  return trpc.router({
+    magicLink: publicRoute('POST /auth/magic-link', {
+      summary: 'Mail a one-time sign-in link',
+      description:
+        'Answers the same, whoever has the address. An address that is a member of several tenants gets a mail for each. At most 5 are sent to an address in 15 minutes and 20 asked for from one IP address in an hour; more are not sent.',
+      tag: 'auth',
+    })
+      .input(z.strictObject({ email: emailAddress }))
+      .output(z.object({ status: z.literal('accepted') }))
+      .mutation(async ({ ctx, input }) => {
+        const cookies = ctx.headers.cookie;
+        ctx.answer['set-cookie'] = await links.request(input.email, originOf(ctx), cookies && String(cookies));
+        return { status: 'accepted' as const };
+      }),
+
     me: route(
       'GET /auth/me',
       { keys: ['proxy', 'pipeline'], role: 'viewer' },
@@ -255,7 +370,7 @@ export function authRouter(sessions: Sessions) {
       .output(z.object({ status: z.literal('logged_out') }))
       .mutation(async ({ ctx }) => {
         if (ctx.principal?.kind !== 'session') throw new AppError('UNAUTHENTICATED', 'there is no session');
-        ctx.answer['set-cookie'] = await sessions.end(ctx.principal, ctx);
+        ctx.answer['set-cookie'] = await sessions.end(ctx.principal, originOf(ctx));
         return { status: 'logged_out' as const };
       }),
   });

@@ -80,6 +80,15 @@ export function hasRole(roles: readonly Role[], least: Role): boolean {
   return roles.some((role) => ROLES.indexOf(role) >= ROLES.indexOf(least));
 }
 
+/** How the people of a tenant may sign in. */
+export interface SignInPolicy {
+  /** Whether a link that was mailed lets this person in: not where only the company's own sign-on does. */
+  linkFor(person: { id: string; roles: readonly string[] }): boolean;
+  /** Whether a link that is opened elsewhere than where it was asked for shows a button first. */
+  confirm: boolean;
+}
+export type SignInPolicyOf = (tenantId: string) => Promise<SignInPolicy>;
+
 /** The person behind a credential: who is meant by author, approver or requester, whichever key or session is used. */
 export function personOf(principal: Principal): string {
   return principal.kind === 'session' ? principal.userId : (principal.ownerId ?? principal.id);

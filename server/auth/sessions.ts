@@ -1,4 +1,4 @@
-import type { EntityManager } from '@mikro-orm/postgresql';
+import type { EntityManager, FilterQuery } from '@mikro-orm/postgresql';
 import {
   type Adapter,
   type DatabaseSession,
@@ -7,14 +7,14 @@ import {
   Lucia,
   TimeSpan,
 } from 'lucia';
-import { Member, type MemberRow, SessionEntity } from '../../db/entities/index.ts';
+import { Member, type MemberRow, SessionEntity, type SessionRow } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
+import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256 } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 import type { Doer, WriteAudit } from './audit.ts';
 import type { Principal, Role } from './scopes.ts';
-import { newSecret, secretHash, secretKind } from './secret.ts';
 
 declare module 'lucia' {
   interface Register {
@@ -27,8 +27,6 @@ declare module 'lucia' {
 export const SESSION_COOKIE = 'svc_session';
 /** A session ends this long after sign-in, whatever happens in it. */
 export const SESSION_SECONDS = 24 * 3600;
-/** How long a link that an operator printed signs in. */
-export const OPERATOR_LINK_SECONDS = 7 * 24 * 3600;
 
 /** Where a request that signs in came from. */
 export interface Origin {
@@ -111,65 +109,6 @@ export class Sessions {
     return { principal, until: row.expiresAt.getTime() };
   }
 
-  /** A link that signs one person in, once. The token is returned here and never again. */
-  async createLink(tenantId: string, userId: string, seconds: number, by: Doer): Promise<string> {
-    const token = newSecret('link');
-    const now = this.#clock.now();
-    const id = secretHash(token);
-    await this.#db.transaction(tenantId, async (em) => {
-      await em.execute('insert into sign_in_link values (?, ?, ?, ?, ?)', [
-        tenantId,
-        id.toString('hex'),
-        userId,
-        new Date(now),
-        new Date(now + seconds * 1000),
-      ]);
-      await em.execute('insert into credential (hash, kind, tenant_id, id) values (?, ?, ?, ?)', [
-        id,
-        'sign_in_link',
-        tenantId,
-        id.toString('hex'),
-      ]);
-      await this.#audit(em, tenantId, {
-        ...by,
-        action: 'session.link_created',
-        target: { type: 'user', id: userId },
-      });
-    });
-    return token;
-  }
-
-  /**
-   * Uses a link up and starts a session, both or neither; null when the token is unknown, expired or used. However many
-   * requests bring the same token at once, one of them gets a session.
-   */
-  async redeemLink(
-    token: string,
-    origin: Origin,
-  ): Promise<{ cookie: string; tenantId: string; expiresAt: Date } | null> {
-    if (secretKind(token) !== 'link') return null;
-    const hash = secretHash(token);
-    const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
-      `select tenant_id from credential where hash = $1 and kind = 'sign_in_link'`,
-      [hash],
-    );
-    const tenantId = rows[0]?.tenant_id;
-    if (!tenantId) return null;
-    const now = new Date(this.#clock.now());
-    return this.#db.transaction(tenantId, async (em) => {
-      const used = await em.execute<{ user_id: string }[]>(
-        `update sign_in_link set used_at = ? where tenant_id = ? and id = ? and used_at is null and expires_at > ?
-         returning user_id`,
-        [now, tenantId, hash.toString('hex'), now],
-      );
-      await em.execute('delete from credential where hash = ?', [hash]);
-      const member = used[0] && (await em.findOne(Member, { tenantId, id: used[0].user_id, removedAt: null }));
-      if (!member) return null;
-      const session = await this.open(em, tenantId, { member, authMethod: 'magic_link', now, origin });
-      return { ...session, tenantId };
-    });
-  }
-
   /**
    * Starts a session of a member within the caller's transaction: its row, the way to it from the cookie, the time of
    * the last sign-in, and the audit record. Call it last, and give the cookie away only after the commit. Whether this
@@ -202,21 +141,83 @@ export class Sessions {
     return { cookie: this.#lucia.createSessionCookie(sessionId).serialize(), expiresAt, id };
   }
 
+  /** The sessions of a person that are not over, the newest first. */
+  list(tenantId: string, userId: string): Promise<SessionRow[]> {
+    const live = { userId, expiresAt: { $gt: new Date(this.#clock.now()) } };
+    return this.#db.reader(tenantId).find(SessionEntity, live, { orderBy: { createdAt: 'desc', id: 'desc' } });
+  }
+
+  /** The same for any person of the tenant; NOT_FOUND when nobody has the id. */
+  async listOf(tenantId: string, userId: string): Promise<SessionRow[]> {
+    await this.#assertPerson(tenantId, userId);
+    return this.list(tenantId, userId);
+  }
+
   /** Ends the session of the principal; the cookie is refused by every process when it resolves. */
-  async end(principal: SessionPrincipal, origin: { ip: string; requestId: string }): Promise<string> {
-    const { tenantId } = principal;
-    await this.#db.transaction(tenantId, async (em, notify) => {
-      await em.execute('delete from credential where hash = ?', [Buffer.from(principal.id, 'hex')]);
-      await em.nativeDelete(SessionEntity, { tenantId, id: principal.id });
-      await notify('credential', principal.id);
-      await this.#audit(em, tenantId, {
-        actor: { type: 'user', id: principal.userId, email: principal.email, ip: origin.ip },
-        action: 'session.ended',
-        target: { type: 'user', id: principal.userId },
-        requestId: origin.requestId,
-      });
-    });
+  async end(principal: SessionPrincipal, origin: Origin): Promise<string> {
+    const { tenantId, userId, email } = principal;
+    const actor = { type: 'user', id: userId, email, ip: origin.ip } as const;
+    await this.#end(tenantId, userId, { id: principal.id }, { actor, requestId: origin.requestId });
     return this.#lucia.createBlankSessionCookie().serialize();
+  }
+
+  /** Ends one session of a person by its handle, everywhere when it resolves; NOT_FOUND when they have none such. */
+  async endOne(tenantId: string, userId: string, handle: string, by: Doer): Promise<void> {
+    const ended = await this.#end(tenantId, userId, { handle }, by);
+    if (ended === 0) throw new AppError('NOT_FOUND', 'there is no such session');
+  }
+
+  /**
+   * Ends all sessions of a person but `except`; resolves to how many, when every process refuses them. NOT_FOUND when
+   * nobody has the id.
+   */
+  async endAll(tenantId: string, userId: string, by: Doer, except?: string): Promise<number> {
+    await this.#assertPerson(tenantId, userId);
+    return this.#end(tenantId, userId, except === undefined ? {} : { id: { $ne: except } }, by);
+  }
+
+  /**
+   * Takes the sessions away within the caller's transaction. The caller tells that the members changed, by which every
+   * process forgets them.
+   */
+  async endWithin(em: EntityManager, tenantId: string, which: { userId: string } | { id: string }): Promise<number> {
+    const rows = await em.find(SessionEntity, { tenantId, ...which });
+    await this.#remove(em, rows);
+    return rows.length;
+  }
+
+  /** Forgets the sessions that are over. */
+  async forget(): Promise<void> {
+    await this.#lucia.deleteExpiredSessions();
+  }
+
+  async #end(tenantId: string, userId: string, which: FilterQuery<SessionRow>, by: Doer): Promise<number> {
+    return this.#db.transaction(tenantId, async (em, notify) => {
+      const rows = await em.find(SessionEntity, { $and: [{ tenantId, userId }, which] });
+      if (rows.length === 0) return 0;
+      await this.#remove(em, rows);
+      if (rows.length === 1) await notify('credential', rows[0]!.id);
+      else await notify('members');
+      await this.#audit(em, tenantId, {
+        ...by,
+        action: 'session.ended',
+        target: { type: 'user', id: userId },
+        ...(rows.length > 1 && { detail: `${rows.length} sessions` }),
+      });
+      return rows.length;
+    });
+  }
+
+  async #remove(em: EntityManager, rows: readonly SessionRow[]): Promise<void> {
+    for (const { tenantId, id } of rows) {
+      await em.execute('delete from credential where hash = ?', [Buffer.from(id, 'hex')]);
+      await em.nativeDelete(SessionEntity, { tenantId, id });
+    }
+  }
+
+  async #assertPerson(tenantId: string, userId: string): Promise<void> {
+    if (await this.#db.reader(tenantId).count(Member, { id: userId })) return;
+    throw new AppError('NOT_FOUND', 'there is no such person');
   }
 }
 

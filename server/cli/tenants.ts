@@ -1,8 +1,8 @@
 import { z } from 'zod';
 import type { Core } from '../app.ts';
 import { OPERATOR } from '../auth/audit.ts';
+import { OPERATOR_LINK_SECONDS } from '../auth/magic-links.ts';
 import { ROLES } from '../auth/scopes.ts';
-import { OPERATOR_LINK_SECONDS } from '../auth/sessions.ts';
 import { createTenant, newSignInLink } from '../provision.ts';
 import { SettingsPatch } from '../tenants/settings.ts';
 import { CommandError, columns, command, guess, JSON_FLAG, listOf, TENANT_FLAG, UsageError } from './command.ts';

@@ -22,6 +22,10 @@ export const Settings = z
       .boolean()
       .default(false)
       .describe('people sign in through the identity provider alone; links of the operator work all the same'),
+    magic_link_confirm: z
+      .boolean()
+      .default(false)
+      .describe('a sign-in link shows a button first, unless the browser that asked for it opens it'),
     action_types: z
       .strictObject({ read: z.array(name).max(100).default([]), write: z.array(name).max(100).default([]) })
       .default({ read: [], write: [] })
@@ -39,6 +43,7 @@ export const SettingsPatch = z.strictObject({
   approver_groups: z.record(text(64), z.array(text(100)).max(1000)).optional(),
   policy_author_may_vote: z.boolean().optional(),
   sso_only: z.boolean().optional(),
+  magic_link_confirm: z.boolean().optional(),
   action_types: z
     .strictObject({ read: z.array(name).max(100).default([]), write: z.array(name).max(100).default([]) })
     .optional(),

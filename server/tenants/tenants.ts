@@ -1,12 +1,13 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { Member, Tenant } from '../../db/entities/index.ts';
-import type { Database } from '../../db/index.ts';
+import type { Database, Notify } from '../../db/index.ts';
 import type { Actor, AuditAction, Doer, WriteAudit } from '../auth/audit.ts';
 import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
+import { join } from './members.ts';
 import { Settings, type SettingsPatch } from './settings.ts';
 
 /**
@@ -99,7 +100,10 @@ export class Tenants {
     by: { actor: Actor; requestId?: string | undefined },
   ): Promise<Settings> {
     const outcome = await this.#db.transaction(tenantId, async (em, notify) => {
-      const rows = await em.execute<{ settings: Record<string, unknown> }[]>('select settings from tenant for update');
+      if (patch.approver_groups) await this.#assertMembers(em, tenantId, patch.approver_groups);
+      const rows = await em.execute<{ settings: Record<string, unknown> }[]>(
+        'select settings from tenant for no key update',
+      );
       const before = rows[0]!.settings;
       const after = { ...before, ...patch };
       const settings = Settings.parse(after);
@@ -130,34 +134,71 @@ export class Tenants {
     return outcome;
   }
 
-  /** Adds a person to the tenant. CONFLICT when the address is a member already. */
+  /**
+   * Takes a person out of the approver groups within the caller's transaction; resolves to the names of the groups. The
+   * caller writes the audit record.
+   */
+  async leaveGroups(em: EntityManager, notify: Notify, tenantId: string, userId: string): Promise<string[]> {
+    const rows = await em.execute<{ settings: Record<string, unknown> }[]>(
+      'select settings from tenant for no key update',
+    );
+    const before = rows[0]!.settings;
+    const { approver_groups } = Settings.parse(before);
+    const left = Object.keys(approver_groups).filter((group) => approver_groups[group]!.includes(userId));
+    if (left.length === 0) return [];
+    const groups = Object.entries(approver_groups).map(([group, ids]) => [group, ids.filter((id) => id !== userId)]);
+    await em.nativeUpdate(
+      Tenant,
+      { tenantId },
+      { settings: { ...before, approver_groups: Object.fromEntries(groups) } },
+    );
+    await notify('settings');
+    return left;
+  }
+
+  /**
+   * Adds a person to the tenant; one who was removed gets the same account back, with these roles. CONFLICT when the
+   * address is a member already.
+   */
   async addMember(
     tenantId: string,
     input: { email: string; name?: string | undefined; roles: readonly string[] },
     by: Doer,
   ): Promise<string> {
-    const now = this.#clock.now();
-    const id = newId('usr', now);
-    await this.#db.transaction(tenantId, async (em, notify) => {
-      const email = input.email.toLowerCase();
-      if (await em.count(Member, { email })) throw new AppError('CONFLICT', 'this person is a member already');
-      em.create(Member, {
-        tenantId,
-        id,
-        email,
-        name: input.name ?? email,
-        roles: [...input.roles],
-        createdAt: new Date(now),
-      });
-      await em.flush();
+    const now = new Date(this.#clock.now());
+    return this.#db.transaction(tenantId, async (em, notify) => {
+      if (await em.count(Member, { email: input.email.toLowerCase(), removedAt: null })) {
+        throw new AppError('CONFLICT', 'this person is a member already');
+      }
+      const { member, how } = await join(em, tenantId, input, now);
       await notify('members');
       await this.#audit(em, tenantId, {
         ...by,
-        action: 'member.added',
-        target: { type: 'user', id },
+        action: how === 'restored' ? 'member.restored' : 'member.added',
+        target: { type: 'user', id: member.id },
         detail: `roles ${input.roles.join(', ')}`,
       });
+      return member.id;
     });
-    return id;
+  }
+
+  /** Groups are of members: an id that nobody has would make a quorum that nobody can reach. */
+  async #assertMembers(em: EntityManager, tenantId: string, groups: Settings['approver_groups']): Promise<void> {
+    // locked, so that none of them is removed meanwhile and stays in the group
+    const rows = await em.execute<{ id: string }[]>(
+      'select id from member where tenant_id = ? and removed_at is null order by id for share',
+      [tenantId],
+    );
+    const members = new Set(rows.map(({ id }) => id));
+    const faults = Object.entries(groups).flatMap(([group, ids]) =>
+      ids.flatMap((id, at) =>
+        members.has(id)
+          ? []
+          : [{ pointer: `/approver_groups/${pointerPart(group)}/${at}`, message: 'is no member of this tenant' }],
+      ),
+    );
+    if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults: faults.slice(0, 20) });
   }
 }
+
+const pointerPart = (name: string) => name.replaceAll('~', '~0').replaceAll('/', '~1');

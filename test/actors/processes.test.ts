@@ -73,7 +73,7 @@ describe.skipIf(noRedis)('several processes', () => {
     const { id, key } = await tenant();
     const approver = { email: 'approver@example.test', roles: ['approver'] };
     const userId = await core.tenants.addMember(id, approver, { actor: OPERATOR });
-    const token = await core.sessions.createLink(id, userId, 600, { actor: OPERATOR });
+    const token = await core.links.create(id, userId, 600, { actor: OPERATOR });
     const [first, second] = servers as [ServerProcess, ServerProcess];
     const signedIn = await fetch(`${first.url}/auth/magic-link/verify?token=${token}`, { redirect: 'manual' });
     const cookie = signedIn.headers.get('set-cookie')!.split(';')[0]!;

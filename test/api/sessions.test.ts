@@ -16,7 +16,7 @@ async function link(
 ): Promise<string> {
   const email = `p${Math.random().toString(36).slice(2)}@example.test`;
   const userId = await where.core.tenants.addMember(tenant.id, { email, roles }, { actor: OPERATOR });
-  return where.core.sessions.createLink(tenant.id, userId, seconds, { actor: OPERATOR });
+  return where.core.links.create(tenant.id, userId, seconds, { actor: OPERATOR });
 }
 
 const cookieOf = (headers: Headers) => headers.getSetCookie()[0]!;
@@ -124,7 +124,7 @@ describe('a sign-in link', () => {
       { email: 'gone@example.test', roles: ['admin'] },
       { actor: OPERATOR },
     );
-    const token = await server.core.sessions.createLink(tenant.id, userId, 900, { actor: OPERATOR });
+    const token = await server.core.links.create(tenant.id, userId, 900, { actor: OPERATOR });
     await server.core.db.owner.query('update member set removed_at = now() where tenant_id = $1 and id = $2', [
       tenant.id,
       userId,
@@ -177,7 +177,7 @@ describe('a session', () => {
       { actor: OPERATOR },
     );
     const signIn = async () => {
-      const token = await server.core.sessions.createLink(tenant.id, userId, 900, { actor: OPERATOR });
+      const token = await server.core.links.create(tenant.id, userId, 900, { actor: OPERATOR });
       return { cookie: cookieOf((await server.call(302, VERIFY + token, undefined)).headers).split(';')[0]! };
     };
     const [one, two] = [await signIn(), await signIn()];
@@ -285,7 +285,10 @@ describe('a request from another site', () => {
           headers: { cookie: person.cookie!, 'content-type': type },
           body: '{}',
         });
-        expect(response.status).toBe(415);
+        // the server's own pages send forms, from the server's own origin
+        const form =
+          type.startsWith('application/x-www') && /^\/auth\/(invite|magic-link\/verify)$/.test(line.slice(5));
+        expect([line, type, response.status]).toEqual([line, type, form ? 403 : 415]);
       }
     }
     for (const type of ['text/plain', 'application/x-www-form-urlencoded', 'multipart/form-data']) {
@@ -349,7 +352,7 @@ describe('every answer', () => {
       [200, 'GET /auth/me'],
       [200, 'GET /trpc/auth.me?input=%7B%7D'],
       [403, 'GET /v1/keys'],
-      [404, 'GET /nothing'],
+      [404, 'GET /v1/nothing'],
       [400, 'GET /%ff'],
       [401, `${VERIFY}x`],
     ] as const) {

@@ -23,7 +23,8 @@ test('a change touches what it names and nothing else, and counts at once for ev
   const [tenant, other] = [await server.tenant(), await server.tenant()];
   const { admin } = tenant;
   await server.call(200, 'GET /v1/settings', other.admin);
-  const groups = { finance: ['usr_a', 'usr_b'], security: [] };
+  const { userId } = await tenant.person('approver');
+  const groups = { finance: [admin.userId, userId], security: [] };
   await server.call(200, 'PATCH /v1/settings', admin, { approver_groups: groups, poll_seconds: 7 });
   const changed = await server.call(200, 'PATCH /v1/settings', admin, { approval_required: true });
   const expected = { ...DEFAULTS, approver_groups: groups, poll_seconds: 7, approval_required: true };
@@ -31,10 +32,23 @@ test('a change touches what it names and nothing else, and counts at once for ev
   expect((await server.call(200, 'GET /v1/settings', await tenant.person('viewer'))).body).toEqual(changed.body);
   expect((await server.call(200, 'GET /v1/settings', other.admin)).body).toMatchObject(DEFAULTS);
   // a group is replaced as a whole
-  const replaced = await server.call(200, 'PATCH /v1/settings', admin, { approver_groups: { legal: ['usr_c'] } });
-  expect(replaced.body.approver_groups).toEqual({ legal: ['usr_c'] });
+  const replaced = await server.call(200, 'PATCH /v1/settings', admin, { approver_groups: { legal: [userId] } });
+  expect(replaced.body.approver_groups).toEqual({ legal: [userId] });
   expect((await server.call(200, 'GET /v1/proxy-config', admin)).body.poll_seconds).toBe(7);
   expect((await server.call(200, 'GET /v1/proxy-config', other.admin)).body.poll_seconds).toBe(15);
+});
+
+test('a group is of members: each id that is none is named', async () => {
+  const [tenant, other] = [await server.tenant(), await server.tenant()];
+  const gone = await tenant.person('approver');
+  await server.call(204, `DELETE /v1/team/${gone.userId}`, tenant.admin);
+  const ids = [tenant.admin.userId, other.admin.userId, gone.userId, 'usr_nobody'];
+  const body = { approval_required: true, approver_groups: { 'a/b': ids } };
+  const { errors } = (
+    await server.call<{ errors: { pointer: string }[] }>(400, 'PATCH /v1/settings', tenant.admin, body)
+  ).body;
+  expect(errors.map(({ pointer }) => pointer)).toEqual([1, 2, 3].map((n) => `/approver_groups/a~1b/${n}`));
+  expect((await server.call(200, 'GET /v1/settings', tenant.admin)).body).toMatchObject(DEFAULTS);
 });
 
 test('an unknown or wrong member changes nothing, also beside right ones', async () => {

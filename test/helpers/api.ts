@@ -41,7 +41,7 @@ export const operations: readonly Operation[] = Object.entries(document.paths).f
 export function fill(line: string, ids: Record<string, string> = {}): string {
   return line.replace(
     /\{(\w+)\}/g,
-    (_, name: string) => ids[name] ?? (name === 'version' ? '1' : 'nothing-has-this-id'),
+    (_, name: string) => ids[name] ?? { version: '1', role: 'viewer' }[name] ?? 'nothing-has-this-id',
   );
 }
 
@@ -50,7 +50,13 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /auth/logout': {},
   'POST /v1/keys': { label: 'a label', scopes: ['proxy'] },
   'POST /v1/agent-keys': { agent_id: 'agent-1', agent_role: 'clerk', label: 'a label' },
-  'PATCH /v1/settings': { input_retention_days: 30, approver_groups: { finance: ['usr_1'] } },
+  'POST /auth/magic-link': { email: 'someone@example.test' },
+  'POST /auth/magic-link/verify': { token: 'svc_link_x' },
+  'POST /auth/invite': { token: 'svc_invite_x', name: 'Someone' },
+  'POST /v1/users/{id}/roles': { role: 'author' },
+  'POST /v1/invites': { email: 'new@example.test', role: 'viewer' },
+  'POST /v1/invites/{id}/resend': {},
+  'PATCH /v1/settings': { input_retention_days: 30, approver_groups: { finance: [] } },
   'PUT /v1/settings/sso': { issuer_url: 'https://127.0.0.1', client_id: 'svc', client_secret: 'a secret' },
   'DELETE /v1/settings/sso': {},
   'POST /v1/settings/sso/domains': { domain: 'example.test' },
@@ -151,6 +157,9 @@ export interface World {
   key: string;
   agentKey: string;
   package: string;
+  user: string;
+  session: string;
+  invite: string;
 }
 
 export async function makeWorld(server: TestServer): Promise<World> {
@@ -168,6 +177,11 @@ export async function makeWorld(server: TestServer): Promise<World> {
     agent_role: 'clerk',
   });
   const made = await server.call<{ package_id: string }>(201, 'POST /v1/forensics/export', admin, { purpose: 'audit' });
+  const own = await server.call<{ sessions: { id: string }[] }>(200, 'GET /v1/sessions', admin);
+  const invite = await server.call<{ id: string }>(201, 'POST /v1/invites', admin, {
+    email: 'invited@example.test',
+    role: 'viewer',
+  });
   return {
     tenant,
     credential: { admin, adminKey: tenant.admin, agent },
@@ -177,6 +191,9 @@ export async function makeWorld(server: TestServer): Promise<World> {
     key: key.body.id,
     agentKey: agentKey.body.id,
     package: made.body.package_id,
+    user: admin.userId,
+    session: own.body.sessions[0]!.id,
+    invite: invite.body.id,
   };
 }
 
@@ -196,6 +213,9 @@ export function idOf(world: World, path: string): string {
     keys: world.key,
     'agent-keys': world.agentKey,
     forensics: world.package,
+    users: world.user,
+    sessions: world.session,
+    invites: world.invite,
   };
   const id = kind && ids[kind];
   if (!id) throw new Error(`what {id} of ${path} stands for must be said here`);

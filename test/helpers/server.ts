@@ -57,6 +57,7 @@ export interface TestServer {
   readonly clock: TestClock;
   readonly logged: string[];
   readonly databaseUrl: string;
+  readonly dataDir: string;
   /** Sends a request over HTTP and checks the status. */
   call<T = Record<string, unknown>>(
     expected: number,
@@ -90,6 +91,8 @@ export function useServer(env: Record<string, string> = {}, options: { browsed?:
       SVC_RATE_SESSION: '100000',
       SVC_RATE_EVALUATE: '100000',
       SVC_RATE_SIGN_IN: '100000',
+      SVC_RATE_LINK_ADDRESS: '100000',
+      SVC_RATE_LINK_IP: '100000',
       SVC_RATE_EXPORT: '100000',
       ...env,
     });
@@ -114,6 +117,9 @@ export function useServer(env: Record<string, string> = {}, options: { browsed?:
     },
     get databaseUrl() {
       return box.url;
+    },
+    get dataDir() {
+      return state.dir;
     },
     clock,
     logged,
@@ -173,7 +179,7 @@ export function useServer(env: Record<string, string> = {}, options: { browsed?:
         },
         member: (who) => core.tenants.addMember(tenantId, who, { actor: OPERATOR }),
         async enter(userId) {
-          const token = await core.sessions.createLink(tenantId, userId, 600, { actor: OPERATOR });
+          const token = await core.links.create(tenantId, userId, 600, { actor: OPERATOR });
           return { userId, cookie: await signIn(`${state.url}/auth/magic-link/verify?token=${token}`) };
         },
         async person(...roles) {

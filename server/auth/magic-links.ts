@@ -1,0 +1,399 @@
+import { randomBytes } from 'node:crypto';
+import type { EntityManager } from '@mikro-orm/postgresql';
+import { Member, type MemberRow } from '../../db/entities/index.ts';
+import type { Database } from '../../db/index.ts';
+import type { Clock } from '../lib/clock.ts';
+import { equalSecret, type SecretBox, sha256 } from '../lib/crypto.ts';
+import { newId } from '../lib/ids.ts';
+import type { Log } from '../lib/log.ts';
+import type { Letter, QueueMail } from '../lib/mail.ts';
+import { html, page } from '../lib/page.ts';
+import type { RateLimiter } from '../lib/rate-limit.ts';
+import type { Doer, WriteAudit } from './audit.ts';
+import type { SignInPolicyOf } from './scopes.ts';
+import { newSecret, secretHash, secretKind } from './secret.ts';
+import type { OpenedSession, Origin, Sessions } from './sessions.ts';
+
+/** How long a mailed link signs in. */
+export const LINK_SECONDS = 15 * 60;
+/** How long a link that an operator printed signs in. */
+export const OPERATOR_LINK_SECONDS = 7 * 24 * 3600;
+/** Names the browser that asked for a link. */
+export const NONCE_COOKIE = 'svc_sign_in';
+const NONCE_FORM = new RegExp(`(?:^|;\\s*)${NONCE_COOKIE}=([\\w-]{43})(?:;|$)`);
+
+/** A process that took a request and died leaves it to the others after this long. */
+const LEASE_SECONDS = 30;
+const BATCH = 20;
+/** How long a dead link is known, so that its use is told in the tenant's audit chain. */
+const KNOWN_DEAD_SECONDS = 24 * 3600;
+
+export type Redeemed =
+  | ({ kind: 'session'; tenantId: string } & OpenedSession)
+  /** The link works, and the person shall say so by a button. */
+  | { kind: 'confirm' }
+  | { kind: 'refused' };
+
+interface LinkRow {
+  user_id: string;
+  source: 'operator' | 'mail';
+  expires_at: Date;
+  used_at: Date | null;
+  asker_used_at: Date | null;
+  nonce_hash: Buffer | null;
+  session_id: string | null;
+}
+
+interface Parts {
+  db: Database;
+  clock: Clock;
+  audit: WriteAudit;
+  sessions: Sessions;
+  box: SecretBox;
+  queueMail: QueueMail;
+  log: Log;
+  policy: SignInPolicyOf;
+  baseUrl: string;
+  limits: { address: RateLimiter; ip: RateLimiter };
+  /** Counts a sign-in that failed, by its reason. */
+  failed: (reason: string) => void;
+}
+
+/**
+ * Links that sign a person in. The database holds the SHA-256 of a link's token.
+ *
+ * Asking for one is the same work for every address: the request is stored, sealed, and answered. Only later a job looks
+ * whether anyone has the address; so neither the answer nor the time to it can tell.
+ *
+ * A mailed link works once for whoever opens it first, which may be a scanner of mails, and once for the browser that
+ * asked, which a cookie names. When both came, only the session of the browser that asked remains.
+ */
+export class MagicLinks {
+  readonly #parts: Parts;
+
+  constructor(parts: Parts) {
+    this.#parts = parts;
+  }
+
+  /** A link that an operator hands over. The token is returned here and never again. */
+  async create(tenantId: string, userId: string, seconds: number, by: Doer): Promise<string> {
+    const { db, audit } = this.#parts;
+    const token = newSecret('link');
+    await db.transaction(tenantId, async (em) => {
+      await this.#store(em, tenantId, { token, userId, seconds, source: 'operator' });
+      await audit(em, tenantId, { ...by, action: 'session.link_created', target: { type: 'user', id: userId } });
+    });
+    return token;
+  }
+
+  /**
+   * Takes a request for links, whoever has the address. Durable when it resolves, unless too many were asked for: then
+   * nothing happens, and nothing tells so. Resolves to the cookie that names the browser.
+   */
+  async request(email: string, origin: Origin, cookies: string | undefined): Promise<string> {
+    const { db, clock, box, limits, failed } = this.#parts;
+    // a browser that asks twice keeps its name, so that the first link does not lose it
+    const nonce = NONCE_FORM.exec(cookies ?? '')?.[1] ?? randomBytes(32).toString('base64url');
+    const address = email.toLowerCase();
+    const states = await Promise.all([
+      limits.ip.take(origin.ip),
+      limits.address.take(sha256(address).toString('base64url')),
+    ]);
+    if (states.every(({ allowed }) => allowed)) {
+      const now = new Date(clock.now());
+      const id = newId('req', now.getTime());
+      const request: Request = {
+        email: address,
+        nonce_hash: sha256(nonce).toString('hex'),
+        ip: origin.ip,
+        request_id: origin.requestId,
+      };
+      await db.owner.query('insert into sign_in_request (id, sealed, created_at, next_at) values ($1, $2, $3, $3)', [
+        id,
+        box.seal(JSON.stringify(request), placeOf(id)),
+        now,
+      ]);
+    } else failed('too many links asked for');
+    const secure = this.#parts.baseUrl.startsWith('https:') ? '; Secure' : '';
+    return `${NONCE_COOKIE}=${nonce}; Path=/auth; Max-Age=${LINK_SECONDS}; HttpOnly; SameSite=Lax${secure}`;
+  }
+
+  /**
+   * Mails links for the requests that wait; resolves to how many there were. Any number of these may run at once, and be
+   * killed anywhere: a request is gone when its mails are in the outbox.
+   */
+  async serveRequests(): Promise<number> {
+    const { db, clock, log } = this.#parts;
+    const now = clock.now();
+    const { rows } = await db.owner.query<{ id: string; sealed: Buffer; created_at: Date }>(
+      `update sign_in_request r set next_at = $2
+       from (select id from sign_in_request where next_at <= $1 order by next_at limit ${BATCH}
+             for update skip locked) due
+       where r.id = due.id returning r.id, r.sealed, r.created_at`,
+      [new Date(now), new Date(now + LEASE_SECONDS * 1000)],
+    );
+    for (const row of rows) {
+      try {
+        await this.#serve(row);
+        await db.owner.query('delete from sign_in_request where id = $1', [row.id]);
+      } catch (err) {
+        log.error({ err, id: row.id }, 'a request for a sign-in link failed; it is tried again');
+      }
+    }
+    return rows.length;
+  }
+
+  /**
+   * Uses a link and starts a session, both or neither. However many requests bring the same token at once, one session
+   * remains. Nothing is used up by a request that only gets a page with a button (`confirm`).
+   */
+  async redeem(
+    token: string,
+    request: { cookies: string | undefined; posted: boolean; origin: Origin },
+  ): Promise<Redeemed> {
+    const { db, clock, audit, sessions, policy, failed } = this.#parts;
+    const { origin } = request;
+    const tenantId = await this.#tenantOf(token);
+    if (!tenantId) {
+      failed('unknown link');
+      return { kind: 'refused' };
+    }
+    const id = secretHash(token).toString('hex');
+    const { linkFor, confirm } = await policy(tenantId);
+    const result = await db.transaction(tenantId, async (em, notify): Promise<Redeemed> => {
+      const now = new Date(clock.now());
+      // the person first, then the link: in the order in which a removal takes them
+      const found = await em.execute<{ user_id: string }[]>(
+        'select user_id from sign_in_link where tenant_id = ? and id = ?',
+        [tenantId, id],
+      );
+      const userId = found[0]?.user_id;
+      if (!userId) return { kind: 'refused' };
+      await em.execute('select 1 from member where tenant_id = ? and id = ? for update', [tenantId, userId]);
+      const [link] = await em.execute<LinkRow[]>(
+        'select * from sign_in_link where tenant_id = ? and id = ? for update',
+        [tenantId, id],
+      );
+      const member = await em.findOne(Member, { tenantId, id: userId });
+      const nonce = NONCE_FORM.exec(request.cookies ?? '')?.[1];
+      const asker = !!link?.nonce_hash && !!nonce && equalSecret(sha256(nonce), link.nonce_hash);
+      const reason = whyNot(link, member, now, asker, linkFor);
+      if (!link || !member || reason) {
+        await audit(em, tenantId, {
+          actor: { type: 'system', id: 'sign-in', ip: origin.ip },
+          action: 'magic_link.refused',
+          target: { type: 'user', id: userId },
+          severity: 'warning',
+          reason,
+          requestId: origin.requestId,
+        });
+        return { kind: 'refused' };
+      }
+      if (confirm && !asker && !request.posted) return { kind: 'confirm' };
+      const first = link.session_id && (await sessions.endWithin(em, tenantId, { id: link.session_id }));
+      if (first) await notify('credential', link.session_id!);
+      const session = await sessions.open(em, tenantId, { member, authMethod: 'magic_link', now, origin });
+      await em.execute(
+        `update sign_in_link set used_at = coalesce(used_at, ?), asker_used_at = ?, session_id = ?
+         where tenant_id = ? and id = ?`,
+        [now, asker ? now : null, session.id, tenantId, id],
+      );
+      return { kind: 'session', tenantId, ...session };
+    });
+    if (result.kind === 'refused') failed('dead link');
+    return result;
+  }
+
+  /** Makes every link of a person useless, within the caller's transaction. */
+  async killWithin(em: EntityManager, tenantId: string, userId: string): Promise<void> {
+    await em.execute(
+      `delete from credential where tenant_id = ?
+       and id in (select id from sign_in_link where tenant_id = ? and user_id = ?)`,
+      [tenantId, tenantId, userId],
+    );
+  }
+
+  /** Forgets links that have long been dead, and requests that nobody could serve. */
+  async forget(): Promise<void> {
+    const { db, clock } = this.#parts;
+    const before = new Date(clock.now() - KNOWN_DEAD_SECONDS * 1000);
+    await db.owner.query(
+      `with gone as (delete from sign_in_link where expires_at < $1 returning tenant_id, id)
+       delete from credential c using gone where c.tenant_id = gone.tenant_id and c.id = gone.id`,
+      [before],
+    );
+    await db.owner.query('delete from sign_in_request where created_at < $1', [before]);
+  }
+
+  async #tenantOf(token: string): Promise<string | undefined> {
+    if (secretKind(token) !== 'link') return undefined;
+    const { rows } = await this.#parts.db.owner.query<{ tenant_id: string }>(
+      `select tenant_id from credential where hash = $1 and kind = 'sign_in_link'`,
+      [secretHash(token)],
+    );
+    return rows[0]?.tenant_id;
+  }
+
+  /** One mail for each tenant of which the address is a member: each says which, and its link leads there. */
+  async #serve(row: { id: string; sealed: Buffer; created_at: Date }): Promise<void> {
+    const { db, clock, box, log, failed } = this.#parts;
+    if (row.created_at.getTime() + LINK_SECONDS * 1000 <= clock.now()) {
+      log.error({ id: row.id }, 'a request for a sign-in link was not served in time, and is dropped');
+      return;
+    }
+    const request = JSON.parse(box.open(row.sealed, placeOf(row.id)).toString()) as Request;
+    // the one place where an address is looked up across tenants
+    const { rows } = await db.owner.query<{ tenant_id: string; id: string; tenant_name: string }>(
+      `select m.tenant_id, m.id, t.name as tenant_name from member m join tenant t using (tenant_id)
+       where m.email = $1 and m.removed_at is null order by m.tenant_id`,
+      [request.email],
+    );
+    if (rows.length === 0) {
+      failed('unknown address');
+      log.info({ id: row.id }, 'a sign-in link was asked for an address that nobody has');
+    }
+    for (const member of rows) await this.#mail(row, request, member);
+  }
+
+  async #mail(
+    row: { id: string; created_at: Date },
+    request: Request,
+    to: { tenant_id: string; id: string; tenant_name: string },
+  ): Promise<void> {
+    const { db, audit, policy, queueMail, baseUrl } = this.#parts;
+    const { tenant_id: tenantId, id: userId } = to;
+    const until = new Date(row.created_at.getTime() + LINK_SECONDS * 1000);
+    const { linkFor } = await policy(tenantId);
+    const common = {
+      actor: { type: 'system', id: 'sign-in', ip: request.ip } as const,
+      target: { type: 'user', id: userId },
+      requestId: request.request_id,
+    };
+    await db.transaction(tenantId, async (em) => {
+      const member = await em.findOne(Member, { tenantId, id: userId, removedAt: null });
+      if (!member) return;
+      if (!linkFor(member)) {
+        await queueMail(em, tenantId, ssoLetter(member.email, to.tenant_name, baseUrl), until);
+        await audit(em, tenantId, { ...common, action: 'magic_link.withheld', reason: 'single sign-on only' });
+        return;
+      }
+      const token = newSecret('link');
+      const stored = await this.#store(em, tenantId, {
+        token,
+        userId,
+        until,
+        source: 'mail',
+        requestId: row.id,
+        nonceHash: Buffer.from(request.nonce_hash, 'hex'),
+      });
+      if (!stored) return;
+      const address = `${baseUrl}/auth/magic-link/verify?token=${token}`;
+      await queueMail(em, tenantId, linkLetter(member.email, to.tenant_name, address), until);
+      await audit(em, tenantId, { ...common, action: 'magic_link.sent' });
+    });
+  }
+
+  /** Adds the link and the way to it from its token; false when the request has one already. */
+  async #store(
+    em: EntityManager,
+    tenantId: string,
+    link: {
+      token: string;
+      userId: string;
+      source: LinkRow['source'];
+      seconds?: number;
+      until?: Date;
+      requestId?: string;
+      nonceHash?: Buffer;
+    },
+  ): Promise<boolean> {
+    const now = this.#parts.clock.now();
+    const hash = secretHash(link.token);
+    const id = hash.toString('hex');
+    const stored = await em.execute<unknown[]>(
+      `insert into sign_in_link (tenant_id, id, user_id, created_at, expires_at, source, request_id, nonce_hash)
+       values (?, ?, ?, ?, ?, ?, ?, ?) on conflict do nothing returning id`,
+      [
+        tenantId,
+        id,
+        link.userId,
+        new Date(now),
+        link.until ?? new Date(now + (link.seconds ?? LINK_SECONDS) * 1000),
+        link.source,
+        link.requestId ?? null,
+        link.nonceHash ?? null,
+      ],
+    );
+    if (stored.length === 0) return false;
+    await em.execute('insert into credential (hash, kind, tenant_id, id) values (?, ?, ?, ?)', [
+      hash,
+      'sign_in_link',
+      tenantId,
+      id,
+    ]);
+    return true;
+  }
+}
+
+/** What is sealed of a request for a link. */
+interface Request {
+  email: string;
+  nonce_hash: string;
+  ip: string;
+  request_id: string;
+}
+
+const placeOf = (id: string) => `sign_in_request/${id}/sealed`;
+
+function whyNot(
+  link: LinkRow | undefined,
+  member: MemberRow | null,
+  now: Date,
+  asker: boolean,
+  linkFor: (member: MemberRow) => boolean,
+): string | undefined {
+  if (!link) return 'unknown';
+  if (!member || member.removedAt) return 'the person was removed';
+  if (new Date(link.expires_at) <= now) return 'expired';
+  if (asker ? link.asker_used_at : link.used_at) return 'used already';
+  if (link.source === 'mail' && !linkFor(member)) return 'single sign-on only';
+  return undefined;
+}
+
+function linkLetter(to: string, tenant: string, address: string): Letter {
+  const minutes = LINK_SECONDS / 60;
+  return {
+    to,
+    subject: `Sign in to ${tenant}`,
+    text: `Open this link to sign in to ${tenant}:
+
+${address}
+
+It works once, for ${minutes} minutes, and best in the browser where you asked for it.
+If you did not ask for it, leave it: nothing happens.
+`,
+    html: page(
+      `Sign in to ${tenant}`,
+      html`<p><a href="${address}">Sign in</a></p>
+<p>The link works once, for ${minutes} minutes, and best in the browser where you asked for it.</p>
+<p>If you did not ask for it, leave it: nothing happens.</p>`,
+    ),
+  };
+}
+
+function ssoLetter(to: string, tenant: string, baseUrl: string): Letter {
+  const address = `${baseUrl}/auth/sso/start?email=${encodeURIComponent(to)}`;
+  return {
+    to,
+    subject: `Sign in to ${tenant}`,
+    text: `${tenant} signs people in through its own sign-on, not by a link in a mail. Start here:
+
+${address}
+`,
+    html: page(
+      `Sign in to ${tenant}`,
+      html`<p>${tenant} signs people in through its own sign-on, not by a link in a mail.</p>
+<p><a href="${address}">Sign in</a></p>`,
+    ),
+  };
+}

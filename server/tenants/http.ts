@@ -1,0 +1,104 @@
+import { z } from 'zod';
+import { type PlainCall, type PlainRoute, sendPage } from '../api/plain.ts';
+import { ROLES } from '../auth/scopes.ts';
+import { AppError } from '../errors.ts';
+import { html, page, wantsPage } from '../lib/page.ts';
+import type { Invitations, InvitationView } from './invitations.ts';
+
+const Joined = z.object({
+  tenant_id: z.string(),
+  email: z.string(),
+  roles: z.array(z.enum(ROLES)),
+  session_expires_at: z.iso.datetime(),
+});
+const Token = z.string().max(200).optional();
+
+/**
+ * The routes of the link in an invitation. `checks` are those of sign-in: they throw for a prefetch, and for a form of
+ * another site.
+ */
+export function inviteRoutes(
+  invitations: Invitations,
+  checks: { refusePrefetch: (call: PlainCall) => void; assertSameOrigin: (origin: string | undefined) => void },
+): PlainRoute[] {
+  const dead = () => new AppError('UNAUTHENTICATED', 'the invitation is not valid any more: ask for a new one');
+  const join = async ({ context, request, reply }: PlainCall, token: string | undefined, name?: string) => {
+    const origin = { ip: context.ip, requestId: context.requestId, userAgent: request.headers['user-agent'] };
+    const joined = token ? await invitations.accept(token, origin, name) : undefined;
+    if (!joined) throw dead();
+    reply.header('set-cookie', joined.cookie);
+    return {
+      tenant_id: joined.tenantId,
+      email: joined.member.email,
+      roles: joined.member.roles,
+      session_expires_at: joined.expiresAt.toISOString(),
+    };
+  };
+  const wantsJson = ({ request }: PlainCall) =>
+    String(request.headers.accept ?? '').includes('application/json') && !wantsPage(request.headers.accept);
+  const json = {
+    description: 'Joined; the cookie is set. Browsers get a page instead',
+    type: 'application/json',
+    schema: Joined,
+  };
+  return [
+    {
+      method: 'GET',
+      path: '/auth/invite',
+      access: { public: true },
+      summary: 'Open an invitation',
+      description: 'A page with a button that accepts it. With Accept: application/json it is accepted at once.',
+      tag: 'auth',
+      query: { token: Token },
+      page: true,
+      answers: { 200: json },
+      problems: ['UNAUTHENTICATED', 'FORBIDDEN'],
+      async handler(call) {
+        checks.refusePrefetch(call);
+        const { token } = call.query;
+        if (wantsJson(call)) return join(call, token);
+        const view = token ? await invitations.view(token) : undefined;
+        if (!view) throw dead();
+        return sendPage(call.reply, 200, invitationPage(token!, view));
+      },
+    },
+    {
+      method: 'POST',
+      path: '/auth/invite',
+      access: { public: true },
+      summary: 'Accept an invitation, by the button of its page',
+      tag: 'auth',
+      form: { token: Token, name: z.string().max(200).optional() },
+      page: true,
+      answers: { 200: json, 303: { description: 'Joined; the cookie is set' } },
+      problems: ['UNAUTHENTICATED', 'FORBIDDEN'],
+      async handler(call) {
+        checks.assertSameOrigin(call.request.headers.origin);
+        const name = call.form.name?.replace(/\p{C}/gu, ' ').trim();
+        const joined = await join(call, call.form.token, name || undefined);
+        return wantsJson(call) ? joined : call.reply.redirect('/policies', 303);
+      },
+    },
+  ];
+}
+
+function invitationPage(token: string, { email, roles, tenantName, signOnAt }: InvitationView): string {
+  const what = html`<p>${email} joins ${tenantName} as ${roles.join(', ')}.</p>`;
+  if (signOnAt) {
+    return page(
+      `Join ${tenantName}`,
+      html`${what}
+<p>${tenantName} lets people in through its own sign-on.</p>
+<p><a href="${signOnAt}">Sign in</a></p>`,
+    );
+  }
+  return page(
+    `Join ${tenantName}`,
+    html`${what}
+<form method="post" action="/auth/invite">
+<input type="hidden" name="token" value="${token}">
+<label>Your name <input name="name" maxlength="200" autocomplete="name"></label>
+<p><button>Join</button></p>
+</form>`,
+  );
+}

@@ -1,0 +1,379 @@
+import type { EntityManager } from '@mikro-orm/postgresql';
+import { Invitation, type InvitationRow, Member, type MemberRow } from '../../db/entities/index.ts';
+import type { Database, Notify } from '../../db/index.ts';
+import type { Doer, WriteAudit } from '../auth/audit.ts';
+import type { Role, SignInPolicyOf } from '../auth/scopes.ts';
+import { newSecret, secretHash, secretKind } from '../auth/secret.ts';
+import { AppError } from '../errors.ts';
+import type { Clock } from '../lib/clock.ts';
+import { newId } from '../lib/ids.ts';
+import type { Letter, QueueMail } from '../lib/mail.ts';
+import { html, page } from '../lib/page.ts';
+import { join } from './members.ts';
+
+/** How long an invitation can be accepted. */
+export const INVITATION_SECONDS = 7 * 24 * 3600;
+/** How long a link that does not work any more is known, so that its use is told in the tenant's audit chain. */
+const KNOWN_DEAD_SECONDS = 30 * 24 * 3600;
+
+export const INVITATION_STATES = ['pending', 'expired', 'accepted', 'revoked'] as const;
+export type InvitationState = (typeof INVITATION_STATES)[number];
+
+/** Where a request came from, as sessions keep it. */
+interface Origin {
+  ip: string;
+  requestId: string;
+  userAgent?: string | undefined;
+}
+
+interface Parts {
+  db: Database;
+  clock: Clock;
+  audit: WriteAudit;
+  queueMail: QueueMail;
+  policy: SignInPolicyOf;
+  baseUrl: string;
+  /** Starts a session within the transaction, the last thing in it. */
+  openSession: (
+    em: EntityManager,
+    tenantId: string,
+    start: { member: MemberRow; authMethod: 'magic_link'; now: Date; origin: Origin },
+  ) => Promise<{ cookie: string; expiresAt: Date }>;
+  /** Counts a sign-in that failed, by its reason. */
+  failed: (reason: string) => void;
+}
+
+/** What the invited person sees before they join. */
+export interface InvitationView {
+  email: string;
+  roles: Role[];
+  tenantName: string;
+  /** Where they sign in instead, when a link by mail does not let them in. */
+  signOnAt: string | undefined;
+}
+
+/**
+ * Invitations: an address, a role, and a link that makes the address a member. One is open for an address at a time; the
+ * link's token is stored as its SHA-256.
+ */
+export class Invitations {
+  readonly #parts: Parts;
+
+  constructor(parts: Parts) {
+    this.#parts = parts;
+  }
+
+  /**
+   * Invites an address, and mails the link. An invitation that is still open for it is replaced: its link is dead.
+   * CONFLICT when the address is a member. One who was removed gets the same account back by accepting.
+   */
+  async create(tenantId: string, input: { email: string; role: Role }, by: Doer): Promise<InvitationRow> {
+    const { db, clock, audit } = this.#parts;
+    const email = input.email.toLowerCase();
+    const row = await db.transaction(tenantId, async (em) => {
+      const now = new Date(clock.now());
+      await lockTenant(em, tenantId);
+      if (await em.count(Member, { tenantId, email, removedAt: null })) return undefined;
+      for (const open of await em.find(Invitation, { tenantId, email, acceptedAt: null, revokedAt: null })) {
+        open.revokedAt = now;
+        await forgetToken(em, open);
+      }
+      await em.flush();
+      const token = newSecret('invite');
+      const made = em.create(Invitation, {
+        tenantId,
+        id: newId('inv', now.getTime()),
+        email,
+        roles: [input.role],
+        tokenHash: secretHash(token),
+        invitedBy: by.actor.email ?? by.actor.id,
+        createdAt: now,
+        sentAt: now,
+        expiresAt: new Date(now.getTime() + INVITATION_SECONDS * 1000),
+      });
+      await em.flush();
+      await this.#send(em, made, token);
+      await audit(em, tenantId, {
+        ...by,
+        action: 'invitation.created',
+        target: { type: 'invitation', id: made.id },
+        detail: `${email}: ${input.role}`,
+      });
+      return made;
+    });
+    if (row) return row;
+    await db.transaction(tenantId, (em) =>
+      audit(em, tenantId, {
+        ...by,
+        action: 'invitation.refused',
+        target: { type: 'tenant', id: tenantId },
+        severity: 'warning',
+        reason: 'a member already',
+        detail: email,
+      }),
+    );
+    throw new AppError('CONFLICT', 'this person is a member already');
+  }
+
+  /** One page of the invitations, the newest first. */
+  async list(
+    tenantId: string,
+    filter: { status?: InvitationState | undefined; limit: number; offset: number },
+  ): Promise<{ rows: InvitationRow[]; total: number }> {
+    const now = new Date(this.#parts.clock.now());
+    const open = { acceptedAt: null, revokedAt: null };
+    const where = {
+      pending: { ...open, expiresAt: { $gt: now } },
+      expired: { ...open, expiresAt: { $lte: now } },
+      accepted: { acceptedAt: { $ne: null } },
+      revoked: { revokedAt: { $ne: null } },
+      all: {},
+    }[filter.status ?? 'all'];
+    const [rows, total] = await this.#parts.db.reader(tenantId).findAndCount(Invitation, where, {
+      orderBy: { createdAt: 'desc', id: 'desc' },
+      limit: filter.limit,
+      offset: filter.offset,
+    });
+    return { rows, total };
+  }
+
+  stateOf(row: InvitationRow): InvitationState {
+    if (row.acceptedAt) return 'accepted';
+    if (row.revokedAt) return 'revoked';
+    return row.expiresAt.getTime() > this.#parts.clock.now() ? 'pending' : 'expired';
+  }
+
+  /** Mails a new link, good for another seven days; the former one is dead. NOT_FOUND unless it is open. */
+  async resend(tenantId: string, id: string, by: Doer): Promise<InvitationRow> {
+    const { db, clock, audit } = this.#parts;
+    return db.transaction(tenantId, async (em) => {
+      const row = await this.#open(em, tenantId, id);
+      const now = clock.now();
+      await forgetToken(em, row);
+      const token = newSecret('invite');
+      row.tokenHash = secretHash(token);
+      row.sentAt = new Date(now);
+      row.expiresAt = new Date(now + INVITATION_SECONDS * 1000);
+      await em.flush();
+      await this.#send(em, row, token);
+      await audit(em, tenantId, { ...by, action: 'invitation.resent', target: { type: 'invitation', id } });
+      return row;
+    });
+  }
+
+  /** The link is dead when it resolves. NOT_FOUND unless the invitation is open. */
+  async revoke(tenantId: string, id: string, by: Doer): Promise<void> {
+    const { db, clock, audit } = this.#parts;
+    await db.transaction(tenantId, async (em) => {
+      const row = await this.#open(em, tenantId, id);
+      row.revokedAt = new Date(clock.now());
+      await em.flush();
+      await audit(em, tenantId, { ...by, action: 'invitation.revoked', target: { type: 'invitation', id } });
+    });
+  }
+
+  /** What a link leads to; undefined when it does not work any more. Looking changes nothing. */
+  async view(token: string): Promise<InvitationView | undefined> {
+    const tenantId = await this.#tenantOf(token);
+    if (!tenantId) return undefined;
+    const row = await this.#parts.db.reader(tenantId).findOne(Invitation, { tokenHash: secretHash(token) });
+    if (!row || this.stateOf(row) !== 'pending') return undefined;
+    const roles = row.roles as Role[];
+    const [tenant] = await this.#parts.db.query<{ name: string }>(tenantId, 'select name from tenant');
+    const signOnAt = (await this.#letsIn(row)) ? undefined : this.#signOnAt(row.email);
+    return { email: row.email, roles, tenantName: tenant!.name, signOnAt };
+  }
+
+  /**
+   * Joins by the link and starts a session, both or neither; undefined when the link does not work any more. However
+   * often a link is used, the address joins once. FORBIDDEN where only the company's own sign-on lets people in.
+   */
+  async accept(
+    token: string,
+    origin: Origin,
+    name?: string,
+  ): Promise<{ cookie: string; expiresAt: Date; tenantId: string; member: MemberRow } | undefined> {
+    const { db, clock, audit, openSession, failed } = this.#parts;
+    const tenantId = await this.#tenantOf(token);
+    if (!tenantId) {
+      failed('unknown invitation');
+      return undefined;
+    }
+    const result = await db.transaction(tenantId, async (em, notify) => {
+      const now = new Date(clock.now());
+      const hash = secretHash(token);
+      // the person first, then the invitation: in the order in which a removal takes them
+      await em.execute(
+        `select 1 from member m join invitation i using (tenant_id, email)
+         where tenant_id = ? and token_hash = ? for update of m`,
+        [tenantId, hash],
+      );
+      await em.execute('select 1 from invitation where tenant_id = ? and token_hash = ? for update', [tenantId, hash]);
+      const row = await em.findOne(Invitation, { tenantId, tokenHash: hash });
+      const reason = !row
+        ? 'replaced'
+        : this.stateOf(row) !== 'pending'
+          ? this.stateOf(row)
+          : (await this.#letsIn(row))
+            ? undefined
+            : 'single sign-on only';
+      if (!row || reason) {
+        await audit(em, tenantId, {
+          actor: { type: 'system', id: 'sign-in', ip: origin.ip },
+          action: 'invitation.acceptance_refused',
+          target: row ? { type: 'invitation', id: row.id } : { type: 'tenant', id: tenantId },
+          severity: 'warning',
+          reason,
+          requestId: origin.requestId,
+        });
+        return reason;
+      }
+      const member = await this.#join(em, notify, row, now, origin, name);
+      const session = await openSession(em, tenantId, { member, authMethod: 'magic_link', now, origin });
+      return { ...session, tenantId, member };
+    });
+    if (typeof result === 'object') return result;
+    failed('dead invitation');
+    if (result === 'single sign-on only') {
+      throw new AppError('FORBIDDEN', 'this organization lets people in through its own sign-on only: sign in there');
+    }
+    return undefined;
+  }
+
+  /**
+   * Makes an address that was invited a member within the caller's transaction, where something else than the link has
+   * shown that the address is theirs (single sign-on). Undefined when no invitation is open for it.
+   */
+  async acceptFor(
+    em: EntityManager,
+    notify: Notify,
+    tenantId: string,
+    email: string,
+    origin: Origin,
+    name?: string,
+  ): Promise<MemberRow | undefined> {
+    const now = new Date(this.#parts.clock.now());
+    const open = { tenantId, email: email.toLowerCase(), acceptedAt: null, revokedAt: null };
+    await em.execute('select 1 from member where tenant_id = ? and email = ? for update', [tenantId, open.email]);
+    await em.execute(
+      `select 1 from invitation where tenant_id = ? and email = ? and accepted_at is null and revoked_at is null
+       for update`,
+      [tenantId, open.email],
+    );
+    const row = await em.findOne(Invitation, open);
+    if (!row || this.stateOf(row) !== 'pending') return undefined;
+    return this.#join(em, notify, row, now, origin, name);
+  }
+
+  /** Forgets links that have long been dead; the invitations remain in the list. */
+  async forget(): Promise<void> {
+    const before = new Date(this.#parts.clock.now() - KNOWN_DEAD_SECONDS * 1000);
+    await this.#parts.db.owner.query(
+      `delete from credential c using invitation i
+       where c.kind = 'invitation' and c.tenant_id = i.tenant_id and c.id = i.id and i.expires_at < $1`,
+      [before],
+    );
+  }
+
+  async #join(
+    em: EntityManager,
+    notify: Notify,
+    row: InvitationRow,
+    now: Date,
+    origin: Origin,
+    name: string | undefined,
+  ): Promise<MemberRow> {
+    const { tenantId, email, roles } = row;
+    const { member, how } = await join(em, tenantId, { email, name, roles }, now);
+    row.acceptedAt = now;
+    row.acceptedBy = member.id;
+    await em.flush();
+    await notify('members');
+    const by = { actor: { type: 'user', id: member.id, email, ip: origin.ip } as const, requestId: origin.requestId };
+    if (how !== 'stayed') {
+      await this.#parts.audit(em, tenantId, {
+        ...by,
+        action: how === 'added' ? 'member.added' : 'member.restored',
+        target: { type: 'user', id: member.id },
+        detail: `roles ${roles.join(', ')}`,
+      });
+    }
+    await this.#parts.audit(em, tenantId, {
+      ...by,
+      action: 'invitation.accepted',
+      target: { type: 'invitation', id: row.id },
+    });
+    return member;
+  }
+
+  async #open(em: EntityManager, tenantId: string, id: string): Promise<InvitationRow> {
+    await em.execute('select 1 from invitation where tenant_id = ? and id = ? for update', [tenantId, id]);
+    const row = await em.findOne(Invitation, { tenantId, id, acceptedAt: null, revokedAt: null });
+    if (!row) throw new AppError('NOT_FOUND', 'there is no such open invitation');
+    return row;
+  }
+
+  async #letsIn(row: InvitationRow): Promise<boolean> {
+    const { linkFor } = await this.#parts.policy(row.tenantId);
+    return linkFor({ id: '', roles: row.roles });
+  }
+
+  #signOnAt(email: string): string {
+    return `${this.#parts.baseUrl}/auth/sso/start?email=${encodeURIComponent(email)}`;
+  }
+
+  async #tenantOf(token: string): Promise<string | undefined> {
+    if (secretKind(token) !== 'invite') return undefined;
+    const { rows } = await this.#parts.db.owner.query<{ tenant_id: string }>(
+      `select tenant_id from credential where hash = $1 and kind = 'invitation'`,
+      [secretHash(token)],
+    );
+    return rows[0]?.tenant_id;
+  }
+
+  async #send(em: EntityManager, row: InvitationRow, token: string): Promise<void> {
+    const { tenantId } = row;
+    await em.execute('insert into credential (hash, kind, tenant_id, id) values (?, ?, ?, ?)', [
+      row.tokenHash,
+      'invitation',
+      tenantId,
+      row.id,
+    ]);
+    const [tenant] = await em.execute<{ name: string }[]>('select name from tenant where tenant_id = ?', [tenantId]);
+    const address = (await this.#letsIn(row))
+      ? `${this.#parts.baseUrl}/auth/invite?token=${token}`
+      : this.#signOnAt(row.email);
+    await this.#parts.queueMail(em, tenantId, letter(row, tenant!.name, address), row.expiresAt);
+  }
+}
+
+/** Two invitations of one address wait for each other here: each finds the other's. */
+async function lockTenant(em: EntityManager, tenantId: string): Promise<void> {
+  await em.execute('select 1 from tenant where tenant_id = ? for no key update', [tenantId]);
+}
+
+async function forgetToken(em: EntityManager, row: InvitationRow): Promise<void> {
+  await em.execute('delete from credential where hash = ?', [row.tokenHash]);
+}
+
+function letter(row: InvitationRow, tenant: string, address: string): Letter {
+  const days = INVITATION_SECONDS / 86_400;
+  const role = row.roles.join(', ');
+  const from = row.invitedBy.includes('@') ? `${row.invitedBy} invites you` : 'You are invited';
+  return {
+    to: row.email,
+    subject: `Join ${tenant}`,
+    text: `${from} to join ${tenant} as ${role}. Open this to accept:
+
+${address}
+
+The invitation is good for ${days} days. If you do not want to join, leave it.
+`,
+    html: page(
+      `Join ${tenant}`,
+      html`<p>${from} to join ${tenant} as ${role}.</p>
+<p><a href="${address}">Accept</a></p>
+<p>The invitation is good for ${days} days. If you do not want to join, leave it.</p>`,
+    ),
+  };
+}

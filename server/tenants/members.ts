@@ -1,0 +1,260 @@
+import type { EntityManager } from '@mikro-orm/postgresql';
+import { Invitation, Member, type MemberRow } from '../../db/entities/index.ts';
+import type { Database, Notify } from '../../db/index.ts';
+import type { AuditAction, Doer, WriteAudit } from '../auth/audit.ts';
+import type { Role } from '../auth/scopes.ts';
+import { AppError } from '../errors.ts';
+import type { Clock } from '../lib/clock.ts';
+import { newId } from '../lib/ids.ts';
+
+/** A person as lists show them. */
+export interface Person {
+  id: string;
+  email: string;
+  name: string;
+  avatar_url: string | null;
+  roles: Role[];
+  created_at: Date;
+  last_login: Date | null;
+  removed_at: Date | null;
+  /** Sessions that are not over. */
+  sessions: number;
+  /** Keys that work and that the person made or answers for: they end with the person's removal. */
+  keys: number;
+}
+
+export interface PersonFilter {
+  status: 'active' | 'removed' | 'all';
+  role?: Role | undefined;
+  /** A part of the address or the name. */
+  q?: string | undefined;
+  limit: number;
+  offset: number;
+}
+
+/** What a person holds beside their roles, which other parts of the program know how to take away. */
+export interface Holdings {
+  /** Ends the person's sessions and the links that would start one; resolves to how many sessions. */
+  signOut(em: EntityManager, tenantId: string, userId: string): Promise<number>;
+  /** Revokes the keys that the person made or answers for, or only those with the scope admin. */
+  revokeKeys(
+    em: EntityManager,
+    notify: Notify,
+    tenantId: string,
+    userId: string,
+    which: 'all' | 'admin',
+    by: Doer,
+  ): Promise<number>;
+  /** Takes the person out of the approver groups; resolves to the groups. */
+  leaveGroups(em: EntityManager, notify: Notify, tenantId: string, userId: string): Promise<string[]>;
+}
+
+const KEYS = `(select count(*) from api_key k where k.tenant_id = m.tenant_id and k.created_by = m.id
+    and k.revoked_at is null and (k.expires_at is null or k.expires_at > $1))
+  + (select count(*) from agent_key a where a.tenant_id = m.tenant_id and (a.owner_id = m.id or a.created_by = m.id)
+    and a.revoked_at is null and (a.expires_at is null or a.expires_at > $1))`;
+const PERSON = `m.id, m.email, m.name, m.avatar_url, m.roles, m.created_at, m.last_login, m.removed_at,
+  (select count(*) from session s where s.tenant_id = m.tenant_id and s.user_id = m.id and s.expires_at > $1)::int
+    as sessions, (${KEYS})::int as keys`;
+
+/**
+ * The people of a tenant and their roles. A change is committed together with its audit record, and every process acts
+ * on it when the promise resolves.
+ */
+export class Members {
+  readonly #db: Database;
+  readonly #clock: Clock;
+  readonly #audit: WriteAudit;
+  readonly #holdings: Holdings;
+
+  constructor(parts: { db: Database; clock: Clock; audit: WriteAudit; holdings: Holdings }) {
+    this.#db = parts.db;
+    this.#clock = parts.clock;
+    this.#audit = parts.audit;
+    this.#holdings = parts.holdings;
+  }
+
+  /** One page of the people, by address. */
+  async list(tenantId: string, filter: PersonFilter): Promise<{ people: Person[]; total: number }> {
+    const values: unknown[] = [new Date(this.#clock.now())];
+    const where = ['true'];
+    const also = (sql: (place: string) => string, value: unknown) => {
+      values.push(value);
+      where.push(sql(`$${values.length}`));
+    };
+    if (filter.status !== 'all') where.push(`m.removed_at is ${filter.status === 'active' ? '' : 'not '}null`);
+    if (filter.role) also((place) => `${place} = any(m.roles)`, filter.role);
+    if (filter.q) also((place) => `strpos(lower(m.email || ' ' || m.name), lower(${place})) > 0`, filter.q);
+    const matching = where.join(' and ');
+    return this.#db.readOnly(tenantId, async (client) => {
+      // the parameter of the time is used, so that both statements take the same list
+      const count = await client.query<{ total: number }>(
+        `select count(*)::int as total from member m where $1::timestamptz is not null and ${matching}`,
+        values,
+      );
+      const { rows } = await client.query<Person>(
+        `select ${PERSON} from member m where ${matching} order by m.email, m.id
+         limit ${filter.limit} offset ${filter.offset}`,
+        values,
+      );
+      return { people: rows, total: count.rows[0]!.total };
+    });
+  }
+
+  /** NOT_FOUND when nobody has the id. People who were removed are found. */
+  async get(tenantId: string, userId: string): Promise<Person> {
+    const [person] = await this.#db.query<Person>(tenantId, `select ${PERSON} from member m where m.id = $2`, [
+      new Date(this.#clock.now()),
+      userId,
+    ]);
+    if (!person) throw notFound();
+    return person;
+  }
+
+  /** CONFLICT when the person holds the role. Higher roles include it, and do not count as holding it. */
+  async grant(tenantId: string, userId: string, role: Role, by: Doer): Promise<void> {
+    await this.#change(
+      tenantId,
+      userId,
+      by,
+      { done: 'role.granted', refused: 'role.grant_refused', detail: role },
+      (member) => {
+        if (member.roles.includes(role)) throw new AppError('CONFLICT', `this person is ${role} already`);
+        member.roles = [...member.roles, role];
+      },
+    );
+  }
+
+  /**
+   * Takes a role away. NOT_FOUND when the person does not hold it; CONFLICT when nobody else is admin. Who is admin no
+   * more holds no key that is: those that they made with the scope admin are revoked.
+   */
+  async revoke(tenantId: string, userId: string, role: Role, by: Doer): Promise<void> {
+    const how = { done: 'role.revoked', refused: 'role.revocation_refused', detail: role } as const;
+    await this.#change(tenantId, userId, by, how, async (member, { em, notify, admins }) => {
+      if (!member.roles.includes(role)) throw new AppError('NOT_FOUND', `this person is not ${role}`);
+      if (role === 'admin') assertAnother(admins, userId);
+      member.roles = member.roles.filter((held) => held !== role);
+      if (role !== 'admin') return undefined;
+      const keys = await this.#holdings.revokeKeys(em, notify, tenantId, userId, 'admin', by);
+      return keys > 0 ? `admin; ${keys} admin keys revoked` : undefined;
+    });
+  }
+
+  /**
+   * Removes a person: roles, sessions, links and approver groups are gone, and so are the keys that they made or answer
+   * for, whose text they may have. Nothing lets them in until they are invited again. CONFLICT for the last admin.
+   */
+  async remove(tenantId: string, userId: string, by: Doer): Promise<void> {
+    const how = { done: 'member.removed', refused: 'member.removal_refused' } as const;
+    await this.#change(tenantId, userId, by, how, async (member, { em, notify, admins }) => {
+      if (member.roles.includes('admin')) assertAnother(admins, userId);
+      member.roles = [];
+      member.removedAt = new Date(this.#clock.now());
+      // one that was open beside the account would be a way back in
+      const open = { tenantId, email: member.email, acceptedAt: null, revokedAt: null };
+      await em.nativeUpdate(Invitation, open, { revokedAt: member.removedAt });
+      const sessions = await this.#holdings.signOut(em, tenantId, userId);
+      const groups = await this.#holdings.leaveGroups(em, notify, tenantId, userId);
+      const keys = await this.#holdings.revokeKeys(em, notify, tenantId, userId, 'all', by);
+      return [
+        `${sessions} sessions ended, ${keys} keys revoked`,
+        ...(groups.length > 0 ? [`out of ${groups.join(', ')}`] : []),
+      ].join('; ');
+    });
+  }
+
+  /**
+   * One change of one person. The admins are locked first, always in the same order: of two changes that would leave no
+   * admin the later one sees the earlier, and an admin who was just removed changes nothing any more.
+   */
+  async #change(
+    tenantId: string,
+    userId: string,
+    by: Doer,
+    how: { done: AuditAction; refused: AuditAction; detail?: string },
+    change: (member: MemberRow, context: { em: EntityManager; notify: Notify; admins: readonly string[] }) => unknown,
+  ): Promise<void> {
+    try {
+      await this.#db.transaction(tenantId, async (em, notify) => {
+        const rows = await em.execute<{ id: string }[]>(
+          `select id from member where tenant_id = ? and 'admin' = any(roles) and removed_at is null
+           order by id for update`,
+          [tenantId],
+        );
+        const admins = rows.map(({ id }) => id);
+        if (by.actor.type === 'user' && !admins.includes(by.actor.id)) {
+          throw new AppError('FORBIDDEN', 'this needs the role admin');
+        }
+        await em.execute('select 1 from member where tenant_id = ? and id = ? for update', [tenantId, userId]);
+        const member = await em.findOne(Member, { tenantId, id: userId, removedAt: null });
+        if (!member) throw notFound();
+        const detail = (await change(member, { em, notify, admins })) ?? how.detail;
+        await em.flush();
+        await notify('members');
+        await this.#audit(em, tenantId, {
+          ...by,
+          action: how.done,
+          target: { type: 'user', id: userId },
+          ...(typeof detail === 'string' && { detail }),
+        });
+      });
+    } catch (error) {
+      if (error instanceof AppError && error.problem === 'CONFLICT') {
+        await this.#db.transaction(tenantId, (em) =>
+          this.#audit(em, tenantId, {
+            ...by,
+            action: how.refused,
+            target: { type: 'user', id: userId },
+            severity: 'warning',
+            reason: error.message,
+            ...(how.detail && { detail: how.detail }),
+          }),
+        );
+      }
+      throw error;
+    }
+  }
+}
+
+/**
+ * Makes an address a member within the caller's transaction, with these roles: a new account, or the one that it had
+ * before it was removed, with the roles of now. A member stays as they are, with the roles added. The caller tells that
+ * the members changed.
+ */
+export async function join(
+  em: EntityManager,
+  tenantId: string,
+  person: { email: string; name?: string | undefined; roles: readonly string[] },
+  now: Date,
+): Promise<{ member: MemberRow; how: 'added' | 'restored' | 'stayed' }> {
+  const email = person.email.toLowerCase();
+  await em.execute('select 1 from member where tenant_id = ? and email = ? for update', [tenantId, email]);
+  let member = await em.findOne(Member, { tenantId, email });
+  let how: 'added' | 'restored' | 'stayed' = 'stayed';
+  if (!member) {
+    how = 'added';
+    member = em.create(Member, {
+      tenantId,
+      id: newId('usr', now.getTime()),
+      email,
+      name: person.name ?? email,
+      roles: [...person.roles],
+      createdAt: now,
+    });
+  } else if (member.removedAt) {
+    how = 'restored';
+    member.removedAt = null;
+    member.roles = [...person.roles];
+    if (person.name) member.name = person.name;
+  } else member.roles = [...new Set([...member.roles, ...person.roles])];
+  await em.flush();
+  return { member, how };
+}
+
+function assertAnother(admins: readonly string[], userId: string): void {
+  if (admins.some((id) => id !== userId)) return;
+  throw new AppError('CONFLICT', 'this is the last admin: make another person admin first');
+}
+
+const notFound = () => new AppError('NOT_FOUND', 'there is no such person');

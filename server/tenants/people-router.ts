@@ -1,0 +1,189 @@
+import { z } from 'zod';
+import type { InvitationRow } from '../../db/entities/index.ts';
+import { type Context, emailAddress, route, text, trpc } from '../api/trpc.ts';
+import { actorOf, type Doer } from '../auth/audit.ts';
+import { type Principal, ROLES, type Role } from '../auth/scopes.ts';
+import { INVITATION_STATES, type Invitations } from './invitations.ts';
+import type { Members, Person } from './members.ts';
+
+const tag = 'people';
+const access = { keys: [], role: 'admin' } as const;
+const Id = { id: text(64) };
+const page = { limit: z.int().min(1).max(200).default(50), offset: z.int().min(0).max(1_000_000).default(0) };
+
+const UserOut = z
+  .object({
+    id: z.string(),
+    email: z.string(),
+    name: z.string(),
+    avatar_url: z.string().nullable(),
+    roles: z.array(z.enum(ROLES)),
+    status: z.enum(['active', 'removed']),
+    created_at: z.iso.datetime(),
+    last_login: z.iso.datetime().nullable(),
+    removed_at: z.iso.datetime().optional(),
+    sessions: z.int().describe('sessions that are not over'),
+    keys: z.int().describe('keys that work, and end when the person is removed'),
+  })
+  .meta({ id: 'User' });
+
+const InvitationOut = z
+  .object({
+    id: z.string(),
+    email: z.string(),
+    role: z.enum(ROLES),
+    status: z.enum(INVITATION_STATES),
+    invited_by: z.string(),
+    created_at: z.iso.datetime(),
+    sent_at: z.iso.datetime(),
+    expires_at: z.iso.datetime(),
+    accepted_at: z.iso.datetime().optional(),
+    accepted_by: z.string().optional(),
+    revoked_at: z.iso.datetime().optional(),
+  })
+  .meta({ id: 'Invitation' });
+
+function userOut(person: Person) {
+  return {
+    id: person.id,
+    email: person.email,
+    name: person.name,
+    avatar_url: person.avatar_url,
+    // in the order of their power, however they were granted
+    roles: ROLES.filter((role) => person.roles.includes(role)),
+    status: person.removed_at ? ('removed' as const) : ('active' as const),
+    created_at: person.created_at.toISOString(),
+    last_login: person.last_login?.toISOString() ?? null,
+    removed_at: person.removed_at?.toISOString(),
+    sessions: person.sessions,
+    keys: person.keys,
+  };
+}
+
+function by(ctx: Context & { principal: Principal }): Doer {
+  return { actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId };
+}
+
+/** People and their roles. */
+export function usersRouter(members: Members) {
+  return trpc.router({
+    list: route('GET /v1/users', access, {
+      summary: 'List the people of the tenant',
+      description: 'Those who were removed only where `status` asks for them.',
+      tag,
+    })
+      .input(
+        z.strictObject({
+          status: z.enum(['active', 'removed', 'all']).default('active'),
+          role: z.enum(ROLES).optional(),
+          q: text(200).optional().describe('a part of the address or the name'),
+          ...page,
+        }),
+      )
+      .output(z.object({ users: z.array(UserOut), total: z.int(), limit: z.int(), offset: z.int() }))
+      .query(async ({ ctx, input }) => {
+        const { people, total } = await members.list(ctx.tenantId, input);
+        return { users: people.map(userOut), total, limit: input.limit, offset: input.offset };
+      }),
+
+    get: route('GET /v1/users/{id}', access, { summary: 'Read one person', tag, problems: ['NOT_FOUND'] })
+      .input(z.strictObject(Id))
+      .output(UserOut)
+      .query(async ({ ctx, input }) => userOut(await members.get(ctx.tenantId, input.id))),
+
+    grant: route('POST /v1/users/{id}/roles', access, {
+      summary: 'Grant a role',
+      description: 'Each role includes those before it: viewer, author, approver, admin.',
+      tag,
+      problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
+    })
+      .input(z.strictObject({ ...Id, role: z.enum(ROLES) }))
+      .output(UserOut)
+      .mutation(async ({ ctx, input }) => {
+        await members.grant(ctx.tenantId, input.id, input.role, by(ctx));
+        return userOut(await members.get(ctx.tenantId, input.id));
+      }),
+
+    revoke: route('DELETE /v1/users/{id}/roles/{role}', access, {
+      summary: 'Take a role away',
+      description:
+        'Holds at once. Whoever is admin no more loses the keys with the scope admin that they made. 409 for the last admin.',
+      tag,
+      problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
+    })
+      .input(z.strictObject({ ...Id, role: z.enum(ROLES) }))
+      .output(UserOut)
+      .mutation(async ({ ctx, input }) => {
+        await members.revoke(ctx.tenantId, input.id, input.role, by(ctx));
+        return userOut(await members.get(ctx.tenantId, input.id));
+      }),
+
+    remove: route('DELETE /v1/team/{userId}', access, {
+      summary: 'Remove a person from the team',
+      description:
+        'Ends roles, sessions, sign-in links and the keys that the person made or answers for, at once. An invitation restores the same account. 409 for the last admin.',
+      tag,
+      status: 204,
+      problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
+    })
+      .input(z.strictObject({ userId: text(64) }))
+      .output(z.void())
+      .mutation(({ ctx, input }) => members.remove(ctx.tenantId, input.userId, by(ctx))),
+  });
+}
+
+export function invitesRouter(invitations: Invitations) {
+  const out = (row: InvitationRow) => ({
+    id: row.id,
+    email: row.email,
+    role: row.roles[0] as Role,
+    status: invitations.stateOf(row),
+    invited_by: row.invitedBy,
+    created_at: row.createdAt.toISOString(),
+    sent_at: row.sentAt.toISOString(),
+    expires_at: row.expiresAt.toISOString(),
+    accepted_at: row.acceptedAt?.toISOString(),
+    accepted_by: row.acceptedBy ?? undefined,
+    revoked_at: row.revokedAt?.toISOString(),
+  });
+  return trpc.router({
+    create: route('POST /v1/invites', access, {
+      summary: 'Invite a person by mail',
+      description:
+        'The link in the mail is good for 7 days. An invitation that is still open for the address is replaced. One who was removed gets the same account back.',
+      tag,
+      status: 201,
+      problems: ['CONFLICT'],
+    })
+      .input(z.strictObject({ email: emailAddress, role: z.enum(ROLES) }))
+      .output(InvitationOut)
+      .mutation(async ({ ctx, input }) => out(await invitations.create(ctx.tenantId, input, by(ctx)))),
+
+    list: route('GET /v1/invites', access, { summary: 'List the invitations, newest first', tag })
+      .input(z.strictObject({ status: z.enum(INVITATION_STATES).optional(), ...page }))
+      .output(z.object({ invites: z.array(InvitationOut), total: z.int(), limit: z.int(), offset: z.int() }))
+      .query(async ({ ctx, input }) => {
+        const { rows, total } = await invitations.list(ctx.tenantId, input);
+        return { invites: rows.map(out), total, limit: input.limit, offset: input.offset };
+      }),
+
+    resend: route('POST /v1/invites/{id}/resend', access, {
+      summary: 'Mail a new link for an open invitation; the former one is dead',
+      tag,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject(Id))
+      .output(InvitationOut)
+      .mutation(async ({ ctx, input }) => out(await invitations.resend(ctx.tenantId, input.id, by(ctx)))),
+
+    revoke: route('DELETE /v1/invites/{id}', access, {
+      summary: 'Revoke an open invitation',
+      tag,
+      status: 204,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject(Id))
+      .output(z.void())
+      .mutation(({ ctx, input }) => invitations.revoke(ctx.tenantId, input.id, by(ctx))),
+  });
+}
