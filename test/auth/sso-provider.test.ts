@@ -1,0 +1,384 @@
+import { once } from 'node:events';
+import { createServer, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { exportJWK, generateKeyPair } from 'jose';
+import Provider, { type ClientMetadata } from 'oidc-provider';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { AUDIT_ACTIONS, OPERATOR } from '../../server/auth/audit.ts';
+import { dump } from '../helpers/api.ts';
+import { TestDns } from '../helpers/dns.ts';
+import { type TestTenant, useServer } from '../helpers/server.ts';
+import { addMember, audited, BASE_URL, finish, newBrowser, verifyDomain } from '../helpers/sso.ts';
+import type { Visitor } from '../helpers/visitor.ts';
+
+/** Single sign-on with a certified OpenID provider, from the settings page to the session, through its own login form. */
+let dns: TestDns;
+beforeAll(async () => {
+  dns = await TestDns.start();
+});
+const server = useServer({
+  SVC_EGRESS_ALLOW: '127.0.0.1/32',
+  get SVC_DNS_SERVERS() {
+    return dns.server;
+  },
+});
+
+const SECRETS = { basic: 'first secret: 100% + more', post: 'a secret for the form' };
+const client = (id: string, more: Partial<ClientMetadata>): ClientMetadata => ({
+  client_id: id,
+  redirect_uris: [`${BASE_URL}/auth/callback`],
+  response_types: ['code'],
+  grant_types: ['authorization_code'],
+  ...more,
+});
+
+/** The people that the provider knows, by what they type as login. */
+const people: Record<string, { email: string; email_verified: boolean; name: string }> = {};
+const servers: Server[] = [];
+
+/** A provider on loopback; `claimsInToken`: whether the ID token has the claims of scopes, or userinfo alone. */
+async function startProvider(
+  clients: ClientMetadata[],
+  options: { claimsInToken: boolean; methods?: ('client_secret_basic' | 'client_secret_post')[] },
+): Promise<string> {
+  const http = createServer();
+  servers.push(http);
+  await once(http.listen(0, '127.0.0.1'), 'listening');
+  const issuer = `http://127.0.0.1:${(http.address() as AddressInfo).port}`;
+  const keys = await Promise.all(
+    (['RS256', 'ES256'] as const).map(async (alg) => {
+      const { privateKey } = await generateKeyPair(alg, { extractable: true });
+      return { ...(await exportJWK(privateKey)), alg, use: 'sig', kid: `${alg}-key` };
+    }),
+  );
+  const provider = new Provider(issuer, {
+    clients,
+    jwks: { keys } as never,
+    cookies: { keys: ['a key for cookies of the test'] },
+    claims: { openid: ['sub'], email: ['email', 'email_verified'], profile: ['name'] },
+    conformIdTokenClaims: !options.claimsInToken,
+    pkce: { required: () => true },
+    ttl: { AccessToken: 600, Grant: 600, IdToken: 600, Interaction: 600, Session: 600 },
+    findAccount: (_, id) => (people[id] ? { accountId: id, claims: () => ({ sub: id, ...people[id] }) } : undefined),
+    ...(options.methods && { clientAuthMethods: options.methods }),
+  });
+  http.on('request', provider.callback());
+  return issuer;
+}
+
+let issuer: string;
+let formIssuer: string;
+let tenant: TestTenant;
+beforeAll(async () => {
+  issuer = await startProvider(
+    [
+      client('svc', { client_secret: SECRETS.basic, token_endpoint_auth_method: 'client_secret_basic' }),
+      client('svc-es256', {
+        client_secret: SECRETS.basic,
+        token_endpoint_auth_method: 'client_secret_basic',
+        id_token_signed_response_alg: 'ES256',
+      }),
+    ],
+    { claimsInToken: false },
+  );
+  formIssuer = await startProvider(
+    [client('svc', { client_secret: SECRETS.post, token_endpoint_auth_method: 'client_secret_post' })],
+    { claimsInToken: true, methods: ['client_secret_post'] },
+  );
+  tenant = await server.tenant();
+});
+afterAll(async () => {
+  for (const http of servers) {
+    http.closeAllConnections();
+    http.close();
+  }
+  await dns?.stop();
+});
+
+const configure = (who = tenant.admin, more: Record<string, unknown> = {}, expected = 200) =>
+  server.call<Record<string, unknown>>(expected, 'PUT /v1/settings/sso', who, {
+    issuer_url: issuer,
+    client_id: 'svc',
+    client_secret: SECRETS.basic,
+    ...more,
+  });
+
+/** Signs in at the provider's own form, as a person does, and comes back. */
+async function signIn(login: string, start = `/auth/login?tenant=${tenant.id}`, browser: Visitor = newBrowser(server)) {
+  return finish(server, browser, await callbackOf(login, start, browser));
+}
+
+/** The same up to the way back. */
+async function callbackOf(login: string, start: string, browser: Visitor): Promise<string> {
+  const stop = `${BASE_URL}/auth/callback`;
+  let at = await browser.follow(BASE_URL + start, {}, stop);
+  for (let pages = 0; at.response && pages < 3; pages++) {
+    const html = await at.response.text();
+    const [, action] = /<form[^>]* action="([^"]+)"/.exec(html) ?? [];
+    if (!action) throw new Error(`no form at ${at.url}: ${html.slice(0, 500)}`);
+    const [, prompt] = /name="prompt" value="(\w+)"/.exec(html)!;
+    const form = new URLSearchParams({ prompt: prompt!, ...(prompt === 'login' && { login, password: 'any' }) });
+    at = await browser.follow(new URL(action, at.url).href, { method: 'POST', body: form }, stop);
+  }
+  return at.url;
+}
+
+test('an admin sets it up, step by step, and is the first to come in', async () => {
+  const { admin } = tenant;
+  // what must be registered at the provider is known before anything is configured
+  const before = await server.call(200, 'GET /v1/settings/sso', admin);
+  expect(before.body).toEqual({ configured: false, redirect_uri: `${BASE_URL}/auth/callback` });
+  const saved = await configure();
+  expect(saved.body).toMatchObject({ configured: true, issuer_url: issuer, client_id: 'svc' });
+  expect(saved.body).not.toHaveProperty('proven_at');
+  await verifyDomain(server, dns, admin, 'acme.test');
+
+  const userId = await addMember(server, tenant, 'root@acme.test', 'admin');
+  people.root = { email: 'Root@ACME.test', email_verified: true, name: 'Root' };
+  const outcome = await signIn('root', '/auth/sso/start?email=root%40Acme.test');
+  expect(outcome).toMatchObject({ status: 302, path: '/policies' });
+  expect((await server.call(200, 'GET /auth/me', outcome.who)).body).toEqual({
+    authenticated: true,
+    auth_method: 'oidc',
+    tenant_id: tenant.id,
+    user: expect.objectContaining({ id: userId, email: 'root@acme.test' }),
+    roles: ['admin'],
+  });
+  // the roles are those given here, and count
+  await server.call(200, 'GET /v1/keys', outcome.who);
+  expect((await server.call(200, 'GET /v1/settings/sso', admin)).body).toHaveProperty('proven_at');
+  const actions = (await audited(server, tenant)).map((record) => record.action);
+  expect(actions.slice(0, 3)).toEqual(['session.started', 'sso.proven', 'sso.identity_bound']);
+  expect(actions).toContain('sso.configured');
+  for (const { action, code } of await audited(server, tenant)) {
+    expect(AUDIT_ACTIONS[action as keyof typeof AUDIT_ACTIONS]).toBe(code);
+  }
+});
+
+test('the second sign-in is of the same account, and binds nothing again', async () => {
+  expect(await signIn('root')).toMatchObject({ path: '/policies' });
+  const { body } = await server.call<{ identities: object[] }>(200, 'GET /v1/settings/sso/identities', tenant.admin);
+  expect(body.identities).toMatchObject([{ email: 'root@acme.test', issuer, subject: 'root' }]);
+  expect(await audited(server, tenant, '&action=sso.identity_bound')).toHaveLength(1);
+});
+
+test('GET /auth/login goes to the provider at once where one tenant has one', async () => {
+  const response = await newBrowser(server).send(`${BASE_URL}/auth/login`);
+  expect(response.status).toBe(302);
+  const to = new URL(response.headers.get('location')!);
+  expect(to.origin).toBe(issuer);
+  expect(Object.fromEntries(to.searchParams)).toMatchObject({
+    response_type: 'code',
+    client_id: 'svc',
+    redirect_uri: `${BASE_URL}/auth/callback`,
+    code_challenge_method: 'S256',
+    scope: 'openid email profile',
+  });
+  const cookie = response.headers.getSetCookie()[0]!;
+  expect(cookie).toMatch(/^svc_sso=[\w-]{43}; Max-Age=600; Path=\/; HttpOnly; SameSite=Lax$/);
+  // what the browser keeps is not what the provider sees
+  expect(to.href).not.toContain(cookie.slice(8, 51));
+});
+
+test('an address that no organisation has is answered like one that is none', async () => {
+  const answers = await Promise.all(
+    ['x@nobody.test', 'x@sub.acme.test', 'acme.test', '@', '', 'x@acme.test@nobody.test'].map(async (email) => {
+      const response = await newBrowser(server).send(`${BASE_URL}/auth/sso/start?email=${encodeURIComponent(email)}`);
+      return [
+        response.status,
+        response.headers.get('location')!.replace(/req_\w+/, 'ID'),
+        response.headers.get('set-cookie'),
+      ];
+    }),
+  );
+  expect(new Set(answers.map((answer) => JSON.stringify(answer)))).toEqual(
+    new Set([JSON.stringify([302, '/sign-in?error=sso_unknown&request_id=ID', null])]),
+  );
+  for (const tenantId of ['none', 'a%00b', '%F0%9F%92%A9', `${tenant.id}%20`]) {
+    const response = await newBrowser(server).send(`${BASE_URL}/auth/login?tenant=${tenantId}`);
+    expect(response.headers.get('location')).toMatch(/^\/sign-in\?error=sso_unknown/);
+  }
+});
+
+test('a person who is no member stays outside, and one who was removed does', async () => {
+  people.eve = { email: 'eve@acme.test', email_verified: true, name: 'Eve' };
+  expect(await signIn('eve')).toMatchObject({ path: '/sign-in', error: 'sso_no_access', who: undefined });
+  expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO175E' });
+  const userId = await addMember(server, tenant, 'eve@acme.test', 'viewer');
+  const inside = await signIn('eve');
+  expect(inside).toMatchObject({ path: '/policies' });
+  await server.core.db.transaction(tenant.id, async (em, notify) => {
+    await em.execute('update member set removed_at = now(), roles = ? where id = ?', ['{}', userId]);
+    await notify('members');
+  });
+  await server.call(401, 'GET /auth/me', inside.who);
+  expect(await signIn('eve')).toMatchObject({ path: '/sign-in', error: 'sso_no_access', who: undefined });
+  expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO176E' });
+});
+
+test('a person who says no at the provider is sent back to the sign-in page', async () => {
+  const browser = newBrowser(server);
+  const at = await browser.follow(`${BASE_URL}/auth/login`);
+  const back = await browser.follow(`${at.url}/abort`, {}, `${BASE_URL}/auth/callback`);
+  expect(await finish(server, browser, back.url)).toMatchObject({ path: '/sign-in', error: 'sso_failed' });
+  expect((await audited(server, tenant))[0]).toMatchObject({
+    code: 'SSO125E',
+    detail: 'the provider answered access_denied',
+  });
+});
+
+describe('the client secret', () => {
+  test('is in no answer, log, audit record or table', async () => {
+    const { text } = await server.call(200, 'GET /v1/settings/sso', tenant.admin);
+    const tables = Object.values(await dump(server)).join('\n');
+    const audit = JSON.stringify(await audited(server, tenant));
+    for (const place of [text, tables, audit, server.logged.join('\n')]) {
+      expect(place).not.toContain(SECRETS.basic);
+      expect(place).not.toContain(Buffer.from(SECRETS.basic).toString('hex'));
+      expect(place).not.toContain(Buffer.from(SECRETS.basic).toString('base64'));
+    }
+  });
+
+  test('that is wrong lets nobody in until it is rotated to the right one', async () => {
+    await configure(tenant.admin, { client_secret: 'wrong' });
+    expect(await signIn('root')).toMatchObject({ path: '/sign-in', error: 'sso_unavailable' });
+    expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO136E' });
+    await configure();
+    expect(await signIn('root')).toMatchObject({ path: '/policies' });
+    // bound as before: a new secret is not a new provider
+    expect(await audited(server, tenant, '&action=sso.identity_bound')).toHaveLength(2);
+  });
+
+  test('stays when it is left out, and is never taken over to another issuer or client', async () => {
+    await configure(tenant.admin, { client_secret: undefined });
+    expect(await signIn('root')).toMatchObject({ path: '/policies' });
+    for (const other of [{ issuer_url: formIssuer }, { client_id: 'svc-es256' }]) {
+      const refused = await configure(tenant.admin, { ...other, client_secret: undefined }, 400);
+      expect(refused.body.errors).toMatchObject([{ pointer: '/client_secret' }]);
+    }
+    expect((await server.call(200, 'GET /v1/settings/sso', tenant.admin)).body.issuer_url).toBe(issuer);
+  });
+});
+
+test('a token signed with ES256 is taken', async () => {
+  await configure(tenant.admin, { client_id: 'svc-es256' });
+  expect(await signIn('root')).toMatchObject({ path: '/policies' });
+  await configure();
+});
+
+test('a tenant whose provider wants the secret in the form, and puts the claims into the token', async () => {
+  const other = await server.tenant();
+  await configure(other.admin, { issuer_url: formIssuer, client_secret: SECRETS.post });
+  await verifyDomain(server, dns, other.admin, 'form.test');
+  await addMember(server, other, 'fay@form.test', 'author');
+  people.fay = { email: 'fay@form.test', email_verified: true, name: 'Fay' };
+  const outcome = await signIn('fay', '/auth/sso/start?email=fay@form.test');
+  expect(outcome).toMatchObject({ path: '/policies' });
+  expect((await server.call(200, 'GET /auth/me', outcome.who)).body).toMatchObject({
+    tenant_id: other.id,
+    roles: ['author'],
+  });
+});
+
+test('a new issuer binds anew; the accounts of the one before mean nothing to it', async () => {
+  const mine = await server.tenant();
+  await configure(mine.admin);
+  await verifyDomain(server, dns, mine.admin, 'moving.test');
+  await addMember(server, mine, 'mo@moving.test', 'viewer');
+  people.mo = { email: 'mo@moving.test', email_verified: true, name: 'Mo' };
+  people['mo-2'] = { email: 'mo@moving.test', email_verified: true, name: 'Mo' };
+  const start = `/auth/login?tenant=${mine.id}`;
+  expect(await signIn('mo', start)).toMatchObject({ path: '/policies' });
+  // a second account of the same address at the same provider is not the same person
+  expect(await signIn('mo-2', start)).toMatchObject({ error: 'sso_no_access' });
+  expect((await audited(server, mine))[0]).toMatchObject({ code: 'SSO177E', severity: 'critical' });
+  await configure(mine.admin, { issuer_url: formIssuer, client_secret: SECRETS.post });
+  expect((await audited(server, mine))[0]).toMatchObject({ code: 'SSO001I', severity: 'critical' });
+  expect(await signIn('mo-2', start)).toMatchObject({ path: '/policies' });
+  const { body } = await server.call<{ identities: { user_id: string; issuer: string; subject: string }[] }>(
+    200,
+    'GET /v1/settings/sso/identities',
+    mine.admin,
+  );
+  expect(new Set(body.identities.map((one) => `${one.issuer} ${one.subject}`))).toEqual(
+    new Set([`${issuer} mo`, `${formIssuer} mo-2`]),
+  );
+  // an admin can let another account take the member's place
+  await server.call(204, `DELETE /v1/settings/sso/identities/${body.identities[0]!.user_id}`, mine.admin);
+  expect((await audited(server, mine))[0]).toMatchObject({ code: 'SSO006I' });
+  expect(await signIn('mo', start)).toMatchObject({ path: '/policies' });
+  // and another tenant's admin cannot
+  await server.call(404, `DELETE /v1/settings/sso/identities/${body.identities[0]!.user_id}`, tenant.admin);
+});
+
+describe('SSO only', () => {
+  let guarded: TestTenant;
+  beforeAll(async () => {
+    guarded = await server.tenant();
+    await addMember(server, guarded, 'gil@guarded.test', 'admin');
+    await addMember(server, guarded, 'vic@guarded.test', 'viewer');
+    people.gil = { email: 'gil@guarded.test', email_verified: true, name: 'Gil' };
+    people.vic = { email: 'vic@guarded.test', email_verified: true, name: 'Vic' };
+  });
+  const start = () => `/auth/login?tenant=${guarded.id}`;
+  const enforce = (expected: number, on = true) =>
+    server.call(expected, 'PATCH /v1/settings', guarded.admin, { sso_only: on });
+
+  test('cannot be switched on before an admin has come in with the present configuration', async () => {
+    await enforce(409);
+    expect((await audited(server, guarded))[0]).toMatchObject({ code: 'SSO004E', severity: 'warning' });
+    await configure(guarded.admin);
+    await verifyDomain(server, dns, guarded.admin, 'guarded.test');
+    await enforce(409);
+    // another person than an admin proves nothing
+    expect(await signIn('vic', start())).toMatchObject({ path: '/policies' });
+    await enforce(409);
+    expect(await signIn('gil', start())).toMatchObject({ path: '/policies' });
+    await configure(guarded.admin);
+    // a new configuration, even with the same words, is to be shown again
+    await enforce(409);
+    expect(await signIn('gil', start())).toMatchObject({ path: '/policies' });
+    expect((await enforce(200)).body).toMatchObject({ sso_only: true });
+    expect((await server.call(200, 'GET /v1/settings', guarded.admin)).body).toMatchObject({ sso_only: true });
+  });
+
+  test('holds what it needs: provider and domain stay, the secret may be rotated', async () => {
+    await configure(guarded.admin, { client_id: 'svc-es256' }, 409);
+    expect((await audited(server, guarded))[0]).toMatchObject({ code: 'SSO001E' });
+    await configure(guarded.admin, { issuer_url: formIssuer, client_secret: SECRETS.post }, 409);
+    await server.call(409, 'DELETE /v1/settings/sso', guarded.admin);
+    await server.call(409, 'DELETE /v1/settings/sso/domains/guarded.test', guarded.admin);
+    await configure(guarded.admin);
+    expect(await signIn('vic', start())).toMatchObject({ path: '/policies' });
+    // a domain that no admin has may go
+    await verifyDomain(server, dns, guarded.admin, 'spare.test');
+    await server.call(204, 'DELETE /v1/settings/sso/domains/spare.test', guarded.admin);
+  });
+
+  test('leaves the way back: a link of the operator, and the switch itself', async () => {
+    const [admin] = await server.core.db.query<{ id: string }>(
+      guarded.id,
+      `select id from member where email = 'gil@guarded.test'`,
+    );
+    const token = await server.core.sessions.createLink(guarded.id, admin!.id, 600, { actor: OPERATOR });
+    const response = await newBrowser(server).send(`${BASE_URL}/auth/magic-link/verify?token=${token}`);
+    expect(response.headers.get('location')).toBe('/policies');
+    await enforce(200, false);
+    await server.call(204, 'DELETE /v1/settings/sso', guarded.admin);
+    expect((await audited(server, guarded))[0]).toMatchObject({ code: 'SSO002I' });
+    await server.call(404, 'DELETE /v1/settings/sso', guarded.admin);
+    const { body } = await server.call<{ identities: object[] }>(200, 'GET /v1/settings/sso/identities', guarded.admin);
+    expect(body.identities).toEqual([]);
+  });
+});
+
+test('a response is used once, in the browser that asked, also with a real provider', async () => {
+  const browser = newBrowser(server);
+  const callback = await callbackOf('root', `/auth/login?tenant=${tenant.id}`, browser);
+  expect(await finish(server, newBrowser(server), callback)).toMatchObject({ error: 'sso_expired', who: undefined });
+  expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO121E' });
+  expect(await finish(server, browser, callback)).toMatchObject({ path: '/policies' });
+  browser.cookies(BASE_URL).delete('svc_session');
+  expect(await finish(server, browser, callback)).toMatchObject({ error: 'sso_expired', who: undefined });
+  expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO122E' });
+});

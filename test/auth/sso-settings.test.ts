@@ -1,0 +1,252 @@
+import { once } from 'node:events';
+import type { AddressInfo } from 'node:net';
+import { createServer, type Server } from 'node:net';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { FORBIDDEN_ADDRESSES, forbiddenUrls } from '../helpers/addresses.ts';
+import { TestDns } from '../helpers/dns.ts';
+import { CLIENT, HostileProvider } from '../helpers/hostile-provider.ts';
+import { useServer } from '../helpers/server.ts';
+import { audited } from '../helpers/sso.ts';
+
+let dns: TestDns;
+beforeAll(async () => {
+  dns = await TestDns.start();
+});
+const dnsServers = {
+  get SVC_DNS_SERVERS() {
+    return dns.server;
+  },
+};
+/** A server as it comes, and one whose operator lets loopback through. */
+const server = useServer(dnsServers);
+const open = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32' });
+
+let provider: HostileProvider;
+let listener: Server;
+let connections = 0;
+beforeAll(async () => {
+  provider = await HostileProvider.start(() => open.clock.now());
+  listener = createServer((socket) => {
+    connections++;
+    socket.destroy();
+  });
+  await once(listener.listen(0), 'listening');
+});
+afterAll(async () => {
+  await provider?.stop();
+  listener?.close();
+  await dns?.stop();
+});
+
+const faultsOf = (body: Record<string, unknown>) => body.errors as { pointer: string; message: string }[];
+
+describe('an issuer that leads inside', () => {
+  test('is refused in every spelling, as issuer and as key set, and nothing is dialled', async () => {
+    const { admin } = await server.tenant();
+    const { port } = listener.address() as AddressInfo;
+    const urls = forbiddenUrls(port);
+    expect(urls.length).toBeGreaterThan(90);
+    const secure = urls.map((url) => url.replace(/^http:/i, 'https:'));
+    const accepted: string[] = [];
+    for (const url of new Set([...urls, ...secure])) {
+      if (url === '') continue;
+      const saved = await fetch(`${server.url}/v1/settings/sso`, {
+        method: 'PUT',
+        headers: { authorization: `Bearer ${admin.key}`, 'content-type': 'application/json' },
+        body: JSON.stringify({ issuer_url: url, client_id: 'c', client_secret: 's' }),
+      });
+      const listed = await fetch(`${server.url}/v1/settings/token-issuers`, {
+        method: 'PUT',
+        headers: { authorization: `Bearer ${admin.key}`, 'content-type': 'application/json' },
+        body: JSON.stringify({
+          token_issuers: [
+            { issuer: 'https://i.example', jwks_uri: url, audience: 'a', agent_id_claim: 'sub', agent_role_claim: 'r' },
+          ],
+        }),
+      });
+      if (saved.status !== 400 || listed.status !== 400) accepted.push(`${url}: ${saved.status} ${listed.status}`);
+    }
+    expect(accepted).toEqual([]);
+    expect(connections).toBe(0);
+  });
+
+  test('is refused by what its name resolves to', async () => {
+    const tenant = await server.tenant();
+    const { port } = listener.address() as AddressInfo;
+    // the resolver reads that one as 8.8.8.8, which is free to dial (see the guard's own test)
+    for (const [at, address] of FORBIDDEN_ADDRESSES.filter((one) => one !== '::8.8.8.8').entries()) {
+      dns.names[`n${at}.example`] = [address];
+      const { body } = await server.call(400, 'PUT /v1/settings/sso', tenant.admin, {
+        issuer_url: `https://n${at}.example:${port}`,
+        ...CLIENT,
+      });
+      expect(faultsOf(body)[0]!.message, address).toContain('private, loopback');
+    }
+    const codes = (await audited(server, tenant)).map((record) => record.code).filter((code) => code.startsWith('SSO'));
+    expect(codes.length).toBeGreaterThan(70);
+    expect(new Set(codes)).toEqual(new Set(['SSO101E']));
+    expect(connections).toBe(0);
+  });
+
+  test('and one that no name server knows, or that is silent, tell so', async () => {
+    const tenant = await server.tenant();
+    dns.names['broken.example'] = 'SERVFAIL';
+    for (const host of ['nowhere.example', 'broken.example']) {
+      await server.call(400, 'PUT /v1/settings/sso', tenant.admin, { issuer_url: `https://${host}`, ...CLIENT });
+      expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO100E' });
+    }
+  });
+});
+
+describe('an issuer', () => {
+  test.each([
+    ['http://idp.example', 'must be an https address'],
+    ['http://localhost.idp.example', 'must be an https address'],
+    ['ftp://idp.example', 'must be an https address'],
+    ['idp.example', 'must be an https address'],
+    ['https://user:pass@idp.example', 'must not hold a user name or password'],
+    ['https://idp.example?tenant=1', 'must have no query and no fragment'],
+    ['https://idp.example/#x', 'must have no query and no fragment'],
+    ['https://idp.example/?', 'must have no query and no fragment'],
+    ['https://IDP.example', 'must be written as https://idp.example/'],
+    ['https://idp.example:443', 'must be written as https://idp.example/'],
+    ['https://idp.example/a/../b', 'must be written as https://idp.example/b'],
+    [' https://idp.example', 'must be written as https://idp.example/'],
+    ['https:\\\\idp.example', 'must be written as https://idp.example/'],
+  ])('%s is refused before anything is asked: %s', async (issuer_url, message) => {
+    const { admin } = await open.tenant();
+    const { body } = await open.call(400, 'PUT /v1/settings/sso', admin, { issuer_url, ...CLIENT });
+    expect(faultsOf(body)).toEqual([{ pointer: '/issuer_url', message }]);
+  });
+
+  test('may be on plain http only at an address that the operator exempted', async () => {
+    const { admin } = await open.tenant();
+    await open.call(200, 'PUT /v1/settings/sso', admin, { issuer_url: provider.issuer, ...CLIENT });
+    for (const host of ['127.0.0.2', '[::1]', '192.168.0.1', '8.8.8.8']) {
+      const { body } = await open.call(400, 'PUT /v1/settings/sso', admin, { issuer_url: `http://${host}`, ...CLIENT });
+      expect(faultsOf(body)[0]!.message).toBe('must be an https address');
+    }
+  });
+
+  test('that is refused leaves the one before as it was', async () => {
+    const { admin } = await open.tenant();
+    const input = { issuer_url: provider.issuer, ...CLIENT };
+    const saved = await open.call(200, 'PUT /v1/settings/sso', admin, input);
+    provider.misbehaviour = { document: (document) => ({ ...document, issuer: 'https://other.example' }) };
+    await open.call(400, 'PUT /v1/settings/sso', admin, { ...input, client_id: 'other' });
+    provider.misbehaviour = {};
+    expect((await open.call(200, 'GET /v1/settings/sso', admin)).body).toEqual(saved.body);
+  });
+});
+
+describe('the settings of single sign-on', () => {
+  test('are those of the tenant alone', async () => {
+    const [mine, other] = [await open.tenant(), await open.tenant()];
+    await open.call(200, 'PUT /v1/settings/sso', mine.admin, { issuer_url: provider.issuer, ...CLIENT });
+    await open.call(201, 'POST /v1/settings/sso/domains', mine.admin, { domain: 'mine.example' });
+    expect((await open.call(200, 'GET /v1/settings/sso', other.admin)).body.configured).toBe(false);
+    expect((await open.call(200, 'GET /v1/settings/sso/domains', other.admin)).body).toEqual({ domain_records: [] });
+    await open.call(404, 'DELETE /v1/settings/sso', other.admin);
+    await open.call(404, 'DELETE /v1/settings/sso/domains/mine.example', other.admin);
+    await open.call(404, 'POST /v1/settings/sso/domains/mine.example/verify', other.admin);
+    expect((await open.call(200, 'GET /v1/settings/sso', mine.admin)).body.configured).toBe(true);
+  });
+
+  test('are for admins: people and keys', async () => {
+    const tenant = await open.tenant();
+    for (const role of ['viewer', 'author', 'approver']) {
+      const person = await tenant.person(role);
+      await open.call(403, 'GET /v1/settings/sso', person);
+      await open.call(403, 'PUT /v1/settings/sso', person, { issuer_url: provider.issuer, ...CLIENT });
+      await open.call(403, 'PATCH /v1/settings', person, { sso_only: true });
+    }
+    await open.call(200, 'GET /v1/settings/sso', await tenant.person('admin'));
+  });
+});
+
+describe('token issuers', () => {
+  const issuer = (more: Record<string, unknown> = {}) => ({
+    issuer: provider.issuer,
+    audience: 'agents',
+    agent_id_claim: 'sub',
+    agent_role_claim: 'role',
+    ...more,
+  });
+  const put = (expected: number, who: { key: string }, ...token_issuers: object[]) =>
+    open.call<{ token_issuers: Record<string, unknown>[] } & Record<string, unknown>>(
+      expected,
+      'PUT /v1/settings/token-issuers',
+      who,
+      { token_issuers },
+    );
+
+  test('are stored with their keys found, and reach the proxies', async () => {
+    const tenant = await open.tenant();
+    const proxy = await tenant.key('proxy');
+    expect((await open.call(200, 'GET /v1/proxy-config', proxy)).body.token_issuers).toEqual([]);
+    const saved = await put(200, tenant.admin, issuer());
+    const complete = { ...issuer(), jwks_uri: `${provider.issuer}/jwks`, allowed_algs: ['RS256'] };
+    expect(saved.body.token_issuers).toEqual([complete]);
+    for (const line of ['GET /v1/proxy-config', 'GET /v1/settings/token-issuers']) {
+      expect((await open.call(200, line, proxy)).body.token_issuers).toEqual([complete]);
+    }
+    // what is read can be written
+    expect((await put(200, tenant.admin, complete)).body).toEqual(saved.body);
+    expect((await open.call(200, 'GET /v1/proxy-config', (await open.tenant()).admin)).body.token_issuers).toEqual([]);
+    const [record] = await audited(open, tenant);
+    expect(record).toMatchObject({ code: 'TKI001I', severity: 'warning', detail: provider.issuer });
+    await put(200, tenant.admin);
+    expect((await open.call(200, 'GET /v1/proxy-config', proxy)).body.token_issuers).toEqual([]);
+  });
+
+  test('with an address of keys need no discovery, and keep their order', async () => {
+    const tenant = await open.tenant();
+    const jwks_uri = `${provider.issuer}/jwks`;
+    const list = ['https://b.example', 'https://a.example', 'spiffe://agents'].map((name) =>
+      issuer({ issuer: name, jwks_uri, allowed_algs: ['ES256', 'EdDSA'] }),
+    );
+    const before = provider.requests.length;
+    expect((await put(200, tenant.admin, ...list)).body.token_issuers).toEqual(list);
+    expect(provider.requests.slice(before)).not.toContain('GET /.well-known/openid-configuration');
+    const without = issuer({ issuer: 'x', jwks_uri });
+    expect((await put(200, tenant.admin, without)).body.token_issuers[0]!.allowed_algs).toEqual([
+      'RS256',
+      'PS256',
+      'ES256',
+      'EdDSA',
+    ]);
+  });
+
+  test('are all stored or none: each one that was refused is named', async () => {
+    const tenant = await open.tenant();
+    await put(200, tenant.admin, issuer());
+    const refused = await put(
+      400,
+      tenant.admin,
+      issuer(),
+      issuer(),
+      issuer({ issuer: 'https://a.example', jwks_uri: 'https://10.0.0.1/keys' }),
+      issuer({ issuer: 'http://b.example' }),
+      issuer({ issuer: 'https://c.example', jwks_uri: `${provider.issuer}/nothing` }),
+    );
+    expect(faultsOf(refused.body).map(({ pointer }) => pointer)).toEqual([
+      '/token_issuers/1/issuer',
+      '/token_issuers/2/jwks_uri',
+      '/token_issuers/3/issuer',
+      '/token_issuers/4/jwks_uri',
+    ]);
+    const { body } = await open.call<{ token_issuers: object[] }>(200, 'GET /v1/settings/token-issuers', tenant.admin);
+    expect(body.token_issuers).toHaveLength(1);
+    expect((await audited(open, tenant))[0]).toMatchObject({ code: 'TKI001E' });
+  });
+
+  test('with a symmetric algorithm, without a claim, or too many are refused', async () => {
+    const { admin } = await open.tenant();
+    await put(400, admin, issuer({ allowed_algs: ['HS256'] }));
+    await put(400, admin, issuer({ allowed_algs: ['none'] }));
+    await put(400, admin, issuer({ allowed_algs: [] }));
+    await put(400, admin, issuer({ agent_id_claim: '' }));
+    await put(400, admin, issuer({ surprise: true }));
+    await put(400, admin, ...Array.from({ length: 21 }, (_, i) => issuer({ issuer: `https://${i}.example` })));
+  });
+});
