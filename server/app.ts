@@ -140,8 +140,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     oidc,
     connections,
     sessions,
-    joinInvited: async (em, tenantId, invited, notify) =>
-      (await invitations.acceptFor(em, notify, tenantId, invited.email, invited.origin, invited.name)) ?? null,
+    acceptInvitation: (...person) => invitations.acceptFor(...person),
     count: (reason) => refusals.inc({ reason }),
   });
   const tenants = new Tenants(db, clock, audit, async (em, before, after) =>

@@ -207,18 +207,56 @@ test('a person who is no member stays outside, and one who was removed does', as
   const userId = await addMember(server, tenant, 'eve@acme.test', 'viewer');
   const inside = await signIn('eve');
   expect(inside).toMatchObject({ path: '/policies' });
-  await server.core.db.transaction(tenant.id, async (em, notify) => {
-    await em.execute('update member set removed_at = now(), roles = ? where id = ?', ['{}', userId]);
-    await notify('members');
-  });
+  await server.call(204, `DELETE /v1/team/${userId}`, tenant.admin);
   await server.call(401, 'GET /auth/me', inside.who);
   expect(await signIn('eve')).toMatchObject({ path: '/sign-in', error: 'sso_no_access', who: undefined });
   expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO176E' });
+  // invited again, the same person has the same account
+  await server.call(201, 'POST /v1/invites', tenant.admin, { email: 'eve@acme.test', role: 'author' });
+  const again = await signIn('eve');
+  expect((await server.call(200, 'GET /auth/me', again.who)).body).toMatchObject({
+    user: { id: userId },
+    roles: ['author'],
+  });
+});
+
+describe('an invited person', () => {
+  const invite = (email: string, role = 'approver') =>
+    server.call<{ id: string }>(201, 'POST /v1/invites', tenant.admin, { email, role });
+
+  test('joins by signing in, with the role of the invitation and the name that the provider gives', async () => {
+    await invite('ida@acme.test');
+    people.ida = { email: 'ida@acme.test', email_verified: true, name: 'Ida Invited' };
+    const outcome = await signIn('ida');
+    expect((await server.call(200, 'GET /auth/me', outcome.who)).body).toMatchObject({
+      auth_method: 'oidc',
+      user: { email: 'ida@acme.test', name: 'Ida Invited' },
+      roles: ['approver'],
+    });
+    expect(await signIn('ida')).toMatchObject({ path: '/policies' });
+    expect(await audited(server, tenant, '&action=invitation.accepted')).toHaveLength(2);
+  });
+
+  test('does not join when the invitation is over or was taken back', async () => {
+    people.ole = { email: 'ole@acme.test', email_verified: true, name: 'Ole' };
+    const { body } = await invite('ole@acme.test');
+    await server.call(204, `DELETE /v1/invites/${body.id}`, tenant.admin);
+    expect(await signIn('ole')).toMatchObject({ error: 'sso_no_access', who: undefined });
+    expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO175E' });
+  });
+
+  test('does not join another tenant that invited the same address and has not verified its domain', async () => {
+    const other = await server.tenant();
+    await configure(other.admin);
+    await server.call(201, 'POST /v1/invites', other.admin, { email: 'ida@acme.test', role: 'admin' });
+    expect(await signIn('ida', `/auth/login?tenant=${other.id}`)).toMatchObject({ error: 'sso_no_access' });
+    expect((await audited(server, other))[0]).toMatchObject({ code: 'SSO173E' });
+  });
 });
 
 test('a person who says no at the provider is sent back to the sign-in page', async () => {
   const browser = newBrowser(server);
-  const at = await browser.follow(`${BASE_URL}/auth/login`);
+  const at = await browser.follow(`${BASE_URL}/auth/login?tenant=${tenant.id}`);
   const back = await browser.follow(`${at.url}/abort`, {}, `${BASE_URL}/auth/callback`);
   expect(await finish(server, browser, back.url)).toMatchObject({ path: '/sign-in', error: 'sso_failed' });
   expect((await audited(server, tenant))[0]).toMatchObject({
@@ -240,13 +278,14 @@ describe('the client secret', () => {
   });
 
   test('that is wrong lets nobody in until it is rotated to the right one', async () => {
+    const bound = await audited(server, tenant, '&action=sso.identity_bound');
     await configure(tenant.admin, { client_secret: 'wrong' });
     expect(await signIn('root')).toMatchObject({ path: '/sign-in', error: 'sso_unavailable' });
     expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO136E' });
     await configure();
     expect(await signIn('root')).toMatchObject({ path: '/policies' });
     // bound as before: a new secret is not a new provider
-    expect(await audited(server, tenant, '&action=sso.identity_bound')).toHaveLength(2);
+    expect(await audited(server, tenant, '&action=sso.identity_bound')).toEqual(bound);
   });
 
   test('stays when it is left out, and is never taken over to another issuer or client', async () => {
@@ -360,7 +399,7 @@ describe('SSO only', () => {
       guarded.id,
       `select id from member where email = 'gil@guarded.test'`,
     );
-    const token = await server.core.sessions.createLink(guarded.id, admin!.id, 600, { actor: OPERATOR });
+    const token = await server.core.links.create(guarded.id, admin!.id, 600, { actor: OPERATOR });
     const response = await newBrowser(server).send(`${BASE_URL}/auth/magic-link/verify?token=${token}`);
     expect(response.headers.get('location')).toBe('/policies');
     await enforce(200, false);

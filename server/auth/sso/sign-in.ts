@@ -39,13 +39,15 @@ export interface AuthorizationResponse {
   iss?: string | undefined;
 }
 
-/** Joins a person who has an open invitation for this address, within the transaction; null when there is none. */
-export type JoinInvited = (
+/** Makes a person with an open invitation for the address a member, in the transaction; undefined without one. */
+export type AcceptInvitation = (
   em: EntityManager,
-  tenantId: string,
-  invited: { email: string; name: string | undefined; now: Date; origin: Origin },
   notify: Notify,
-) => Promise<MemberRow | null>;
+  tenantId: string,
+  email: string,
+  origin: Origin,
+  name?: string,
+) => Promise<MemberRow | undefined>;
 
 /**
  * Signing in through a tenant's identity provider.
@@ -68,7 +70,7 @@ export class SingleSignOn {
   readonly #oidc: OpenIdConnect;
   readonly #connections: Connections;
   readonly #sessions: Sessions;
-  readonly #joinInvited: JoinInvited;
+  readonly #acceptInvitation: AcceptInvitation;
   readonly #count: (reason: string) => void;
 
   constructor(parts: {
@@ -80,7 +82,7 @@ export class SingleSignOn {
     oidc: OpenIdConnect;
     connections: Connections;
     sessions: Sessions;
-    joinInvited: JoinInvited;
+    acceptInvitation: AcceptInvitation;
     /** Counts a refusal. */
     count: (reason: string) => void;
   }) {
@@ -92,7 +94,7 @@ export class SingleSignOn {
     this.#oidc = parts.oidc;
     this.#connections = parts.connections;
     this.#sessions = parts.sessions;
-    this.#joinInvited = parts.joinInvited;
+    this.#acceptInvitation = parts.acceptInvitation;
     this.#count = parts.count;
   }
 
@@ -205,13 +207,14 @@ export class SingleSignOn {
       }
       if (!member || member.removedAt) {
         const removed = member !== null;
-        const name = nameOf(identity);
-        member = await this.#joinInvited(em, tenantId, { email: member?.email ?? email, name, now, origin }, notify);
-        if (!member) {
+        const invited = member?.email ?? email;
+        const joined = await this.#acceptInvitation(em, notify, tenantId, invited, origin, nameOf(identity));
+        if (!joined) {
           throw removed
             ? refuse('sso.account_removed', 'the member was removed')
             : refuse('sso.account_unknown', 'there is no member and no invitation with this address');
         }
+        member = joined;
       }
       const by: Doer = {
         actor: { type: 'user', id: member.id, email: member.email, ip: origin.ip },
