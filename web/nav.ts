@@ -4,6 +4,7 @@ import {
   IconGitPullRequest,
   IconLayoutDashboard,
   IconListDetails,
+  IconSitemap,
 } from '@tabler/icons-react';
 import type { Role } from '../server/auth/scopes.ts';
 
@@ -25,4 +26,5 @@ export const NAV: readonly NavEntry[] = [
   { to: '/decisions', label: 'Decisions', icon: IconListDetails, least: 'viewer', group: 'Decide' },
   { to: '/policies', label: 'Policies', icon: IconFileText, least: 'viewer', group: 'Decide' },
   { to: '/review', label: 'Review', icon: IconGitPullRequest, least: 'viewer', group: 'Decide', count: 'reviews' },
+  { to: '/machines', label: 'Machines', icon: IconSitemap, least: 'viewer', group: 'Prove' },
 ];

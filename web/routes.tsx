@@ -50,7 +50,15 @@ const page = <const Path extends string, const Name extends string>(
 
 const overview = page('/', () => import('./pages/overview/overview.tsx'), 'Overview');
 
-const routeTree = root.addChildren([signIn, app.addChildren([overview])]);
+const machines = createRoute({
+  getParentRoute: () => app,
+  path: '/machines',
+  validateSearch: ({ machine }: Record<string, unknown>): { machine?: string } =>
+    typeof machine === 'string' ? { machine } : {},
+  component: lazyRouteComponent(() => import('./pages/machines/machines.tsx'), 'Machines'),
+});
+
+const routeTree = root.addChildren([signIn, app.addChildren([overview, machines])]);
 
 export const router = createRouter({
   routeTree,

@@ -10,6 +10,8 @@ export default {
   html: { cspNonce: NONCE_PLACE },
   build: {
     target: 'es2023',
+    // the browsers that know light-dark(): what it is compiled to for others does not follow the chosen scheme
+    cssTarget: ['chrome123', 'firefox120', 'safari17.5'],
     manifest: true,
     // nothing is inlined: the policy for content knows no data: addresses
     assetsInlineLimit: 0,

@@ -15,6 +15,8 @@ interface Screen {
 
 const SCREENS: Record<string, Screen> = {
   overview: { path: '/' },
+  'machines-policy': { path: '/machines' },
+  'machines-hold': { path: '/machines?machine=escrow' },
 };
 
 const VIEWS = {

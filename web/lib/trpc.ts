@@ -1,4 +1,5 @@
 import { createTRPCClient, httpBatchLink } from '@trpc/client';
+import type { inferRouterInputs, inferRouterOutputs } from '@trpc/server';
 import { createTRPCOptionsProxy } from '@trpc/tanstack-react-query';
 import type { AppRouter } from '../../server/api/root.ts';
 import { queryClient } from './query.ts';
@@ -11,3 +12,7 @@ export const api = createTRPCClient<AppRouter>({
 
 /** The same as options of queries and mutations: `useQuery(trpc.policies.list.queryOptions({}))`. */
 export const trpc = createTRPCOptionsProxy<AppRouter>({ client: api, queryClient });
+
+/** What a procedure answers and takes: `Answers['policies']['list']`. */
+export type Answers = inferRouterOutputs<AppRouter>;
+export type Inputs = inferRouterInputs<AppRouter>;

@@ -1,4 +1,4 @@
-import { ActionIcon, AppShell, Burger, Group, Text, useMantineColorScheme } from '@mantine/core';
+import { ActionIcon, AppShell, Burger, Group, Text, useMantineColorScheme, VisuallyHidden } from '@mantine/core';
 import { useDisclosure } from '@mantine/hooks';
 import { IconBrightnessAuto, IconLogout, IconMoon, IconSun, IconWorld, IconWorldOff } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
@@ -86,7 +86,7 @@ function Navigation() {
               {number > 0 ? (
                 <span className="count">
                   {number}
-                  <span className="mantine-visually-hidden"> waiting</span>
+                  <VisuallyHidden component="span"> waiting</VisuallyHidden>
                 </span>
               ) : null}
             </Link>
