@@ -246,6 +246,7 @@ async function storeSession(
     ip: origin?.ip ?? null,
     userAgent: origin?.userAgent?.toWellFormed().replaceAll('\0', '').slice(0, USER_AGENT_LENGTH) ?? null,
     createdAt: now,
+    lastUsedAt: now,
     expiresAt,
   });
   return { id, expiresAt };

@@ -144,7 +144,9 @@ export class Tenants {
     );
     const before = rows[0]!.settings;
     const { approver_groups } = Settings.parse(before);
-    const left = Object.keys(approver_groups).filter((group) => approver_groups[group]!.includes(userId));
+    const left = Object.keys(approver_groups)
+      .filter((group) => approver_groups[group]!.includes(userId))
+      .sort();
     if (left.length === 0) return [];
     const groups = Object.entries(approver_groups).map(([group, ids]) => [group, ids.filter((id) => id !== userId)]);
     await em.nativeUpdate(

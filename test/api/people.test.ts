@@ -1,0 +1,385 @@
+import { describe, expect, test } from 'vitest';
+import { deploy, GUARD, sql } from '../helpers/api.ts';
+import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
+
+const server = useServer();
+
+interface User {
+  id: string;
+  email: string;
+  roles: string[];
+  status: string;
+  sessions: number;
+  keys: number;
+  last_login: string | null;
+}
+
+const users = async (who: Credential, query = '') =>
+  (await server.call<{ users: User[]; total: number }>(200, `GET /v1/users${query}`, who)).body;
+const user = async (who: Credential, id: string) => (await server.call<User>(200, `GET /v1/users/${id}`, who)).body;
+const grant = (status: number, who: Credential, id: string, role: string) =>
+  server.call<User & { code: string }>(status, `POST /v1/users/${id}/roles`, who, { role });
+const revoke = (status: number, who: Credential, id: string, role: string) =>
+  server.call<User & { code: string }>(status, `DELETE /v1/users/${id}/roles/${role}`, who);
+const remove = (status: number, who: Credential, id: string) => server.call(status, `DELETE /v1/team/${id}`, who);
+const audit = async (tenant: TestTenant, action: string) =>
+  (
+    await server.call<{ records: { code: string; detail?: string; target: { id: string }; reason?: string }[] }>(
+      200,
+      `GET /v1/audit?action=${action}`,
+      tenant.admin,
+    )
+  ).body.records;
+/** A tenant with two signed-in admins; its own first one, who has no session, is an admin no more. */
+async function twoAdmins() {
+  const tenant = await server.tenant();
+  const [a, b] = [await tenant.person('admin'), await tenant.person('admin')];
+  const key = await tenant.key('admin');
+  await server.core.db.owner.query(`update api_key set created_by = null where tenant_id = $1`, [tenant.id]);
+  await revoke(200, key, tenant.admin.userId, 'admin');
+  return { tenant: { ...tenant, admin: { ...tenant.admin, ...key } } as TestTenant, a, b, key };
+}
+
+describe('the list of people', () => {
+  test('shows each with roles, sessions and keys, page by page, by address', async () => {
+    const tenant = await server.tenant();
+    const ids: string[] = [tenant.admin.userId];
+    for (const name of ['d', 'b', 'c']) {
+      ids.push(await tenant.member({ email: `${name}@list.test`, roles: ['viewer', 'approver'] }));
+    }
+    const { cookie } = await tenant.enter(ids[1]!);
+    await tenant.enter(ids[1]!);
+    const all = await users(tenant.admin);
+    expect(all).toMatchObject({ total: 4, limit: 50, offset: 0 });
+    expect(all.users.map(({ email }) => email)).toEqual([
+      'admin@example.test',
+      'b@list.test',
+      'c@list.test',
+      'd@list.test',
+    ]);
+    expect(all.users[3]).toEqual({
+      id: ids[1],
+      email: 'd@list.test',
+      name: 'd@list.test',
+      avatar_url: null,
+      roles: ['viewer', 'approver'],
+      status: 'active',
+      created_at: expect.any(String),
+      last_login: expect.any(String),
+      sessions: 2,
+      keys: 0,
+    });
+    expect(all.users[0]).toMatchObject({ keys: 1, sessions: 0, last_login: null });
+    expect((await users(tenant.admin, '?limit=2&offset=1')).users.map(({ email }) => email)).toEqual([
+      'b@list.test',
+      'c@list.test',
+    ]);
+    expect((await users(tenant.admin, '?role=admin')).users.map(({ id }) => id)).toEqual([tenant.admin.userId]);
+    expect(await users(tenant.admin, '?q=LIST&limit=1')).toMatchObject({ total: 3, users: [{ email: 'b@list.test' }] });
+    expect((await users(tenant.admin, '?q=%25')).total).toBe(0);
+    await server.call(200, 'POST /auth/logout', { cookie: cookie! });
+    expect((await user(tenant.admin, ids[1]!)).sessions).toBe(1);
+    for (const query of ['?limit=0', '?limit=201', '?offset=-1', '?role=boss', '?status=x', '?x=1']) {
+      await server.call(400, `GET /v1/users${query}`, tenant.admin);
+    }
+  });
+
+  test('leaves out who was removed, unless they are asked for', async () => {
+    const tenant = await server.tenant();
+    const gone = await tenant.person('author');
+    await remove(204, tenant.admin, gone.userId);
+    expect((await users(tenant.admin)).total).toBe(1);
+    expect((await users(tenant.admin, '?status=removed')).users).toMatchObject([
+      { id: gone.userId, status: 'removed', roles: [], sessions: 0, removed_at: expect.any(String) },
+    ]);
+    expect((await users(tenant.admin, '?status=all')).total).toBe(2);
+  });
+});
+
+describe('roles', () => {
+  test('hold from the answer on, in sessions that are open, and are gone from the answer on', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    await server.call(403, 'GET /v1/keys', person);
+    expect((await grant(200, tenant.admin, person.userId, 'admin')).body.roles).toEqual(['viewer', 'admin']);
+    await server.call(200, 'GET /v1/keys', person);
+    expect((await revoke(200, tenant.admin, person.userId, 'admin')).body.roles).toEqual(['viewer']);
+    await server.call(403, 'GET /v1/keys', person);
+    await server.call(200, 'GET /v1/policies', person);
+    await revoke(200, tenant.admin, person.userId, 'viewer');
+    await server.call(403, 'GET /v1/policies', person);
+  });
+
+  test('are granted once; one that was revoked can be granted again; each is audited, refusals apart', async () => {
+    const tenant = await server.tenant();
+    const { userId } = await tenant.person('viewer');
+    await grant(200, tenant.admin, userId, 'approver');
+    expect((await grant(409, tenant.admin, userId, 'approver')).body.code).toBe('CONFLICT');
+    await revoke(200, tenant.admin, userId, 'approver');
+    expect((await revoke(404, tenant.admin, userId, 'approver')).body.code).toBe('NOT_FOUND');
+    await grant(200, tenant.admin, userId, 'approver');
+    const codes = async (action: string) =>
+      (await audit(tenant, action)).map(({ code, detail }) => `${code} ${detail}`);
+    expect(await codes('role.granted')).toEqual(['ROL001I approver', 'ROL001I approver']);
+    expect(await codes('role.grant_refused')).toEqual(['ROL001E approver']);
+    expect(await codes('role.revoked')).toEqual(['ROL002I approver']);
+    for (const role of ['boss', '', 1, null, ['admin']]) {
+      await server.call(400, `POST /v1/users/${userId}/roles`, tenant.admin, { role });
+    }
+    await grant(404, tenant.admin, 'usr_nobody', 'viewer');
+  });
+
+  test('of one person granted many times at once are granted once', async () => {
+    const tenant = await server.tenant();
+    const { userId } = await tenant.person('viewer');
+    const answers = await Promise.all(
+      Array.from({ length: 20 }, () =>
+        fetch(`${server.url}/v1/users/${userId}/roles`, {
+          method: 'POST',
+          headers: { authorization: `Bearer ${tenant.admin.key}`, 'content-type': 'application/json' },
+          body: '{"role":"author"}',
+        }),
+      ),
+    );
+    expect(answers.filter(({ status }) => status === 200)).toHaveLength(1);
+    expect(answers.filter(({ status }) => status === 409)).toHaveLength(19);
+    expect((await user(tenant.admin, userId)).roles).toEqual(['viewer', 'author']);
+  });
+
+  test('the last admin can neither lose the role nor leave, nor be removed by a key', async () => {
+    const { tenant, a, b, key } = await twoAdmins();
+    await remove(204, a, b.userId);
+    for (const who of [a, key]) {
+      expect((await revoke(409, who, a.userId, 'admin')).body.code).toBe('CONFLICT');
+      expect((await remove(409, who, a.userId)).body.code).toBe('CONFLICT');
+    }
+    expect((await audit(tenant, 'member.removal_refused')).map(({ code }) => code)).toEqual(['MEM002E', 'MEM002E']);
+    expect((await audit(tenant, 'role.revocation_refused')).map(({ code }) => code)).toEqual(['ROL002E', 'ROL002E']);
+    await server.call(200, 'GET /v1/keys', a);
+    const next = await tenant.person('admin');
+    await remove(204, a, a.userId);
+    await server.call(401, 'GET /auth/me', a);
+    await server.call(200, 'GET /v1/keys', next);
+  });
+
+  test('two admins who remove or demote each other at once leave one', async () => {
+    for (let round = 0; round < 6; round++) {
+      const { tenant, a, b, key } = await twoAdmins();
+      const attack = (who: Credential, id: string) =>
+        fetch(`${server.url}${round % 2 ? `/v1/team/${id}` : `/v1/users/${id}/roles/admin`}`, {
+          method: 'DELETE',
+          headers: { cookie: who.cookie!, origin: server.origin },
+        });
+      const statuses = (await Promise.all([attack(a, b.userId), attack(b, a.userId)])).map(({ status }) => status);
+      expect(statuses.filter((status) => status < 300)).toHaveLength(1);
+      // the slower one is an admin no more, or was signed out meanwhile
+      expect([401, 403, 409]).toContain(statuses.find((status) => status >= 300));
+      const admins = (await users(key, '?role=admin')).users;
+      expect(admins).toHaveLength(1);
+      expect([a.userId, b.userId]).toContain(admins[0]!.id);
+      expect(tenant.id).toBeTruthy();
+    }
+  });
+
+  test('an admin who is demoted keeps no admin key that they made', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer', 'admin');
+    const make = async (scopes: string[]) => ({
+      key: (await server.call<{ key: string }>(201, 'POST /v1/keys', person, { label: 'k', scopes })).body.key,
+    });
+    const [admin, both, proxy] = [await make(['admin']), await make(['proxy', 'admin']), await make(['proxy'])];
+    // a key that was made with one of them is the person's too
+    const child = (await server.call<{ key: string }>(201, 'POST /v1/keys', admin, { label: 'c', scopes: ['admin'] }))
+      .body;
+    expect((await user(tenant.admin, person.userId)).keys).toBe(4);
+    await revoke(200, tenant.admin, person.userId, 'admin');
+    for (const key of [admin, both, child]) await server.call(401, 'GET /v1/keys', { key: key.key });
+    await server.call(200, 'GET /v1/proxy-config', proxy);
+    expect((await audit(tenant, 'key.revoked')).map(({ reason }) => reason)).toEqual(
+      Array(3).fill(`held by ${person.userId}`),
+    );
+  });
+});
+
+describe('a person who is removed', () => {
+  test('has no role, session, link, key or group from the answer on', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('admin');
+    const second = await tenant.enter(person.userId);
+    const link = await server.core.links.create(tenant.id, person.userId, 900, {
+      actor: { type: 'operator', id: 'test' },
+    });
+    const make = async (line: string, who: Credential, body: object) =>
+      (await server.call<{ key: string; id: string }>(201, line, who, body)).body;
+    const key = await make('POST /v1/keys', person, { label: 'k', scopes: ['admin'] });
+    const proxy = await make('POST /v1/keys', person, { label: 'p', scopes: ['proxy'] });
+    const agent = { agent_id: 'a1', agent_role: 'clerk' };
+    const madeBy = await make('POST /v1/agent-keys', person, { ...agent, owner_id: tenant.admin.userId });
+    const madeByKey = await make('POST /v1/agent-keys', key, { ...agent, owner_id: tenant.admin.userId });
+    const owned = await make('POST /v1/agent-keys', tenant.admin, { ...agent, owner_id: person.userId });
+    const other = await make('POST /v1/agent-keys', tenant.admin, agent);
+    await server.call(200, 'PATCH /v1/settings', tenant.admin, {
+      approver_groups: { finance: [person.userId, tenant.admin.userId], legal: [person.userId] },
+    });
+    await deploy(server, tenant.admin, 'guard', GUARD);
+    await remove(204, tenant.admin, person.userId);
+    for (const session of [person, second]) await server.call(401, 'GET /auth/me', session);
+    await server.call(401, `GET /auth/magic-link/verify?token=${link}`, undefined);
+    for (const gone of [key, proxy]) await server.call(401, 'GET /auth/me', { key: gone.key });
+    const evaluate = (status: number, { key }: { key: string }) =>
+      server.call(
+        status,
+        'POST /v1/evaluate',
+        { key, headers: { 'x-svc-tenant': tenant.id } },
+        {
+          action_type: 'tool_call',
+          tool_name: 'read',
+        },
+      );
+    for (const gone of [madeBy, madeByKey, owned]) await evaluate(401, gone);
+    await evaluate(200, other);
+    const settings = await server.call<{ approver_groups: object }>(200, 'GET /v1/settings', tenant.admin);
+    expect(settings.body.approver_groups).toEqual({ finance: [tenant.admin.userId], legal: [] });
+    const [record] = await audit(tenant, 'member.removed');
+    expect(record).toMatchObject({
+      code: 'MEM002I',
+      target: { id: person.userId },
+      detail: '2 sessions ended, 5 keys revoked; out of finance, legal',
+    });
+    const config = await server.call(200, 'GET /v1/proxy-config', tenant.admin);
+    for (const gone of [madeBy, madeByKey, owned]) expect(config.text).not.toContain(gone.id);
+    await remove(404, tenant.admin, person.userId);
+    await grant(404, tenant.admin, person.userId, 'admin');
+    // what they did stays
+    expect((await user(tenant.admin, person.userId)).status).toBe('removed');
+  });
+
+  test('counts no more in holds that are open', async () => {
+    const tenant = await server.tenant();
+    const [a, b] = [await tenant.person('approver'), await tenant.person('approver')];
+    const proxy = await tenant.key('proxy');
+    const { id } = (
+      await server.call<{ id: string }>(201, 'POST /v1/escrow', proxy, {
+        agent_role: 'clerk',
+        agent_id: 'agent-1',
+        action_type: 'api_call',
+        action_summary: 'pays',
+        action_hash: `sha256:${'0'.repeat(64)}`,
+        hold_type: 'multi_party',
+        required_approvals: 2,
+        ttl_seconds: 600,
+      })
+    ).body;
+    const vote = async (who: Credential) =>
+      (await server.call(200, `POST /v1/escrow/${id}/vote`, who, { decision: 'approve', reason: 'x' })).body;
+    expect(await vote(a)).toMatchObject({ current_approvals: 1 });
+    await remove(204, tenant.admin, a.userId);
+    expect(await vote(b)).toMatchObject({ status: 'held', current_approvals: 1 });
+  });
+
+  test('is refused to every request that starts after the removal, with many in flight', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    let removed = false;
+    const late: number[] = [];
+    const load = Promise.all(
+      Array.from({ length: 10 }, async () => {
+        for (let i = 0; i < 15; i++) {
+          const after = removed;
+          const { status } = await fetch(`${server.url}/auth/me`, { headers: { cookie: person.cookie! } });
+          if (after) late.push(status);
+        }
+      }),
+    );
+    await remove(204, tenant.admin, person.userId);
+    removed = true;
+    await load;
+    late.push((await fetch(`${server.url}/auth/me`, { headers: { cookie: person.cookie! } })).status);
+    expect(new Set(late)).toEqual(new Set([401]));
+  });
+
+  test('is nobody of another tenant', async () => {
+    const [mine, other] = [await server.tenant(), await server.tenant()];
+    const theirs = await other.person('viewer');
+    await remove(404, mine.admin, theirs.userId);
+    await server.call(200, 'GET /auth/me', theirs);
+  });
+});
+
+describe('sessions', () => {
+  interface Session {
+    id: string;
+    current: boolean;
+    ip: string;
+    user_agent: string;
+    last_seen_at: string;
+    created_at: string;
+    expires_at: string;
+  }
+  const list = async (who: Credential, line = 'GET /v1/sessions') =>
+    (await server.call<{ sessions: Session[] }>(200, line, who)).body.sessions;
+
+  test('are listed to their owner with where and when, and never with what finds them', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    const token = await server.core.links.create(tenant.id, person.userId, 900, {
+      actor: { type: 'operator', id: 'test' },
+    });
+    const long = `Browser/1.0 ${'x'.repeat(500)}`;
+    const { headers } = await server.call(302, `GET /auth/magic-link/verify?token=${token}`, {
+      headers: { 'user-agent': long },
+    });
+    const second = { cookie: headers.getSetCookie()[0]!.split(';')[0]! };
+    const sessions = await list(second);
+    expect(sessions.map(({ current }) => current)).toEqual([true, false]);
+    expect(sessions[0]).toMatchObject({ ip: '127.0.0.1', user_agent: long.slice(0, 200), auth_method: 'magic_link' });
+    expect(Date.parse(sessions[0]!.expires_at) - Date.parse(sessions[0]!.created_at)).toBe(24 * 3600_000);
+    const rows = await sql<{ id: string }>(server, 'select id from session where user_id = $1', [person.userId]);
+    const shown = JSON.stringify(sessions);
+    for (const { id } of rows) expect(shown).not.toContain(id);
+    expect(await list(tenant.admin, `GET /v1/users/${person.userId}/sessions`)).toEqual(
+      sessions.map((session) => ({ ...session, current: false })),
+    );
+  });
+
+  test('tell roughly when they were last used', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    const [before] = await list(person);
+    server.clock.advance(10 * 60_000);
+    await server.call(200, 'GET /auth/me', person);
+    await expect
+      .poll(async () => Date.parse((await list(person))[0]!.last_seen_at) - Date.parse(before!.created_at), {
+        timeout: 5000,
+      })
+      .toBeGreaterThanOrEqual(9 * 60_000);
+  });
+
+  test('end one by one, all others, and by an admin; each at once', async () => {
+    const tenant = await server.tenant();
+    const admin = await tenant.person('admin');
+    const person = await tenant.person('viewer');
+    const others = [await tenant.enter(person.userId), await tenant.enter(person.userId)];
+    const stranger = await tenant.person('viewer');
+    const idOf = async (who: Credential) => (await list(who)).find(({ current }) => current)!.id;
+    const first = await idOf(others[0]!);
+    await server.call(404, `DELETE /v1/sessions/${first}`, stranger);
+    await server.call(204, `DELETE /v1/sessions/${first}`, person);
+    await server.call(401, 'GET /auth/me', others[0]!);
+    await server.call(404, `DELETE /v1/sessions/${first}`, person);
+    await tenant.enter(person.userId);
+    expect((await server.call(200, 'DELETE /v1/sessions', person)).body).toEqual({ ended: 2 });
+    await server.call(401, 'GET /auth/me', others[1]!);
+    expect(await list(person)).toHaveLength(1);
+    await server.call(404, `DELETE /v1/users/${stranger.userId}/sessions/${await idOf(person)}`, admin);
+    await server.call(204, `DELETE /v1/users/${person.userId}/sessions/${await idOf(person)}`, admin);
+    await server.call(401, 'GET /auth/me', person);
+    const again = [await tenant.enter(person.userId), await tenant.enter(person.userId)];
+    expect((await server.call(200, `DELETE /v1/users/${person.userId}/sessions`, tenant.admin)).body).toEqual({
+      ended: 2,
+    });
+    for (const session of again) await server.call(401, 'GET /auth/me', session);
+    await server.call(200, 'GET /auth/me', stranger);
+    expect((await audit(tenant, 'session.ended')).length).toBe(4);
+  });
+});
