@@ -10,9 +10,11 @@ import { keyCommands } from './keys.ts';
 import { maintenanceCommands } from './maintenance.ts';
 import { replayCommands } from './replay.ts';
 import { tenantCommands } from './tenants.ts';
+import { userCommands } from './users.ts';
 
 export const COMMANDS: readonly Command[] = [
   ...tenantCommands,
+  ...userCommands,
   ...keyCommands,
   ...maintenanceCommands,
   ...doctorCommands,

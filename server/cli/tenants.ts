@@ -2,10 +2,9 @@ import { z } from 'zod';
 import type { Core } from '../app.ts';
 import { OPERATOR } from '../auth/audit.ts';
 import { OPERATOR_LINK_SECONDS } from '../auth/magic-links.ts';
-import { ROLES } from '../auth/scopes.ts';
-import { createTenant, newSignInLink } from '../provision.ts';
+import { createTenant } from '../provision.ts';
 import { SettingsPatch } from '../tenants/settings.ts';
-import { CommandError, columns, command, guess, JSON_FLAG, listOf, TENANT_FLAG, UsageError } from './command.ts';
+import { columns, command, guess, JSON_FLAG, TENANT_FLAG, UsageError } from './command.ts';
 import { withCore } from './place.ts';
 
 const create = command({
@@ -54,57 +53,6 @@ const list = command({
   },
 });
 
-const userCreate = command({
-  name: 'user create',
-  summary: 'Add a person to a tenant and print a one-time sign-in link',
-  flags: {
-    ...TENANT_FLAG,
-    email: { value: 'EMAIL', required: true, help: 'address of the person' },
-    roles: { value: 'LIST', required: true, help: `${ROLES.join(', ')}; several with commas` },
-    name: { value: 'NAME', help: 'name of the person; default: the address' },
-    ...JSON_FLAG,
-  },
-  async run({ flags, print }) {
-    const person = {
-      email: email(flags.email, '--email'),
-      roles: listOf(flags.roles, '--roles', ROLES),
-      name: flags.name,
-    };
-    const made = await withCore({}, async (core, config) => {
-      await assertTenant(core, flags.tenant);
-      const userId = await core.tenants.addMember(flags.tenant, person, { actor: OPERATOR });
-      return { user_id: userId, ...(await newSignInLink(core, config.baseUrl, flags.tenant, userId)) };
-    });
-    print({ tenant_id: flags.tenant, email: person.email, roles: person.roles, ...made }, [
-      `${person.email} is ${person.roles.join(', ')} in ${flags.tenant} (${made.user_id})`,
-      `Sign-in link, once, until ${made.expires_at}: ${made.sign_in_url}`,
-    ]);
-    return 0;
-  },
-});
-
-const link = command({
-  name: 'sign-in-link',
-  summary: 'Print a new one-time sign-in link for a member',
-  flags: { ...TENANT_FLAG, email: { value: 'EMAIL', required: true, help: 'address of the member' }, ...JSON_FLAG },
-  async run({ flags, print }) {
-    const address = email(flags.email, '--email');
-    const made = await withCore({}, async (core, config) => {
-      await assertTenant(core, flags.tenant);
-      const [member] = await core.db.query<{ id: string }>(
-        flags.tenant,
-        'select id from member where email = $1 and removed_at is null',
-        [address],
-      );
-      if (!member)
-        throw new CommandError(`${address} is no member of ${flags.tenant}: add them with "svc user create"`);
-      return { user_id: member.id, ...(await newSignInLink(core, config.baseUrl, flags.tenant, member.id)) };
-    });
-    print({ tenant_id: flags.tenant, email: address, ...made }, [made.sign_in_url]);
-    return 0;
-  },
-});
-
 const settingsGet = command({
   name: 'settings get',
   summary: 'Show the settings of a tenant',
@@ -133,18 +81,19 @@ const settingsSet = command({
   },
 });
 
-export const tenantCommands = [create, list, userCreate, link, settingsGet, settingsSet];
+export const tenantCommands = [create, list, settingsGet, settingsSet];
 
-/** NOT_FOUND when there is no such tenant. What follows would otherwise fail on a foreign key, or find nothing. */
-export async function assertTenant(core: Core, tenantId: string): Promise<void> {
-  await core.tenants.settings(tenantId);
-}
-
-function email(text: string, flag: string): string {
+/** An address in lower case; wrong ones are a UsageError that names the flag. */
+export function email(text: string, flag: string): string {
   // the form that browsers accept, which admin@localhost of the first start has too
   const parsed = z.email({ pattern: z.regexes.html5Email }).max(254).safeParse(text.trim().toLowerCase());
   if (!parsed.success) throw new UsageError(`${flag}: ${JSON.stringify(text)} is not an address`);
   return parsed.data;
+}
+
+/** NOT_FOUND when there is no such tenant. What follows would otherwise fail on a foreign key, or find nothing. */
+export async function assertTenant(core: Core, tenantId: string): Promise<void> {
+  await core.tenants.settings(tenantId);
 }
 
 function readPatch(pairs: readonly string[]): SettingsPatch {

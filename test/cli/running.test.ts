@@ -83,6 +83,38 @@ describe('tenants', () => {
     expect((await svcHere(2, server.env, ...wrong)).stderr).toContain('did you mean approver?');
   });
 
+  test('people are invited, listed, given roles and removed, and the running server follows', async () => {
+    const who = ['--tenant', 'default', '--email', 'carol@example.com'];
+    const made = (await run('user', 'create', ...who, '--roles', 'viewer', '--json')).json<{ sign_in_url: string }>();
+    const cookie = await signIn(made.sign_in_url, server.url);
+    const me = async (status: number) =>
+      (await ask<{ roles: string[] }>(status, `${server.url}/auth/me`, undefined, { headers: { cookie } })).roles;
+    expect((await run('user', 'grant', ...who, '--role', 'author', '--json')).json()).toMatchObject({
+      roles: ['viewer', 'author'],
+    });
+    expect(await me(200)).toEqual(['viewer', 'author']);
+    expect((await svcHere(1, server.env, 'user', 'grant', ...who, '--role', 'author')).stderr).toContain(
+      'author already',
+    );
+    await run('user', 'revoke', ...who, '--role', 'viewer');
+    expect(await me(200)).toEqual(['author']);
+    const listed = (await run('user', 'list', '--tenant', 'default', '--json')).json<{
+      users: { email: string; roles: string[] }[];
+    }>();
+    expect(listed.users.find(({ email }) => email === 'carol@example.com')).toMatchObject({ roles: ['author'] });
+    const wrong = ['user', 'invite', ...who, '--role', 'author,viewer'];
+    expect((await svcHere(2, server.env, ...wrong)).stderr).toContain('one role');
+    expect((await svcHere(1, server.env, 'user', 'invite', ...who, '--role', 'author')).stderr).toContain(
+      'a member already',
+    );
+    await run('user', 'remove', ...who);
+    await me(401);
+    expect((await svcHere(1, server.env, 'user', 'remove', ...who)).stderr).toContain('no member of default');
+    expect((await run('user', 'invite', ...who, '--role', 'author', '--json')).json()).toMatchObject({
+      role: 'author',
+    });
+  });
+
   test('settings that are changed count in the running server', async () => {
     const shown = async () =>
       (await ask<{ poll_seconds?: number }>(200, `${server.url}/v1/settings`, server.key)).poll_seconds;

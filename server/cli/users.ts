@@ -1,0 +1,169 @@
+import type { Core } from '../app.ts';
+import { OPERATOR } from '../auth/audit.ts';
+import { ROLES } from '../auth/scopes.ts';
+import { newSignInLink } from '../provision.ts';
+import { CommandError, columns, command, JSON_FLAG, listOf, TENANT_FLAG, UsageError } from './command.ts';
+import { withCore } from './place.ts';
+import { assertTenant, email } from './tenants.ts';
+
+const by = { actor: OPERATOR };
+const EMAIL_FLAG = { email: { value: 'EMAIL', required: true, help: 'address of the person' } } as const;
+const ROLE_FLAG = { role: { value: 'ROLE', required: true, help: ROLES.join(', ') } } as const;
+
+/** The id of a member by address. */
+async function memberId(core: Core, tenantId: string, address: string): Promise<string> {
+  await assertTenant(core, tenantId);
+  const [member] = await core.db.query<{ id: string }>(
+    tenantId,
+    'select id from member where email = $1 and removed_at is null',
+    [address],
+  );
+  if (!member) throw new CommandError(`${address} is no member of ${tenantId}: add them with "svc user create"`);
+  return member.id;
+}
+
+function role(text: string): (typeof ROLES)[number] {
+  const [one, ...more] = listOf(text, '--role', ROLES);
+  if (!one || more.length > 0) throw new UsageError('--role takes one role');
+  return one;
+}
+
+const userCreate = command({
+  name: 'user create',
+  summary: 'Add a person to a tenant and print a one-time sign-in link',
+  flags: {
+    ...TENANT_FLAG,
+    email: { value: 'EMAIL', required: true, help: 'address of the person' },
+    roles: { value: 'LIST', required: true, help: `${ROLES.join(', ')}; several with commas` },
+    name: { value: 'NAME', help: 'name of the person; default: the address' },
+    ...JSON_FLAG,
+  },
+  async run({ flags, print }) {
+    const person = {
+      email: email(flags.email, '--email'),
+      roles: listOf(flags.roles, '--roles', ROLES),
+      name: flags.name,
+    };
+    const made = await withCore({}, async (core, config) => {
+      await assertTenant(core, flags.tenant);
+      const userId = await core.tenants.addMember(flags.tenant, person, { actor: OPERATOR });
+      return { user_id: userId, ...(await newSignInLink(core, config.baseUrl, flags.tenant, userId)) };
+    });
+    print({ tenant_id: flags.tenant, email: person.email, roles: person.roles, ...made }, [
+      `${person.email} is ${person.roles.join(', ')} in ${flags.tenant} (${made.user_id})`,
+      `Sign-in link, once, until ${made.expires_at}: ${made.sign_in_url}`,
+    ]);
+    return 0;
+  },
+});
+
+const link = command({
+  name: 'sign-in-link',
+  summary: 'Print a new one-time sign-in link for a member',
+  flags: { ...TENANT_FLAG, email: { value: 'EMAIL', required: true, help: 'address of the member' }, ...JSON_FLAG },
+  async run({ flags, print }) {
+    const address = email(flags.email, '--email');
+    const made = await withCore({}, async (core, config) => {
+      const userId = await memberId(core, flags.tenant, address);
+      return { user_id: userId, ...(await newSignInLink(core, config.baseUrl, flags.tenant, userId)) };
+    });
+    print({ tenant_id: flags.tenant, email: address, ...made }, [made.sign_in_url]);
+    return 0;
+  },
+});
+
+const userList = command({
+  name: 'user list',
+  summary: 'List the people of a tenant, with their roles',
+  flags: { ...TENANT_FLAG, all: { help: 'also those who were removed' }, ...JSON_FLAG },
+  async run({ flags, print }) {
+    const users = await withCore({}, async (core) => {
+      await assertTenant(core, flags.tenant);
+      const found: Awaited<ReturnType<Core['members']['list']>>['people'] = [];
+      for (let total = 1; found.length < total; ) {
+        const page = await core.members.list(flags.tenant, {
+          status: flags.all ? 'all' : 'active',
+          limit: 200,
+          offset: found.length,
+        });
+        found.push(...page.people);
+        total = page.people.length === 0 ? 0 : page.total;
+      }
+      return found;
+    });
+    print(
+      { users },
+      columns(users.map((u) => [u.id, u.email, u.removed_at ? 'removed' : u.roles.join(',') || 'no role'])),
+    );
+    return 0;
+  },
+});
+
+const userInvite = command({
+  name: 'user invite',
+  summary: 'Mail a person an invitation to a tenant',
+  flags: { ...TENANT_FLAG, ...EMAIL_FLAG, ...ROLE_FLAG, ...JSON_FLAG },
+  async run({ flags, print }) {
+    const input = { email: email(flags.email, '--email'), role: role(flags.role) };
+    const row = await withCore({}, async (core) => {
+      await assertTenant(core, flags.tenant);
+      return core.invitations.create(flags.tenant, input, by);
+    });
+    print({ id: row.id, ...input, expires_at: row.expiresAt.toISOString() }, [
+      `${input.email} is invited until ${row.expiresAt.toISOString()}; a running server mails the link`,
+    ]);
+    return 0;
+  },
+});
+
+const userGrant = command({
+  name: 'user grant',
+  summary: 'Grant a member a role',
+  flags: { ...TENANT_FLAG, ...EMAIL_FLAG, ...ROLE_FLAG, ...JSON_FLAG },
+  run: (call) => changeRole(call, 'grant'),
+});
+
+const userRevoke = command({
+  name: 'user revoke',
+  summary: 'Take a role away from a member; no server accepts it any more when this ends',
+  flags: { ...TENANT_FLAG, ...EMAIL_FLAG, ...ROLE_FLAG, ...JSON_FLAG },
+  run: (call) => changeRole(call, 'revoke'),
+});
+
+const userRemove = command({
+  name: 'user remove',
+  summary: 'Remove a person: roles, sessions, links and keys end at once',
+  flags: { ...TENANT_FLAG, ...EMAIL_FLAG, ...JSON_FLAG },
+  async run({ flags, print }) {
+    const address = email(flags.email, '--email');
+    const userId = await withCore({}, async (core) => {
+      const id = await memberId(core, flags.tenant, address);
+      await core.members.remove(flags.tenant, id, by);
+      return id;
+    });
+    print({ tenant_id: flags.tenant, user_id: userId, email: address, removed: true }, [`${address} is removed`]);
+    return 0;
+  },
+});
+
+async function changeRole(
+  call: {
+    flags: { tenant: string; email: string; role: string };
+    print: (result: object, lines: readonly string[]) => void;
+  },
+  how: 'grant' | 'revoke',
+): Promise<number> {
+  const { flags, print } = call;
+  const [address, which] = [email(flags.email, '--email'), role(flags.role)];
+  const person = await withCore({}, async (core) => {
+    const id = await memberId(core, flags.tenant, address);
+    await core.members[how](flags.tenant, id, which, by);
+    return core.members.get(flags.tenant, id);
+  });
+  print({ tenant_id: flags.tenant, user_id: person.id, email: address, roles: person.roles }, [
+    `${address} is ${person.roles.join(', ') || 'without a role'} in ${flags.tenant}`,
+  ]);
+  return 0;
+}
+
+export const userCommands = [userCreate, userInvite, userList, userGrant, userRevoke, userRemove, link];
