@@ -84,6 +84,35 @@ test('with nothing wrong the person is signed in', async () => {
   expect(me.body).toMatchObject({ auth_method: 'oidc', tenant_id: tenant.id, user: { id: ann }, roles: ['viewer'] });
 });
 
+test.each<[what: string, misbehaviour: Misbehaviour]>([
+  [
+    'several audiences, and says that this client is the party',
+    {
+      claims: (claims) => ({ ...claims, aud: ['another', claims.aud], azp: claims.aud }),
+    },
+  ],
+  [
+    'the owner of the domain as verified in place of the address (Entra ID)',
+    {
+      claims: ({ email_verified: _, ...claims }) => ({ ...claims, xms_edov: true }),
+    },
+  ],
+  [
+    'address and name by userinfo alone',
+    { claims: ({ email: _, email_verified: __, name: ___, ...claims }) => claims },
+  ],
+  ['the address in other letters', { claims: (claims) => ({ ...claims, email: 'Ann@EXAMPLE.Test' }) }],
+  [
+    'times that are a little off',
+    {
+      claims: (claims) => ({ ...claims, iat: Number(claims.iat) + 50, nbf: Number(claims.iat) + 50 }),
+    },
+  ],
+])('a provider that gives %s is believed', async (_, misbehaviour) => {
+  provider.misbehaviour = misbehaviour;
+  expect(await signIn()).toMatchObject({ path: '/policies' });
+});
+
 let stranger: { publicKey: JWK; privateKey: webcrypto.CryptoKey };
 let weak: { publicKey: JWK; privateKey: webcrypto.CryptoKey };
 beforeAll(async () => {
@@ -718,6 +747,17 @@ describe('a response', () => {
     const { browser, callback } = await onTheWay();
     await configure();
     await expectRefused(await finish(server, browser, callback), 'SSO123E', 'sso_expired');
+    // also when it changes while the provider is asked
+    const late = await onTheWay();
+    const tokens = provider.misbehaviour;
+    provider.misbehaviour = {
+      idToken: async (claims, sign) => {
+        await configure();
+        return sign(claims);
+      },
+    };
+    await expectRefused(await finish(server, late.browser, late.callback), 'SSO123E', 'sso_expired');
+    provider.misbehaviour = tokens;
   });
 
   test('with a state that was not made here names no tenant: it is logged and counted', async () => {

@@ -19,7 +19,7 @@ const dnsServers = {
 };
 /** A server as it comes, and one whose operator lets loopback through. */
 const server = useServer(dnsServers);
-const open = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32' });
+const open = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32', SVC_BASE_URL: 'https://control.test' });
 
 let provider: HostileProvider;
 let listener: Server;
@@ -150,6 +150,16 @@ describe('the settings of single sign-on', () => {
     await open.call(404, 'DELETE /v1/settings/sso/domains/mine.example', other.admin);
     await open.call(404, 'POST /v1/settings/sso/domains/mine.example/verify', other.admin);
     expect((await open.call(200, 'GET /v1/settings/sso', mine.admin)).body.configured).toBe(true);
+  });
+
+  test('on https give the browser a cookie that no other host can plant', async () => {
+    const { id, admin } = await open.tenant();
+    const { body } = await open.call(200, 'PUT /v1/settings/sso', admin, { issuer_url: provider.issuer, ...CLIENT });
+    expect(body.redirect_uri).toBe('https://control.test/auth/callback');
+    const { headers } = await open.call(302, `GET /auth/login?tenant=${id}`, undefined);
+    expect(headers.get('set-cookie')).toMatch(
+      /^__Host-svc_sso=[\w-]{43}; Max-Age=600; Path=\/; HttpOnly; Secure; SameSite=Lax$/,
+    );
   });
 
   test('are for admins: people and keys', async () => {

@@ -167,9 +167,7 @@ export class SingleSignOn {
       );
     });
     if (added.length === 0) throw new SsoRefusal('sso.state_replayed', 'the response was used before');
-    if (connection?.revision !== state.revision) {
-      throw new SsoRefusal('sso.state_outdated', 'the configuration was changed since the sign-in began');
-    }
+    if (connection?.revision !== state.revision) throw outdated();
     return this.#oidc.discover(connection.issuer);
   }
 
@@ -189,6 +187,12 @@ export class SingleSignOn {
     }
     const now = new Date(this.#clock.now());
     return this.#db.transaction(tenantId, async (em, notify) => {
+      // held until the commit: the configuration cannot change meanwhile, and a sign-in that changes it waits here,
+      // before anything else is locked
+      const current = await em.execute<unknown[]>('select 1 from sso_connection where revision = ? for update', [
+        state.revision,
+      ]);
+      if (current.length === 0) throw outdated();
       // another tenant's domain is not seen here, and so refused like one that nobody has
       const own = await em.execute<unknown[]>('select 1 from verified_domain where domain = ?', [domain]);
       if (own.length === 0) {
@@ -302,6 +306,8 @@ export class SingleSignOn {
     );
   }
 }
+
+const outdated = () => new SsoRefusal('sso.state_outdated', 'the configuration was changed since the sign-in began');
 
 function derived(secret: string, purpose: string, state: string): string {
   return createHmac('sha256', secret).update(`${purpose} ${state}`).digest('base64url');
