@@ -20,7 +20,13 @@ const root = createRootRoute({ component: Outlet, notFoundComponent: NotFound })
 const signIn = createRoute({
   getParentRoute: () => root,
   path: '/sign-in',
-  validateSearch: (search: Record<string, unknown>): { next?: string } => ({ next: localPath(search.next) }),
+  validateSearch: (search: Record<string, unknown>): { next?: string; error?: string; request_id?: string } => ({
+    next: localPath(search.next),
+    // where a sign-in through the identity provider failed; the page shows only what it knows
+    error: typeof search.error === 'string' ? search.error : undefined,
+    request_id:
+      typeof search.request_id === 'string' && /^req_\w{1,40}$/.test(search.request_id) ? search.request_id : undefined,
+  }),
   component: lazyRouteComponent(() => import('./pages/sign-in.tsx'), 'SignIn'),
 });
 

@@ -18,6 +18,22 @@ describeInBrowser('the shell', () => {
     await visitor.assertAccessible();
   });
 
+  test('tells on the sign-in page why single sign-on did not lead in, and nothing that the address makes up', async () => {
+    const visitor = await browser.visitor();
+    await visitor.open('/sign-in?error=sso_no_access&request_id=req_01abc');
+    await visitor.page.getByRole('alert').getByText('Ask an admin to invite you').waitFor();
+    await visitor.page.getByRole('alert').getByText('req_01abc').waitFor();
+    await visitor.assertAccessible();
+    await visitor.open('/sign-in?error=Call%20the%20attacker&request_id=%3Cb%3E');
+    const alert = await visitor.page.getByRole('alert').innerText();
+    expect(alert).toContain('did not succeed');
+    expect(alert).not.toMatch(/attacker|<b>|Request/);
+    // the way on to the provider and back
+    await visitor.page.getByLabel('Work email').fill('someone@unknown.example');
+    await visitor.page.getByRole('button', { name: 'Continue with single sign-on' }).click();
+    await visitor.page.getByRole('alert').getByText('No organization has set up').waitFor();
+  });
+
   test('shows a viewer the pages of a viewer, in light, dark and narrow, and signs out', async () => {
     const tenant = await server.tenant();
     const visitor = await browser.visitor(await tenant.person('viewer'));

@@ -6,11 +6,21 @@ import { problemOf, toastProblem } from '../lib/errors.tsx';
 import { rememberNext } from '../lib/next.ts';
 import { Mark } from '../ui/mark.tsx';
 
+/** Why the identity provider did not lead in, by the code in the address: what to do next, not what was wrong. */
+const FAILURES: Readonly<Record<string, string>> = {
+  sso_unknown: 'No organization has set up single sign-on for this address. Use a link by mail.',
+  sso_unavailable: 'Your identity provider cannot be used just now. Try again, or ask an admin.',
+  sso_expired: 'The sign-in took too long, was used before, or began in another browser. Start again.',
+  sso_no_access: 'Your account has no access here. Ask an admin to invite you.',
+  sso_failed: 'The sign-in did not succeed. Start again, or ask an admin.',
+};
+
 const route = getRouteApi('/sign-in');
 
 /** Sign-in by a link in a mail, or at the organisation's identity provider. */
 export function SignIn() {
-  const { next } = route.useSearch();
+  const { next, error, request_id: requestId } = route.useSearch();
+  const failure = error === undefined ? undefined : (FAILURES[error] ?? FAILURES.sso_failed);
   const [email, setEmail] = useState('');
   const [sent, setSent] = useState(false);
   const [busy, setBusy] = useState(false);
@@ -47,6 +57,16 @@ export function SignIn() {
         <Text c="dimmed" mb="md">
           to the agent governance control plane
         </Text>
+        {failure && !sent && (
+          <Alert color="red" role="alert" mb="md" title="You are not signed in">
+            {failure}
+            {requestId && (
+              <Text size="xs" mt="xs">
+                Request {requestId}
+              </Text>
+            )}
+          </Alert>
+        )}
         {sent ? (
           <Alert color="pine" icon={<IconMailCheck aria-hidden />} title="Look into your mail" role="status">
             If {email} belongs to a member, a link is on its way. It works once, for 15 minutes, in this browser.
