@@ -132,7 +132,7 @@ export class Connections {
       await this.#db.transaction(tenantId, (em) =>
         this.#audit(em, tenantId, {
           ...by,
-          action: error.reason === 'sso.state_forged' ? 'sso.configuration_refused' : error.reason,
+          action: error.reason,
           target: { type: 'sso_connection', id: issuer },
           severity: severityOf(error),
           detail: `on saving: ${error.detail}`,
@@ -287,7 +287,7 @@ export class Connections {
 /** Locks the tenant's settings until the commit; whether single sign-on is the only way in. */
 export async function lockTenant(em: EntityManager): Promise<boolean> {
   const [row] = await em.execute<{ enforced: boolean }[]>(
-    `select coalesce((settings->>'sso_only')::boolean, false) as enforced from tenant for update`,
+    `select coalesce((settings->>'sso_only')::boolean, false) as enforced from tenant for no key update`,
   );
   return row?.enforced === true;
 }

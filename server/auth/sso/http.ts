@@ -3,7 +3,7 @@ import type { PlainCall, PlainRoute } from '../../api/plain.ts';
 import { originOf } from '../sessions.ts';
 import type { Connections } from './connections.ts';
 import { type Domains, normalEmail } from './domains.ts';
-import { type BrowserError, browserError, SsoRefusal } from './refusal.ts';
+import { type BrowserError, browserError } from './refusal.ts';
 import { type SingleSignOn, STATE_SECONDS } from './sign-in.ts';
 
 /**
@@ -22,6 +22,11 @@ export function ssoRoutes(parts: {
   const browserOf = ({ request }: PlainCall) => request.cookies[cookieName()];
   const toSignIn = ({ reply, context }: PlainCall, error: BrowserError) =>
     reply.redirect(`/sign-in?error=${error}&request_id=${context.requestId}`, 302);
+  const refused = (call: PlainCall, error: unknown) => {
+    const code = browserError(error);
+    if (!code) throw error;
+    return toSignIn(call, code);
+  };
 
   const begin = async (call: PlainCall, tenantId: string | undefined, loginHint?: string) => {
     try {
@@ -39,8 +44,7 @@ export function ssoRoutes(parts: {
       });
       return call.reply.redirect(begun.url, 302);
     } catch (error) {
-      if (error instanceof SsoRefusal) return toSignIn(call, browserError(error));
-      throw error;
+      return refused(call, error);
     }
   };
 
@@ -100,8 +104,7 @@ export function ssoRoutes(parts: {
           const session = await singleSignOn.finish(query, browserOf(call), originOf(context));
           return reply.header('set-cookie', session.cookie).redirect('/policies', 302);
         } catch (error) {
-          if (error instanceof SsoRefusal) return toSignIn(call, browserError(error));
-          throw error;
+          return refused(call, error);
         }
       },
     },

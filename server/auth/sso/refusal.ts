@@ -3,18 +3,13 @@ import type { AuditAction, Severity } from '../audit.ts';
 type Fetched = 'discovery' | 'keys' | 'token' | 'userinfo';
 type Fault = 'unavailable' | 'blocked' | 'too_large' | 'redirected' | 'malformed';
 
-/**
- * Why a provider, or a sign-in through it, is refused: an action of the audit table, each with its own code. A state
- * that this server did not make names no tenant in whose chain it could stand; it is logged and counted.
- */
-export type SsoReason =
-  | Extract<
-      AuditAction,
-      | `sso.${Fetched}_${Fault}`
-      | `sso.${'discovery' | 'state' | 'response' | 'provider' | 'code' | 'client' | 'userinfo'}_${string}`
-      | `sso.${'id_token' | 'email' | 'account' | 'subject'}_${string}`
-    >
-  | 'sso.state_forged';
+/** Why a provider, or a sign-in through it, is refused: an action of the audit table, each with its own code. */
+export type SsoReason = Extract<
+  AuditAction,
+  | `sso.${Fetched}_${Fault}`
+  | `sso.${'discovery' | 'state' | 'response' | 'provider' | 'code' | 'client' | 'userinfo'}_${string}`
+  | `sso.${'id_token' | 'email' | 'account' | 'subject'}_${string}`
+>;
 
 /** `detail` is for the tenant's admins (audit chain, settings page): plain words, without secrets and addresses. */
 export class SsoRefusal extends Error {
@@ -29,6 +24,9 @@ export class SsoRefusal extends Error {
   }
 }
 
+/** A state that this server did not make. It names no tenant in whose chain it could stand: it is logged and counted. */
+export class ForgedState extends Error {}
+
 export function refusalOfFetch(what: Fetched, fault: Fault, detail: string): SsoRefusal {
   return new SsoRefusal(`sso.${what}_${fault}`, detail);
 }
@@ -36,7 +34,11 @@ export function refusalOfFetch(what: Fetched, fault: Fault, detail: string): Sso
 /** What the person at the browser is told, who may be an attacker: what to do next, not what was wrong. */
 export type BrowserError = 'sso_unknown' | 'sso_unavailable' | 'sso_expired' | 'sso_no_access' | 'sso_failed';
 
-export function browserError({ reason }: SsoRefusal): BrowserError {
+/** Undefined for an error that is no refusal. */
+export function browserError(error: unknown): BrowserError | undefined {
+  if (error instanceof ForgedState) return 'sso_expired';
+  if (!(error instanceof SsoRefusal)) return undefined;
+  const { reason } = error;
   if (/^sso\.(discovery|keys|token|userinfo|client)_/.test(reason)) return 'sso_unavailable';
   if (/^sso\.(state|code)_/.test(reason)) return 'sso_expired';
   if (/^sso\.(email|account|subject)_/.test(reason)) return 'sso_no_access';

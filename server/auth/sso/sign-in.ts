@@ -12,7 +12,7 @@ import type { OpenedSession, Origin, Sessions } from '../sessions.ts';
 import type { Connection, Connections } from './connections.ts';
 import { normalEmail } from './domains.ts';
 import type { Identity, OpenIdConnect, Provider } from './oidc.ts';
-import { SsoRefusal, severityOf } from './refusal.ts';
+import { ForgedState, SsoRefusal, severityOf } from './refusal.ts';
 
 /** From leaving for the provider to coming back. */
 export const STATE_SECONDS = 600;
@@ -130,13 +130,12 @@ export class SingleSignOn {
     });
   }
 
-  /** Finishes a sign-in and opens a session. Throws SsoRefusal, audited in the tenant that the state names. */
+  /** Finishes a sign-in and opens a session. Throws SsoRefusal, audited in the tenant that the state names, or ForgedState. */
   async finish(response: AuthorizationResponse, browser: string | undefined, origin: Origin): Promise<OpenedSession> {
     const state = this.#unseal(response.state);
     if (!state) {
-      const refusal = new SsoRefusal('sso.state_forged', 'the state was not made here');
-      this.#note(refusal, undefined, origin);
-      throw refusal;
+      this.#note('sso.state_forged', undefined, origin);
+      throw new ForgedState('the state was not made here');
     }
     const connection = await this.#connections.open(state.tenant);
     return this.#audited(state.tenant, connection, origin, async () => {
@@ -187,8 +186,8 @@ export class SingleSignOn {
     }
     const now = new Date(this.#clock.now());
     return this.#db.transaction(tenantId, async (em, notify) => {
-      // held until the commit: the configuration cannot change meanwhile, and a sign-in that changes it waits here,
-      // before anything else is locked
+      // held until the commit: the configuration does not change meanwhile. A tenant's sign-ins come one after the other
+      // from here, since an admin's first one notes itself in this row: later would be after the audit chain's lock
       const current = await em.execute<unknown[]>('select 1 from sso_connection where revision = ? for update', [
         state.revision,
       ]);
@@ -231,7 +230,7 @@ export class SingleSignOn {
           subject,
         ]);
       } else {
-        // the unique keys decide between two subjects that come at once
+        // the unique keys hold it, whatever else there is: one subject a member, one member a subject
         const added = await em.execute<unknown[]>(
           `insert into sso_identity (tenant_id, issuer, subject, user_id, created_at, last_used_at)
            values (?, ?, ?, ?, ?, ?) on conflict do nothing returning subject`,
@@ -281,9 +280,9 @@ export class SingleSignOn {
     try {
       return await work();
     } catch (error) {
-      if (!(error instanceof SsoRefusal) || error.reason === 'sso.state_forged') throw error;
+      if (!(error instanceof SsoRefusal)) throw error;
       const { reason: action, detail } = error;
-      this.#note(error, tenantId, origin);
+      this.#note(action, tenantId, origin);
       await this.#db.transaction(tenantId, (em) =>
         this.#audit(em, tenantId, {
           actor: { type: 'system', id: 'sso', ip: origin.ip },
@@ -298,10 +297,10 @@ export class SingleSignOn {
     }
   }
 
-  #note(refusal: SsoRefusal, tenantId: string | undefined, origin: Origin): void {
-    this.#count(refusal.reason);
+  #note(reason: string, tenantId: string | undefined, origin: Origin): void {
+    this.#count(reason);
     this.#log.warn(
-      { reason: refusal.reason, tenant_id: tenantId, ip: origin.ip, reqId: origin.requestId },
+      { reason, tenant_id: tenantId, ip: origin.ip, reqId: origin.requestId },
       'a sign-in through an identity provider was refused',
     );
   }

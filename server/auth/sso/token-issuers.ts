@@ -89,7 +89,7 @@ export class TokenIssuers {
     }
     await this.#db.transaction(tenantId, async (em, notify) => {
       // one change at a time, so that two lists do not become one
-      await em.execute('select 1 from tenant for update');
+      await em.execute('select 1 from tenant for no key update');
       const before = await em.execute<{ settings: TokenIssuer }[]>('select settings from token_issuer order by place');
       await em.execute('delete from token_issuer');
       for (const [place, issuer] of issuers.entries()) {
