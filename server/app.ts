@@ -44,7 +44,7 @@ import { holdRecounts, holdTimers } from './escrow/timers.ts';
 import { Evidence } from './forensics/export.ts';
 import { downloadRoute } from './forensics/router.ts';
 import { type Job, startJobs } from './jobs/jobs.ts';
-import { mailJob, mailQueue } from './jobs/mail.ts';
+import { Outbox } from './jobs/mail.ts';
 import { keyRoutes } from './keys/http.ts';
 import { Keyring, SealedError } from './keys/keyring.ts';
 import { type Clock, systemClock } from './lib/clock.ts';
@@ -75,6 +75,7 @@ export interface Core extends Services {
   actors: ActorHost<AppendCommand, AppendResult>;
   /** Seals what is secret at rest. */
   box: SecretBox;
+  outbox: Outbox;
   /** The origins from which the server's own pages send. */
   origins: readonly string[];
   registry: Registry;
@@ -158,7 +159,14 @@ export async function openCore(parts: Parts): Promise<Core> {
     const { sso_only, magic_link_confirm } = await settings(tenantId);
     return { linkFor: () => !sso_only, confirm: magic_link_confirm };
   };
-  const queueMail = mailQueue(clock, box);
+  const mail = new Mail({
+    smtpUrl: config.smtpUrl,
+    from: config.mailFrom,
+    directory: path.join(config.dataDir, 'mail'),
+    log,
+  });
+  const outbox = new Outbox({ db, box, mail, clock, log });
+  const queueMail = outbox.queue;
   const { baseUrl, rates } = config;
   const links = new MagicLinks({
     db,
@@ -285,6 +293,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     decider,
     box,
     origins: config.origins,
+    outbox,
     links,
     members,
     invitations,
@@ -294,6 +303,7 @@ export async function openCore(parts: Parts): Promise<Core> {
       await appender.stop();
       await checkpoints.stop();
       await language.close();
+      mail.close();
       await redis?.close();
       await db.close();
     },
@@ -375,7 +385,6 @@ export async function createProgram(parts: Parts): Promise<Program> {
     },
   });
   let jobs: { stop(): Promise<void> } | undefined;
-  let mail: Mail | undefined;
   let streams: LiveStreams | undefined;
   if (config.roles.includes('web')) mountDashboard(app);
   if (core && config.roles.includes('web')) {
@@ -396,20 +405,14 @@ export async function createProgram(parts: Parts): Promise<Program> {
   }
   if (core && config.roles.includes('worker')) {
     core.checkpoints.start();
-    const { db, box, holds } = core;
-    mail = new Mail({
-      smtpUrl: config.smtpUrl,
-      from: config.mailFrom,
-      directory: path.join(config.dataDir, 'mail'),
-      log,
-    });
+    const { db, holds } = core;
     jobs = startJobs(
       [
         forgetInputs(core, clock),
         { name: 'check domains', everySeconds: 3600, run: (signal) => core.domains.recheck(log, signal) },
         holdTimers(holds, log),
         holdRecounts(holds, db.notices),
-        linkRequests(core.links, mailJob({ db, box, mail, clock, log })),
+        mails(core),
         forgetEnded(core),
       ],
       log,
@@ -425,7 +428,6 @@ export async function createProgram(parts: Parts): Promise<Program> {
       inspector?.close();
       await app.close();
       await jobs?.stop();
-      mail?.close();
       await core?.stop();
       await claim.release();
     },
@@ -462,13 +464,14 @@ function forgetInputs(core: Core, clock: Clock): Job {
   };
 }
 
-/** Before each look at the mails: adds those for whoever asked for a sign-in link and is known. */
-function linkRequests(links: MagicLinks, mails: Job): Job {
+/** Mails sign-in links to those who asked and are known, and whatever else is in the outbox. */
+function mails({ links, outbox }: Core): Job {
   return {
-    ...mails,
+    name: 'mail',
+    everySeconds: 1,
     async run(signal) {
       while (!signal.aborted && (await links.serveRequests()) > 0);
-      await mails.run(signal);
+      while (!signal.aborted && (await outbox.sendDue()) > 0);
     },
   };
 }

@@ -22,7 +22,7 @@ import type { Config } from '../config.ts';
 import { AppError, problemBody } from '../errors.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
-import { RateLimiter, type RateState } from '../lib/rate-limit.ts';
+import { networkOf, RateLimiter, type RateState } from '../lib/rate-limit.ts';
 import type { RedisLink } from '../lib/redis.ts';
 import { apiHeaders } from '../lib/security-headers.ts';
 import type { Begin } from './plain.ts';
@@ -266,7 +266,7 @@ function beginner(config: Config, authenticator: Authenticator | undefined, redi
         throw new AppError('RATE_LIMITED', `try again in ${retryAfterSeconds} s`, { headers });
       }
     };
-    for (const path of paths) if (isSignIn(path)) count(await limiters.signIn.take(request.ip));
+    for (const path of paths) if (isSignIn(path)) count(await limiters.signIn.take(networkOf(request.ip)));
     const authorization = request.headers.authorization;
     const cookieValue = authorization === undefined ? request.cookies[SESSION_COOKIE] : undefined;
     const credential = { authorization, cookie: cookieValue };

@@ -31,6 +31,7 @@ export class Keys {
   ): Promise<{ row: ApiKeyRow; secret: string }> {
     this.#assertAhead(input.expiresAt);
     return this.#db.transaction(tenantId, async (em) => {
+      await assertOwnerStands(em, tenantId, input.owner, input.scopes.includes('admin'));
       const { id, secret } = await this.#issue(em, tenantId, 'key');
       const row = em.create(ApiKey, {
         tenantId,
@@ -60,6 +61,8 @@ export class Keys {
   ): Promise<{ row: AgentKeyRow; secret: string }> {
     this.#assertAhead(input.expiresAt);
     return this.#db.transaction(tenantId, async (em, notify) => {
+      await assertOwnerStands(em, tenantId, input.owner, false);
+      if (by.actor.type === 'user') await assertOwnerStands(em, tenantId, by.actor.id, true);
       const { id, secret } = await this.#issue(em, tenantId, 'agent');
       const row = em.create(AgentKey, {
         tenantId,
@@ -188,5 +191,27 @@ export class Keys {
       id,
     ]);
     return { id, secret };
+  }
+}
+
+/**
+ * A request may have been let in just before its person was removed or demoted. The row is locked, so that a removal
+ * either finds the key that is made here and revokes it, or is found here and the key is not made. Owners who are no
+ * people (a key that an operator made) always stand.
+ */
+async function assertOwnerStands(
+  em: EntityManager,
+  tenantId: string,
+  owner: string | null,
+  admin: boolean,
+): Promise<void> {
+  if (owner === null) return;
+  const [member] = await em.execute<{ removed: boolean; admin: boolean }[]>(
+    `select removed_at is not null as removed, 'admin' = any(roles) as admin from member
+     where tenant_id = ? and id = ? for share`,
+    [tenantId, owner],
+  );
+  if (member?.removed || (member && admin && !member.admin)) {
+    throw new AppError('FORBIDDEN', 'the person that the key would belong to may not have it any more');
   }
 }

@@ -8,7 +8,7 @@ import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
 import type { Letter, QueueMail } from '../lib/mail.ts';
 import { html, page } from '../lib/page.ts';
-import type { RateLimiter } from '../lib/rate-limit.ts';
+import { networkOf, type RateLimiter } from '../lib/rate-limit.ts';
 import type { Doer, WriteAudit } from './audit.ts';
 import type { SignInPolicyOf } from './scopes.ts';
 import { newSecret, secretHash, secretKind } from './secret.ts';
@@ -96,7 +96,7 @@ export class MagicLinks {
     const nonce = NONCE_FORM.exec(cookies ?? '')?.[1] ?? randomBytes(32).toString('base64url');
     const address = email.toLowerCase();
     const states = await Promise.all([
-      limits.ip.take(origin.ip),
+      limits.ip.take(networkOf(origin.ip)),
       limits.address.take(sha256(address).toString('base64url')),
     ]);
     if (states.every(({ allowed }) => allowed)) {

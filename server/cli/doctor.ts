@@ -4,6 +4,8 @@ import { Redis } from 'ioredis';
 import type pg from 'pg';
 import { type Config, readConfig, settingsHelp } from '../config.ts';
 import { SecretBox } from '../lib/crypto.ts';
+import { createLog } from '../lib/log.ts';
+import { Mail } from '../lib/mail.ts';
 import { columns, command, guess, JSON_FLAG, plain } from './command.ts';
 import { findMasterKey, masterKeyFile, readState, withClient, withPlace } from './place.ts';
 
@@ -53,6 +55,7 @@ const doctor = command({
       checkDataDir(config, tell);
       await checkServer(config, tell);
       if (config.redisUrl) await checkRedis(config.redisUrl, tell);
+      await checkMail(config, tell);
       try {
         await withPlace({}, ({ config, databaseUrl }) =>
           withClient(databaseUrl, (client) => checkDatabase(client, config, tell)),
@@ -207,6 +210,26 @@ async function checkServer(config: Config, tell: Tell): Promise<void> {
   } catch {
     // not a fault: this runs before the first start too
     tell('ok', 'server', `none answers at ${address}`);
+  }
+}
+
+async function checkMail(config: Config, tell: Tell): Promise<void> {
+  const { smtpUrl, mailFrom: from, dataDir } = config;
+  const directory = path.join(dataDir, 'mail');
+  if (!smtpUrl) {
+    const detail = `no SMTP_URL: sign-in links and invitations become files in ${directory}`;
+    if (config.baseUrl.startsWith('https:')) tell('warn', 'mail', detail, 'set SMTP_URL, so that people get them');
+    else tell('ok', 'mail', detail);
+    return;
+  }
+  const mail = new Mail({ smtpUrl, from, directory, log: createLog('silent') });
+  try {
+    await mail.verify();
+    tell('ok', 'mail', new URL(smtpUrl).host);
+  } catch (error) {
+    tell('FAIL', 'mail', (error as Error).message, 'see that the mail server runs and that SMTP_URL is right');
+  } finally {
+    mail.close();
   }
 }
 

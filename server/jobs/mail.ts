@@ -1,11 +1,9 @@
-import { setTimeout as delay } from 'node:timers/promises';
 import type { Database } from '../../db/index.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { SecretBox } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
 import type { Letter, Mail, QueueMail } from '../lib/mail.ts';
-import type { Job } from './jobs.ts';
 
 /** Seconds until the next attempt, after each failed one; the last repeats until the letter is of no use. */
 const BACK_OFF = [5, 15, 60, 120, 300, 900, 3600];
@@ -16,56 +14,56 @@ const BATCH = 10;
 
 const placeOf = (tenantId: string, id: string) => `${tenantId}/mail_message/${id}/sealed`;
 
+interface Row {
+  tenant_id: string;
+  id: string;
+  sealed: Buffer;
+  attempts: number;
+}
+
 /**
  * The outbox of mails. A letter is a row that commits with the change that it tells of, so that none is lost when the
  * process ends between the answer and the mail, and none tells of what did not happen. The row is sealed, because a
  * letter may hold a link that signs in, and is gone once it was sent. A request never talks to the mail server: how long
  * that takes would tell who has an account.
  */
-export function mailQueue(clock: Clock, box: SecretBox): QueueMail {
-  return async (em, tenantId, letter, until) => {
-    const now = new Date(clock.now());
+export class Outbox {
+  readonly #db: Database;
+  readonly #box: SecretBox;
+  readonly #mail: Mail;
+  readonly #clock: Clock;
+  readonly #log: Log;
+
+  constructor(parts: { db: Database; box: SecretBox; mail: Mail; clock: Clock; log: Log }) {
+    this.#db = parts.db;
+    this.#box = parts.box;
+    this.#mail = parts.mail;
+    this.#clock = parts.clock;
+    this.#log = parts.log;
+  }
+
+  readonly queue: QueueMail = async (em, tenantId, letter, until) => {
+    const now = new Date(this.#clock.now());
     const id = newId('mail', now.getTime());
     await em.execute(
       `insert into mail_message (tenant_id, id, sealed, created_at, expires_at, next_at) values (?, ?, ?, ?, ?, ?)`,
-      [tenantId, id, box.seal(JSON.stringify(letter), placeOf(tenantId, id)), now, until, now],
+      [tenantId, id, this.#box.seal(JSON.stringify(letter), placeOf(tenantId, id)), now, until, now],
     );
   };
-}
 
-/**
- * Sends what is in the outbox, each letter at least once: a process that dies between the mail server's answer and the
- * commit leaves it to be sent again, which does no harm. Any number of these may run at once.
- */
-export function mailJob(parts: { db: Database; box: SecretBox; mail: Mail; clock: Clock; log: Log }): Job {
-  const { db, box, mail, clock, log } = parts;
-
-  const sendOne = async (row: { tenant_id: string; id: string; sealed: Buffer; attempts: number }) => {
-    const key = [row.tenant_id, row.id];
-    try {
-      const letter = JSON.parse(box.open(row.sealed, placeOf(row.tenant_id, row.id)).toString()) as Letter;
-      await mail.send(letter, row.id);
-    } catch (err) {
-      const seconds = BACK_OFF[Math.min(row.attempts, BACK_OFF.length) - 1]!;
-      log.warn({ err, mailId: row.id, attempts: row.attempts, seconds }, 'a mail could not be sent; it is tried again');
-      await db.owner.query('update mail_message set next_at = $3 where tenant_id = $1 and id = $2', [
-        ...key,
-        new Date(clock.now() + seconds * 1000),
-      ]);
-      return;
-    }
-    await db.owner.query('delete from mail_message where tenant_id = $1 and id = $2', key);
-  };
-
-  /** Resolves to how many letters there were. */
-  const look = async (): Promise<number> => {
-    const now = new Date(clock.now());
-    const dropped = await db.owner.query<{ id: string }>(
+  /**
+   * Sends letters that are due; resolves to how many were tried. Each is sent at least once: a process that dies between
+   * the mail server's answer and the commit leaves it to be sent again, which does no harm. Any number of these may run
+   * at once.
+   */
+  async sendDue(): Promise<number> {
+    const now = new Date(this.#clock.now());
+    const dropped = await this.#db.owner.query<{ id: string }>(
       'delete from mail_message where expires_at <= $1 and next_at <= $1 returning id',
       [now],
     );
-    for (const { id } of dropped.rows) log.error({ mailId: id }, 'a mail was not sent in time, and is dropped');
-    const { rows } = await db.owner.query<{ tenant_id: string; id: string; sealed: Buffer; attempts: number }>(
+    for (const { id } of dropped.rows) this.#log.error({ mailId: id }, 'a mail was not sent in time, and is dropped');
+    const { rows } = await this.#db.owner.query<Row>(
       `update mail_message m set attempts = attempts + 1, next_at = $2
        from (select tenant_id, id from mail_message where next_at <= $1 order by next_at limit ${BATCH}
              for update skip locked) due
@@ -73,15 +71,27 @@ export function mailJob(parts: { db: Database; box: SecretBox; mail: Mail; clock
        returning m.tenant_id, m.id, m.sealed, m.attempts`,
       [now, new Date(now.getTime() + LEASE_SECONDS * 1000)],
     );
-    await Promise.all(rows.map(sendOne));
+    await Promise.all(rows.map((row) => this.#send(row)));
     return rows.length;
-  };
+  }
 
-  return {
-    name: 'mail',
-    everySeconds: 1,
-    async run(signal) {
-      while (!signal.aborted && (await look()) > 0) await delay(0);
-    },
-  };
+  async #send(row: Row): Promise<void> {
+    const key = [row.tenant_id, row.id];
+    try {
+      const letter = JSON.parse(this.#box.open(row.sealed, placeOf(row.tenant_id, row.id)).toString()) as Letter;
+      await this.#mail.send(letter, row.id);
+    } catch (err) {
+      const seconds = BACK_OFF[Math.min(row.attempts, BACK_OFF.length) - 1]!;
+      this.#log.warn(
+        { err, mailId: row.id, attempts: row.attempts, seconds },
+        'a mail could not be sent; it is tried again',
+      );
+      await this.#db.owner.query('update mail_message set next_at = $3 where tenant_id = $1 and id = $2', [
+        ...key,
+        new Date(this.#clock.now() + seconds * 1000),
+      ]);
+      return;
+    }
+    await this.#db.owner.query('delete from mail_message where tenant_id = $1 and id = $2', key);
+  }
 }

@@ -81,6 +81,11 @@ export class Mail {
     this.#log.info({ mailId: id, file }, 'a mail was written to a file: set SMTP_URL to have mail sent');
   }
 
+  /** Resolves when the mail server lets this program in; at once where mails become files. */
+  async verify(): Promise<void> {
+    if (!this.#directory) await this.#transport.verify();
+  }
+
   close(): void {
     this.#transport.close();
   }

@@ -1,3 +1,4 @@
+import ipaddr from 'ipaddr.js';
 import { type RateLimiterAbstract, RateLimiterMemory, RateLimiterRedis, RateLimiterRes } from 'rate-limiter-flexible';
 import type { RedisLink } from './redis.ts';
 
@@ -6,6 +7,17 @@ export interface RateRule {
   name: string;
   limit: number;
   seconds: number;
+}
+
+/** What counts as one address: an IPv4 address, or the /64 of an IPv6 one, which a single host has all of. */
+export function networkOf(ip: string): string {
+  if (!ipaddr.isValid(ip)) return ip;
+  const address = ipaddr.process(ip);
+  if (address.kind() === 'ipv4') return address.toString();
+  return `${(address as ipaddr.IPv6).parts
+    .slice(0, 4)
+    .map((part) => part.toString(16))
+    .join(':')}::/64`;
 }
 
 export interface RateState {

@@ -305,6 +305,15 @@ describe('a request from another site', () => {
       body: '{"approval_required":true}',
     });
     expect(trpc.status).toBe(403);
+    // a batch is one request with one Origin
+    const batch = await fetch(`${server.url}/trpc/settings.change,auth.magicLink?batch=1`, {
+      method: 'POST',
+      headers: { cookie: person.cookie!, 'content-type': 'application/json', origin: 'https://evil.test' },
+      body: '{"0":{"approval_required":true},"1":{"email":"a@b.test"}}',
+    });
+    for (const { error } of (await batch.json()) as { error: { data: { problem: { code: string } } } }[]) {
+      expect(error.data.problem.code).toBe('FORBIDDEN');
+    }
     const byGet = await fetch(`${server.url}/trpc/settings.change?input=%7B%22approval_required%22%3Atrue%7D`, {
       headers: { cookie: person.cookie! },
     });

@@ -1,6 +1,6 @@
 import { describe, expect, test } from 'vitest';
 import { OPERATOR } from '../../server/auth/audit.ts';
-import { sql } from '../helpers/api.ts';
+import { dump, sql } from '../helpers/api.ts';
 import { mailsSent, mailsTo } from '../helpers/mail.ts';
 import { type TestServer, type TestTenant, useServer } from '../helpers/server.ts';
 
@@ -130,14 +130,27 @@ describe('asking for a link', () => {
     expect(mailsTo(server, removed.email)).toEqual([]);
   });
 
-  test('stores the request so that nobody reads an address or a nonce in it', async () => {
+  test('is stored so that nobody reads an address or a nonce in it, nor in the log', async () => {
+    // the rows are gone when they are served: each is kept here as it was stored
+    await sql(server, 'create table seen as select * from sign_in_request with no data');
+    await sql(
+      server,
+      `create function see() returns trigger language plpgsql as 'begin insert into seen select new.*; return new; end'`,
+    );
+    await sql(server, 'create trigger see after insert on sign_in_request for each row execute function see()');
     const browser = new Browser();
-    const email = 'readable@example.test';
-    await browser.ask(email);
+    const { email } = await member(await server.tenant());
+    const { token } = await browser.ask(email);
     const nonce = browser.cookies.get('svc_sign_in')!;
     expect(nonce).toMatch(/^[\w-]{43}$/);
+    const [row] = await sql<{ line: string; sealed: Buffer }>(server, 'select s::text as line, sealed from seen s');
+    const stored = [row!.line, row!.sealed.toString('latin1'), ...Object.values(await dump(server))].join('\n');
     const log = server.logged.join('\n');
-    expect([log.includes(email), log.includes(nonce)]).toEqual([false, false]);
+    for (const secret of [nonce, token]) {
+      expect([stored.includes(secret), log.includes(secret)]).toEqual([false, false]);
+    }
+    expect([row!.sealed.toString('latin1').includes(email), log.includes(email)]).toEqual([false, false]);
+    await sql(server, 'drop trigger see on sign_in_request');
   });
 
   test('mails a link for each tenant of which the address is a member, and each leads to its own', async () => {
@@ -361,6 +374,36 @@ describe('where the tenant asks for a button', () => {
       expect(answer.status).toBe(400);
     }
   });
+});
+
+test('what has long ended is forgotten, and nothing that works', async () => {
+  const tenant = await server.tenant();
+  const { email, userId } = await member(tenant);
+  const { token } = await new Browser().ask(email);
+  await new Browser().open(token);
+  const invited = newAddress();
+  await server.call(201, 'POST /v1/invites', tenant.admin, { email: invited, role: 'viewer' });
+  const count = async () =>
+    (
+      await sql<{ kind: string; n: number }>(
+        server,
+        `select kind, count(*)::int as n from credential where tenant_id = $1 and kind <> 'api_key' group by 1 order by 1`,
+        [tenant.id],
+      )
+    ).map(({ kind, n }) => `${n} ${kind}`);
+  const { sessions, links, invitations } = server.core;
+  const forget = () => Promise.all([sessions.forget(), links.forget(), invitations.forget()]);
+  await forget();
+  // one of the links is the operator's, of the tenant's beginning
+  expect(await count()).toEqual(['1 invitation', '1 session', '2 sign_in_link']);
+  server.clock.advance(26 * 3600_000);
+  await forget();
+  expect(await count()).toEqual(['1 invitation', '1 sign_in_link']);
+  server.clock.advance(40 * 86_400_000);
+  await forget();
+  expect(await count()).toEqual([]);
+  expect(await sql(server, 'select 1 from sign_in_link where user_id = $1', [userId])).toEqual([]);
+  expect(await sql(server, 'select 1 from invitation where tenant_id = $1', [tenant.id])).toHaveLength(1);
 });
 
 describe('limits', () => {

@@ -41,6 +41,7 @@ export function mailsTo(server: TestServer, to: string): Received[] {
 export async function mailsSent(server: TestServer): Promise<void> {
   // as the job would within the second
   while ((await server.core.links.serveRequests()) > 0);
+  while ((await server.core.outbox.sendDue()) > 0);
   await expect
     .poll(
       async () => {

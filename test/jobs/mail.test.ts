@@ -2,7 +2,7 @@ import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:f
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { mailJob, mailQueue } from '../../server/jobs/mail.ts';
+import { Outbox } from '../../server/jobs/mail.ts';
 import { SecretBox } from '../../server/lib/crypto.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { type Letter, Mail } from '../../server/lib/mail.ts';
@@ -23,7 +23,6 @@ const letter = (to: string): Letter => ({
   text: `Open this:\n\n${LINK}\n`,
   html: `<p><a href="${LINK}">Sign in</a></p>`,
 });
-const signal = new AbortController().signal;
 let smtp: MailServer;
 
 beforeAll(async () => {
@@ -36,9 +35,13 @@ afterAll(async () => {
 });
 
 const sender = (smtpUrl?: string) => new Mail({ smtpUrl, from: 'Test <no-reply@control.test>', directory: dir, log });
-const jobWith = (mail: Mail) => mailJob({ db: box.db, box: seal, mail, clock, log });
+const outbox = (mail: Mail) => new Outbox({ db: box.db, box: seal, mail, clock, log });
+/** As the job does: until there is nothing to send. */
+const sendAll = async (mail: Mail) => {
+  while ((await outbox(mail).sendDue()) > 0);
+};
 const queue = (to: string, seconds = 900) =>
-  box.db.transaction('t', (em) => mailQueue(clock, seal)(em, 't', letter(to), new Date(clock.now() + seconds * 1000)));
+  box.db.transaction('t', (em) => outbox(sender()).queue(em, 't', letter(to), new Date(clock.now() + seconds * 1000)));
 const waiting = async () =>
   (await box.db.owner.query<{ attempts: number }>('select attempts from mail_message order by next_at')).rows;
 
@@ -46,7 +49,7 @@ describe('a letter', () => {
   test('is a file, in text and HTML with links that can be copied, where there is no mail server', async () => {
     await queue('one@example.test');
     const mail = sender();
-    await jobWith(mail).run(signal);
+    await sendAll(mail);
     mail.close();
     const [name, ...more] = readdirSync(dir);
     expect(more).toEqual([]);
@@ -75,7 +78,7 @@ describe('a letter', () => {
   test('of a transaction that fails is never sent', async () => {
     await expect(
       box.db.transaction('t', async (em) => {
-        await mailQueue(clock, seal)(em, 't', letter('never@example.test'), new Date(clock.now() + 60_000));
+        await outbox(sender()).queue(em, 't', letter('never@example.test'), new Date(clock.now() + 60_000));
         throw new Error('no');
       }),
     ).rejects.toThrow('no');
@@ -86,15 +89,15 @@ describe('a letter', () => {
     const mail = sender(smtp.url);
     await queue('later@example.test');
     smtp.answers.push('451 not now', '451 not now');
-    await jobWith(mail).run(signal);
+    await sendAll(mail);
     expect(smtp.received).toEqual([]);
-    await jobWith(mail).run(signal);
+    await sendAll(mail);
     expect(await waiting()).toEqual([{ attempts: 1 }]);
     clock.advance(6_000);
-    await jobWith(mail).run(signal);
+    await sendAll(mail);
     expect(await waiting()).toEqual([{ attempts: 2 }]);
     clock.advance(16_000);
-    await jobWith(mail).run(signal);
+    await sendAll(mail);
     expect(smtp.received.map(({ to }) => to)).toEqual([['later@example.test']]);
     expect(smtp.received[0]!.text).toContain(LINK);
     expect(await waiting()).toEqual([]);
@@ -106,9 +109,9 @@ describe('a letter', () => {
     const before = smtp.received.length;
     await queue('late@example.test', 900);
     smtp.answers.push('451 not now');
-    await jobWith(mail).run(signal);
+    await sendAll(mail);
     clock.advance(901_000);
-    await jobWith(mail).run(signal);
+    await sendAll(mail);
     expect(await waiting()).toEqual([]);
     expect(smtp.received.length).toBe(before);
     expect(logged.join('\n')).toContain('not sent in time');
@@ -119,16 +122,16 @@ describe('a letter', () => {
     const mail = sender(smtp.url);
     const before = smtp.received.length;
     for (let i = 0; i < 25; i++) await queue(`many${i}@example.test`);
-    await Promise.all([1, 2, 3].map(() => jobWith(mail).run(signal)));
+    await Promise.all([1, 2, 3].map(() => sendAll(mail)));
     const sent = smtp.received.slice(before).map(({ to }) => to[0]!);
     expect(sent.sort()).toEqual(Array.from({ length: 25 }, (_, i) => `many${i}@example.test`).sort());
     await queue('died@example.test');
     // taken by a process that then ended
     await box.db.owner.query(`update mail_message set attempts = 1, next_at = $1`, [new Date(clock.now() + 120_000)]);
-    await jobWith(mail).run(signal);
+    await sendAll(mail);
     expect(await waiting()).toHaveLength(1);
     clock.advance(121_000);
-    await jobWith(mail).run(signal);
+    await sendAll(mail);
     expect(await waiting()).toEqual([]);
     expect(smtp.received.at(-1)!.to).toEqual(['died@example.test']);
     mail.close();
