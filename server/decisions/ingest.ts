@@ -6,6 +6,7 @@ import { z } from 'zod';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
 import { DECISIONS, type DecisionEvent } from '../chain/record.ts';
 import { AppError, type ErrorCode, type Fault } from '../errors.ts';
+import { nestsDeeper } from '../lib/json-depth.ts';
 
 export const MAX_EVENTS = 100;
 /** As sent, compressed or not. */
@@ -265,24 +266,10 @@ async function inflated(encoding: string | undefined, body: Buffer): Promise<Buf
 /** JSON.parse makes `__proto__` an ordinary own member, which the schemas then ignore or refuse like any unknown one. */
 function parse(body: Buffer): unknown {
   if (!isUtf8(body)) throw new AppError('VALIDATION_FAILED', 'the body is not valid UTF-8');
-  if (tooDeep(body)) throw new AppError('VALIDATION_FAILED', `the JSON nests deeper than ${MAX_DEPTH}`);
+  if (nestsDeeper(body, MAX_DEPTH)) throw new AppError('VALIDATION_FAILED', `the JSON nests deeper than ${MAX_DEPTH}`);
   try {
     return JSON.parse(body.toString());
   } catch (error) {
     throw new AppError('VALIDATION_FAILED', 'the body is not valid JSON', { cause: error });
   }
-}
-
-/** Before parsing: a body of eight million brackets would take half a gigabyte. Brackets within strings do not count. */
-function tooDeep(json: Buffer): boolean {
-  let depth = 0;
-  for (let i = 0; i < json.length; i++) {
-    const byte = json[i];
-    if (byte === 34) {
-      for (i++; i < json.length && json[i] !== 34; i++) if (json[i] === 92) i++;
-    } else if (byte === 91 || byte === 123) {
-      if (++depth > MAX_DEPTH) return true;
-    } else if (byte === 93 || byte === 125) depth--;
-  }
-  return false;
 }

@@ -1,0 +1,475 @@
+import {
+  closeSync,
+  existsSync,
+  fdatasync,
+  fdatasyncSync,
+  fsyncSync,
+  ftruncateSync,
+  mkdirSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  readSync,
+  renameSync,
+  statSync,
+  unlinkSync,
+  writeFileSync,
+  writeSync,
+} from 'node:fs';
+import path from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
+import { promisify } from 'node:util';
+import { crc32 } from 'node:zlib';
+
+/** The spool has no room, or its disk failed: nothing may be permitted, since it could not be recorded. */
+export class SpoolError extends Error {
+  override readonly name = 'SpoolError';
+}
+
+/** What became of an action that was let through. */
+export interface Outcome {
+  outcome: string;
+  total_latency_ms: number;
+}
+
+export type SpooledEvent = { proxy_seq: number } & Record<string, unknown>;
+
+/** Events to send next, in order; `through` is the last one's number. */
+export interface Batch {
+  events: SpooledEvent[];
+  through: number;
+  /** Where the next batch begins. */
+  readonly end: Position;
+}
+
+interface Position {
+  segment: number;
+  offset: number;
+}
+
+interface Segment {
+  /** The number of the first event in it, which is its file's name. */
+  first: number;
+  bytes: number;
+}
+
+/** A line of a segment: an event, what became of one, or the note that one is sent without that. */
+type Line = { event: SpooledEvent; open?: 1 } | { of: number; outcome: Outcome | null };
+
+/** In place of a deadline: what became of the action is being written. */
+const NOTED = Number.POSITIVE_INFINITY;
+const NOTE_MS = 50;
+
+/** An event with all its members at their longest; a permit is not begun with less room than this. */
+const MOST_EVENT_BYTES = 64 * 1024;
+
+const sync = promisify(fdatasync);
+
+/**
+ * The events of one proxy on disk, from the decision to the control plane's acknowledgement.
+ *
+ * Segment files, each named by its first event's number, hold lines `<crc32> <json>`. `append` resolves when its line is
+ * on the disk (all that wait share one flush); a segment is deleted when all its events were acknowledged. An event's
+ * content never changes once it was handed out in a batch, also over a crash: what became of an action is a line of its
+ * own, and an event that is sent before that is known gets a line that says so. That makes sending again harmless.
+ *
+ * INVARIANT: numbers have no gaps: `decided = acknowledged + pending`, at every moment and over every restart.
+ */
+export class Spool {
+  readonly #dir: string;
+  readonly #lock: DatabaseSync;
+  readonly #maxBytes: number;
+  readonly #segmentBytes: number;
+  readonly #outcomeWaitMs: number;
+  readonly #now: () => number;
+  #segments: Segment[] = [];
+  #fd = -1;
+  #bytes = 0;
+  /** The last event that is on the disk. */
+  #durable = 0;
+  /** The last event that was given a number. */
+  #last = 0;
+  #acknowledged = 0;
+  #start: Position = { segment: 0, offset: 0 };
+  /** Events whose outcome may still come, and until when they wait for it. */
+  readonly #open = new Map<number, number>();
+  /** Outcomes of events that were not acknowledged yet; null for none. */
+  readonly #outcomes = new Map<number, Outcome | null>();
+  #queue: { text: string; seq: number; done: (error?: Error) => void }[] = [];
+  #flushing: Promise<void> | undefined;
+  #timer: NodeJS.Timeout | undefined;
+  #broken: Error | undefined;
+  #closed = false;
+  /** Called when there may be something to send. */
+  onChange: () => void = () => {};
+
+  private constructor(dir: string, lock: DatabaseSync, options: SpoolOptions) {
+    this.#dir = dir;
+    this.#lock = lock;
+    this.#maxBytes = options.maxBytes;
+    this.#segmentBytes = Math.max(1024, Math.min(4 * 1024 * 1024, Math.floor(options.maxBytes / 8)));
+    this.#outcomeWaitMs = options.outcomeWaitMs;
+    this.#now = options.now ?? Date.now;
+  }
+
+  /**
+   * Opens the spool in a directory of its own; undefined when another process has it. What a crash tore off at the end
+   * was never acknowledged to anyone: it is moved to a file beside, and `warn` is told. Throws a SpoolError on any other
+   * damage, since to go on would be to lose records in silence.
+   */
+  static open(dir: string, options: SpoolOptions): Spool | undefined {
+    mkdirSync(dir, { recursive: true, mode: 0o700 });
+    const lock = lockDirectory(dir);
+    if (!lock) return undefined;
+    const spool = new Spool(dir, lock, options);
+    try {
+      spool.#recover(options.warn ?? (() => {}));
+      return spool;
+    } catch (error) {
+      lock.close();
+      throw error;
+    }
+  }
+
+  get decided(): number {
+    return this.#durable;
+  }
+  get acknowledged(): number {
+    return this.#acknowledged;
+  }
+  get pending(): number {
+    return this.#durable - this.#acknowledged;
+  }
+  get bytes(): number {
+    return this.#bytes;
+  }
+  get fault(): string | undefined {
+    if (this.#broken) return `the spool's disk failed: ${this.#broken.message}`;
+    return this.#bytes + MOST_EVENT_BYTES > this.#maxBytes ? 'the spool is full' : undefined;
+  }
+
+  /** Throws a SpoolError where an event would find no room. To be asked before anything is begun for a decision. */
+  assertRoom(): void {
+    const fault = this.#closed ? 'the proxy is stopping' : this.fault;
+    if (fault) throw new SpoolError(fault);
+  }
+
+  /**
+   * Stores an event under the next number. When it resolves the event is on the disk. With `open` its outcome is waited
+   * for before it is sent. Rejects with a SpoolError when it could not be stored; then it has no number and no trace.
+   */
+  async append(make: (seq: number) => Record<string, unknown>, open: boolean): Promise<number> {
+    this.assertRoom();
+    const seq = this.#last + 1;
+    const text = lineOf({ event: { ...make(seq), proxy_seq: seq }, ...(open && { open: 1 }) });
+    if (text.length > MOST_EVENT_BYTES) throw new SpoolError('the event is too long');
+    this.#last = seq;
+    if (open) this.#open.set(seq, this.#now() + this.#outcomeWaitMs);
+    return new Promise((resolve, reject) => {
+      this.#enqueue(text, seq, (error) => {
+        if (!error) return resolve(seq);
+        this.#open.delete(seq);
+        reject(new SpoolError(`the event could not be stored: ${error.message}`, { cause: error }));
+      });
+    });
+  }
+
+  /** Notes what became of an action; too late a note is dropped, since its event may have been sent. Does not wait. */
+  settle(seq: number, outcome: Outcome): void {
+    const deadline = this.#open.get(seq);
+    if (deadline === undefined || deadline === NOTED || this.#closed) return;
+    // the event must not be sent before the note is on the disk, or after a crash it would be sent with other content
+    this.#open.set(seq, NOTED);
+    this.#note(seq, outcome).catch(() => this.#open.set(seq, 0));
+  }
+
+  /**
+   * The next events in order, at most `most` and about `mostBytes`; undefined when there is none to send yet. Until it
+   * is acknowledged, the same events are answered again (with others after them).
+   */
+  async batch(most: number, mostBytes: number): Promise<Batch | undefined> {
+    const now = this.#now();
+    const events: SpooledEvent[] = [];
+    const seal: number[] = [];
+    let bytes = 0;
+    let end = this.#start;
+    for (const { line, after } of this.#lines(this.#start)) {
+      if (!('event' in line)) continue;
+      const seq = line.event.proxy_seq;
+      if (seq > this.#durable) break;
+      const deadline = this.#open.get(seq);
+      if (deadline !== undefined && now < deadline) break;
+      if (deadline !== undefined) seal.push(seq);
+      events.push(line.event);
+      bytes += JSON.stringify(line.event).length;
+      end = after;
+      if (events.length >= most || bytes >= mostBytes) break;
+    }
+    for (const seq of seal) this.#open.set(seq, NOTED);
+    const sealed = Promise.all(seal.map((seq) => this.#note(seq, null)));
+    if (seal.length > 0) await this.#flushNow();
+    await sealed;
+    if (events.length === 0) return undefined;
+    return {
+      events: events.map((event) => ({ ...event, ...this.#outcomes.get(event.proxy_seq) })),
+      through: events.at(-1)!.proxy_seq,
+      end,
+    };
+  }
+
+  /** Ends the events of a batch: the control plane has them, or has refused them for good. */
+  acknowledge({ through, end }: Batch): void {
+    for (let seq = this.#acknowledged + 1; seq <= through; seq++) this.#outcomes.delete(seq);
+    this.#acknowledged = through;
+    this.#start = end;
+    // Not flushed: after a crash that loses this, events are sent again, which changes nothing.
+    writeFileSync(this.#file('acknowledged.new'), `${through}\n`);
+    renameSync(this.#file('acknowledged.new'), this.#file('acknowledged'));
+    const { bytes } = this.#segments.at(-1)!;
+    const idle = this.pending === 0 && this.#queue.length === 0 && !this.#flushing;
+    if (idle && bytes > this.#segmentBytes / 2) this.#rotate();
+    while (this.#segments.length > 1 && this.#segments[1]!.first <= this.#acknowledged + 1) {
+      const { first, bytes } = this.#segments.shift()!;
+      unlinkSync(this.#file(segmentName(first)));
+      this.#bytes -= bytes;
+    }
+    const [oldest] = this.#segments;
+    if (this.#start.segment < oldest!.first) this.#start = { segment: oldest!.first, offset: 0 };
+  }
+
+  /** Keeps an event that the control plane refused for good in a file beside the spool, on the disk when it returns. */
+  setAside(event: unknown, why: string): void {
+    const fd = openSync(this.#file('refused.jsonl'), 'a', 0o600);
+    try {
+      writeSync(fd, `${JSON.stringify({ why, event })}\n`);
+      fdatasyncSync(fd);
+    } finally {
+      closeSync(fd);
+    }
+  }
+
+  /** Waits for what is being written, then lets another process have the directory. */
+  async close(): Promise<void> {
+    if (this.#closed) return;
+    this.#closed = true;
+    await this.#flushNow();
+    closeSync(this.#fd);
+    this.#lock.close();
+  }
+
+  #note(seq: number, outcome: Outcome | null): Promise<void> {
+    return new Promise((resolve, reject) => {
+      this.#enqueue(lineOf({ of: seq, outcome }), 0, (error) => {
+        if (error) return reject(error);
+        this.#open.delete(seq);
+        this.#outcomes.set(seq, outcome);
+        resolve();
+      });
+    });
+  }
+
+  /** What waits for its event is flushed at once; a note may wait for the next event's flush, or for a moment. */
+  #enqueue(text: string, seq: number, done: (error?: Error) => void): void {
+    if (this.#broken) {
+      done(this.#broken);
+      return;
+    }
+    this.#queue.push({ text, seq, done });
+    if (seq > 0) this.#flushing ??= this.#flush();
+    else this.#timer ??= setTimeout(() => this.#flushNow(), NOTE_MS);
+  }
+
+  #flushNow(): Promise<void> {
+    clearTimeout(this.#timer);
+    this.#timer = undefined;
+    this.#flushing ??= this.#flush();
+    return this.#flushing;
+  }
+
+  async #flush(): Promise<void> {
+    while (this.#queue.length > 0) {
+      const group = this.#queue;
+      this.#queue = [];
+      try {
+        const segment = this.#segments.at(-1)!;
+        if (segment.bytes >= this.#segmentBytes) this.#rotate(group.find(({ seq }) => seq > 0)?.seq ?? this.#last + 1);
+        const current = this.#segments.at(-1)!;
+        const bytes = Buffer.from(group.map(({ text }) => text).join(''));
+        // at a position: what an earlier failure left there is overwritten
+        for (let at = 0; at < bytes.length; ) {
+          at += writeSync(this.#fd, bytes, at, bytes.length - at, current.bytes + at);
+        }
+        try {
+          await sync(this.#fd);
+        } catch (error) {
+          // after a failed flush nobody knows what is on the disk: nothing more may be built on it
+          this.#broken = error as Error;
+          throw error;
+        }
+        current.bytes += bytes.length;
+        this.#bytes += bytes.length;
+        for (const { seq, done } of group) {
+          if (seq > 0) this.#durable = seq;
+          done();
+        }
+        this.onChange();
+      } catch (error) {
+        // What is there of the group must not be found after a crash: it was answered with a refusal.
+        try {
+          ftruncateSync(this.#fd, this.#segments.at(-1)!.bytes);
+        } catch (cause) {
+          this.#broken ??= cause as Error;
+        }
+        // numbers that were given out to what failed, and to what waits behind it, are taken back: no gaps
+        const failed = [...group, ...this.#queue];
+        this.#queue = [];
+        this.#last = this.#durable;
+        for (const { done } of failed) done(error as Error);
+      }
+    }
+    this.#flushing = undefined;
+  }
+
+  /** Begins a new segment; the directory is flushed, so that the file is found after a crash. */
+  #rotate(first = this.#last + 1): void {
+    const segment = { first, bytes: 0 };
+    const fd = openSync(this.#file(segmentName(first)), 'w', 0o600);
+    const directory = openSync(this.#dir, 'r');
+    try {
+      fsyncSync(directory);
+    } finally {
+      closeSync(directory);
+    }
+    if (this.#fd >= 0) closeSync(this.#fd);
+    this.#fd = fd;
+    this.#segments.push(segment);
+  }
+
+  #recover(warn: (message: string) => void): void {
+    const names = readdirSync(this.#dir).filter((name) => /^\d{16}\.spool$/.test(name));
+    this.#segments = names.sort().map((name) => {
+      return { first: Number(name.slice(0, 16)), bytes: statSync(this.#file(name)).size };
+    });
+    const first = this.#segments[0]?.first ?? 1;
+    const file = this.#file('acknowledged');
+    const noted = existsSync(file) ? Number(readFileSync(file, 'utf8')) : 0;
+    this.#acknowledged = Math.max(Number.isSafeInteger(noted) ? noted : 0, first - 1);
+    this.#last = first - 1;
+    this.#start = { segment: first, offset: 0 };
+
+    const open = new Set<number>();
+    for (const [n, segment] of this.#segments.entries()) {
+      const text = readFileSync(this.#file(segmentName(segment.first)));
+      const lines = readLines(text);
+      let good = 0;
+      for (const { line, end } of lines) {
+        if ('event' in line) {
+          if (line.event.proxy_seq !== this.#last + 1) throw this.#damage(segment, good, 'an event is missing');
+          this.#last++;
+          if (this.#last <= this.#acknowledged) this.#start = { segment: segment.first, offset: end };
+          else if (line.open) open.add(this.#last);
+        } else {
+          open.delete(line.of);
+          if (line.of > this.#acknowledged) this.#outcomes.set(line.of, line.outcome);
+        }
+        good = end;
+      }
+      if (good < text.length) {
+        if (n < this.#segments.length - 1) throw this.#damage(segment, good, 'a line does not have its checksum');
+        const torn = `torn-${segmentName(segment.first)}-${this.#now()}`;
+        writeFileSync(this.#file(torn), text.subarray(good), { mode: 0o600 });
+        warn(`${text.length - good} bytes at the end of the spool were not written whole; they are kept in ${torn}`);
+        segment.bytes = good;
+      }
+      this.#bytes += segment.bytes;
+    }
+    if (this.#acknowledged > this.#last) {
+      throw new SpoolError(
+        `${this.#dir}: events up to ${this.#acknowledged} were sent, but the spool ends at ${this.#last}`,
+      );
+    }
+    this.#durable = this.#last;
+    if (this.#segments.length === 0) this.#rotate(1);
+    else {
+      const segment = this.#segments.at(-1)!;
+      this.#fd = openSync(this.#file(segmentName(segment.first)), 'r+');
+      ftruncateSync(this.#fd, segment.bytes);
+    }
+    // The process that let these through is gone: nobody will tell what became of them.
+    for (const seq of open) this.#open.set(seq, 0);
+  }
+
+  #damage(segment: Segment, offset: number, what: string): SpoolError {
+    return new SpoolError(
+      `${this.#file(segmentName(segment.first))} is damaged at byte ${offset} (${what}). Its events cannot be sent as they are: move the file away to go on without them.`,
+    );
+  }
+
+  *#lines(from: Position): Generator<{ line: Line; after: Position }> {
+    for (const { first, bytes } of [...this.#segments]) {
+      if (first < from.segment) continue;
+      const start = first === from.segment ? from.offset : 0;
+      const length = bytes - start;
+      if (length <= 0) continue;
+      const text = Buffer.allocUnsafe(length);
+      const fd = openSync(this.#file(segmentName(first)), 'r');
+      try {
+        const read = readSync(fd, text, 0, length, start);
+        for (const { line, end } of readLines(text.subarray(0, read))) {
+          yield { line, after: { segment: first, offset: start + end } };
+        }
+      } finally {
+        closeSync(fd);
+      }
+    }
+  }
+
+  #file(name: string): string {
+    return path.join(this.#dir, name);
+  }
+}
+
+export interface SpoolOptions {
+  maxBytes: number;
+  /** How long an event waits for what became of its action before it is sent without that. */
+  outcomeWaitMs: number;
+  now?: () => number;
+  warn?: (message: string) => void;
+}
+
+/**
+ * The kernel's lock on a directory, which ends with the process however that ends; undefined when another process has
+ * it. Node has no call for it, but its SQLite does.
+ */
+function lockDirectory(dir: string): DatabaseSync | undefined {
+  const lock = new DatabaseSync(path.join(dir, 'lock'), { timeout: 0 });
+  try {
+    lock.exec('pragma journal_mode = memory; pragma locking_mode = exclusive; begin exclusive');
+    return lock;
+  } catch (error) {
+    lock.close();
+    if (/locked|busy/i.test((error as Error).message)) return undefined;
+    throw error;
+  }
+}
+
+function segmentName(first: number): string {
+  return `${String(first).padStart(16, '0')}.spool`;
+}
+
+function lineOf(line: Line): string {
+  const json = JSON.stringify(line);
+  return `${crc32(json).toString(16).padStart(8, '0')} ${json}\n`;
+}
+
+/** The lines up to the first that is not whole. */
+function* readLines(bytes: Buffer): Generator<{ line: Line; end: number }> {
+  for (let start = 0; ; ) {
+    const newline = bytes.indexOf(10, start);
+    if (newline < 0 || newline - start < 10) return;
+    const json = bytes.subarray(start + 9, newline);
+    if (bytes.toString('latin1', start, start + 8) !== crc32(json).toString(16).padStart(8, '0')) return;
+    start = newline + 1;
+    yield { line: JSON.parse(json.toString()) as Line, end: start };
+  }
+}

@@ -1,0 +1,285 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import {
+  appendFileSync,
+  copyFileSync,
+  cpSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  truncateSync,
+  writeFileSync,
+} from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import fc from 'fast-check';
+import { afterEach, expect, test } from 'vitest';
+import { type Batch, Spool, SpoolError, type SpoolOptions } from '../../server/proxy/spool.ts';
+
+const dirs: string[] = [];
+const opened: Spool[] = [];
+afterEach(async () => {
+  for (const spool of opened.splice(0)) await spool.close();
+  for (const dir of dirs.splice(0)) rmSync(dir, { recursive: true, force: true });
+});
+
+function temporary(): string {
+  const dir = mkdtempSync(path.join(tmpdir(), 'svc-spool-'));
+  dirs.push(dir);
+  return dir;
+}
+
+function open(dir: string, options: Partial<SpoolOptions> = {}): Spool {
+  const spool = Spool.open(dir, { maxBytes: 1024 * 1024, outcomeWaitMs: 0, ...options })!;
+  expect(spool).toBeDefined();
+  opened.push(spool);
+  return spool;
+}
+
+const event = (id: string) => (proxy_seq: number) => ({ event_id: id, padding: 'x'.repeat(200), proxy_seq });
+const segments = (dir: string) =>
+  readdirSync(dir)
+    .filter((name) => name.endsWith('.spool'))
+    .sort();
+const ids = (batch: Batch | undefined) => batch?.events.map(({ event_id }) => event_id);
+
+test('events come out in the order they went in, once acknowledged never again, over any restart', async () => {
+  const operation = fc.oneof(
+    {
+      weight: 4,
+      arbitrary: fc.record({
+        op: fc.constant('append' as const),
+        open: fc.boolean(),
+        count: fc.integer({ min: 1, max: 8 }),
+      }),
+    },
+    { weight: 2, arbitrary: fc.record({ op: fc.constant('settle' as const), nth: fc.nat(20) }) },
+    {
+      weight: 2,
+      arbitrary: fc.record({
+        op: fc.constant('send' as const),
+        most: fc.integer({ min: 1, max: 7 }),
+        acknowledged: fc.boolean(),
+      }),
+    },
+    { weight: 1, arbitrary: fc.record({ op: fc.constant('wait' as const), ms: fc.integer({ min: 1, max: 2000 }) }) },
+    { weight: 1, arbitrary: fc.record({ op: fc.constant('restart' as const), copied: fc.boolean() }) },
+  );
+  await fc.assert(
+    fc.asyncProperty(fc.array(operation, { maxLength: 40 }), async (operations) => {
+      let dir = temporary();
+      let now = 1_000_000;
+      const options = { maxBytes: 80 * 1024, outcomeWaitMs: 1000, now: () => now };
+      let spool = open(dir, options);
+      const stored: string[] = [];
+      const sent = new Map<unknown, string>();
+      let acknowledged = 0;
+      for (const step of operations) {
+        if (step.op === 'append') {
+          const made = Array.from({ length: step.count }, (_, n) => `e${stored.length + n + 1}`);
+          const seqs = await Promise.all(made.map((id) => spool.append(event(id), step.open)));
+          expect(seqs).toEqual(made.map((_, n) => stored.length + n + 1));
+          stored.push(...made);
+        } else if (step.op === 'settle') {
+          spool.settle(acknowledged + 1 + step.nth, { outcome: 'ok', total_latency_ms: 3 });
+        } else if (step.op === 'wait') now += step.ms;
+        else if (step.op === 'send') {
+          const batch = await spool.batch(step.most, 1e6);
+          if (!batch) continue;
+          expect(ids(batch)).toEqual(stored.slice(acknowledged, acknowledged + batch.events.length));
+          for (const one of batch.events) {
+            const text = JSON.stringify(one);
+            expect(text, 'what was sent once is sent the same again').toBe(sent.get(one.event_id) ?? text);
+            sent.set(one.event_id, text);
+          }
+          if (step.acknowledged) {
+            spool.acknowledge(batch);
+            acknowledged = batch.through;
+          }
+        } else if (step.copied) {
+          // as a crash leaves it: what resolved is there
+          const next = temporary();
+          cpSync(dir, next, { recursive: true });
+          rmSync(path.join(next, 'lock'));
+          await spool.close();
+          dir = next;
+          spool = open(dir, options);
+        } else {
+          await spool.close();
+          spool = open(dir, options);
+        }
+        expect(spool).toMatchObject({ decided: stored.length, acknowledged, pending: stored.length - acknowledged });
+      }
+      now += 10_000;
+      for (;;) {
+        const batch = await spool.batch(100, 1e6);
+        if (!batch) break;
+        expect(ids(batch)).toEqual(stored.slice(acknowledged, batch.through));
+        spool.acknowledge(batch);
+        acknowledged = batch.through;
+      }
+      expect(acknowledged).toBe(stored.length);
+      await spool.close();
+      rmSync(dir, { recursive: true });
+    }),
+    { numRuns: 60 },
+  );
+});
+
+test('what became of an action goes with its event, or the event goes without it for good', async () => {
+  const dir = temporary();
+  let now = 0;
+  const options = { outcomeWaitMs: 1000, now: () => now };
+  const spool = open(dir, options);
+  await spool.append(event('a'), true);
+  await spool.append(event('b'), true);
+  await spool.append(event('c'), false);
+  expect(await spool.batch(100, 1e6)).toBeUndefined();
+  spool.settle(1, { outcome: 'HTTP 200', total_latency_ms: 12 });
+  spool.settle(1, { outcome: 'HTTP 500', total_latency_ms: 99 });
+  spool.settle(77, { outcome: 'nobody', total_latency_ms: 0 });
+  await spool.append(event('d'), false);
+  expect((await spool.batch(100, 1e6))?.events).toMatchObject([
+    { event_id: 'a', outcome: 'HTTP 200', total_latency_ms: 12 },
+  ]);
+
+  now = 2000;
+  const late = await spool.batch(100, 1e6);
+  expect(ids(late)).toEqual(['a', 'b', 'c', 'd']);
+  spool.settle(2, { outcome: 'HTTP 200', total_latency_ms: 1999 });
+  await spool.append(event('e'), false);
+  await spool.close();
+  const again = await open(dir, options).batch(4, 1e6);
+  expect(again?.events).toEqual(late?.events);
+  expect(again?.events[1]).not.toHaveProperty('outcome');
+});
+
+test('an action that was under way when the process ended is sent without an outcome', async () => {
+  const dir = temporary();
+  const options = { outcomeWaitMs: 1e9 };
+  const first = open(dir, options);
+  await first.append(event('a'), true);
+  await first.append(event('b'), true);
+  expect(await first.batch(100, 1e6)).toBeUndefined();
+  await first.close();
+  expect(ids(await open(dir, options).batch(100, 1e6))).toEqual(['a', 'b']);
+});
+
+test('a full spool takes nothing more, and takes again what was made room for', async () => {
+  const dir = temporary();
+  const spool = open(dir, { maxBytes: 128 * 1024 });
+  let stored = 0;
+  await expect(
+    (async () => {
+      for (;;) {
+        await spool.append(event(`e${stored}`), false);
+        stored++;
+      }
+    })(),
+  ).rejects.toThrow(SpoolError);
+  expect(stored).toBeGreaterThan(100);
+  expect(spool).toMatchObject({ pending: stored, fault: 'the spool is full' });
+  expect(() => spool.assertRoom()).toThrow('the spool is full');
+  while (spool.pending > 0) spool.acknowledge((await spool.batch(100, 1e6))!);
+  expect(spool.fault).toBeUndefined();
+  expect(spool.bytes).toBeLessThan(64 * 1024);
+  await spool.append(event('again'), false);
+  expect(spool).toMatchObject({ decided: stored + 1, acknowledged: stored, pending: 1 });
+  expect(segments(dir).length).toBeLessThan(4);
+});
+
+test('cut off anywhere, it holds every event before the cut and says what it put aside', async () => {
+  const dir = temporary();
+  const spool = open(dir);
+  for (const id of ['a', 'b', 'c']) await spool.append(event(id), false);
+  await spool.close();
+  const [name] = segments(dir) as [string];
+  const whole = readFileSync(path.join(dir, name));
+  const ends = [...whole.entries()].filter(([, byte]) => byte === 10).map(([at]) => at + 1);
+  for (let length = 0; length < whole.length; length += 7) {
+    const copy = temporary();
+    copyFileSync(path.join(dir, name), path.join(copy, name));
+    truncateSync(path.join(copy, name), length);
+    const warnings: string[] = [];
+    const cut = Spool.open(copy, { maxBytes: 1e6, outcomeWaitMs: 0, warn: (text) => warnings.push(text) })!;
+    const kept = ends.filter((end) => end <= length).length;
+    expect(cut.pending).toBe(kept);
+    expect(warnings).toHaveLength(length > (ends[kept - 1] ?? 0) ? 1 : 0);
+    await cut.append(event('next'), false);
+    expect(ids(await cut.batch(100, 1e6))).toEqual(['a', 'b', 'c'].slice(0, kept).concat('next'));
+    await cut.close();
+    rmSync(copy, { recursive: true });
+  }
+});
+
+test('damage before its end stops it, and names the file', async () => {
+  const dir = temporary();
+  const spool = open(dir, { maxBytes: 80 * 1024 });
+  for (let n = 0; n < 60; n++) await spool.append(event(`e${n}`), false);
+  await spool.close();
+  const [first, second] = segments(dir) as [string, string];
+  const file = path.join(dir, first);
+  const sound = readFileSync(file);
+  const bad = Buffer.from(sound);
+  bad[500] = bad[500]! ^ 1;
+  writeFileSync(file, bad);
+  expect(() => open(dir)).toThrow(new RegExp(`${first} is damaged at byte`));
+  writeFileSync(file, sound.subarray(0, sound.indexOf(10) + 1));
+  expect(() => open(dir)).toThrow(`${second} is damaged at byte 0 (an event is missing)`);
+  writeFileSync(file, sound);
+  expect(open(dir).pending).toBe(60);
+});
+
+test('one process has it at a time, and a killed one leaves it free', async () => {
+  const dir = temporary();
+  const script = `import { Spool } from '${path.resolve('server/proxy/spool.ts')}';
+    const spool = Spool.open(${JSON.stringify(dir)}, { maxBytes: 1e6, outcomeWaitMs: 0 });
+    for (let n = 0; ; n++) { const seq = await spool.append((s) => ({ event_id: 'e' + s }), false); console.log(seq); }`;
+  const child = spawn(process.execPath, ['--input-type=module-typescript', '-e', script], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  let out = '';
+  child.stdout.on('data', (data) => {
+    out += data;
+  });
+  await once(child.stdout, 'data');
+  expect(Spool.open(dir, { maxBytes: 1e6, outcomeWaitMs: 0 })).toBeUndefined();
+  child.kill('SIGKILL');
+  await once(child, 'close');
+  const told = Number(out.trim().split('\n').slice(0, -1).at(-1) ?? 0);
+  const spool = open(dir);
+  expect(spool.decided).toBeGreaterThanOrEqual(told);
+  expect(Spool.open(dir, { maxBytes: 1e6, outcomeWaitMs: 0 })).toBeUndefined();
+});
+
+test('a write that fails leaves no gap and no trace', async () => {
+  const dir = temporary();
+  const spool = open(dir);
+  await spool.append(event('a'), false);
+  await expect(spool.append(() => ({ event_id: 'long', text: 'x'.repeat(70_000) }), false)).rejects.toThrow(SpoolError);
+  await expect(
+    spool
+      .append(() => {
+        throw new Error('no such event');
+      }, false)
+      .catch((error) => Promise.reject(error)),
+  ).rejects.toThrow('no such event');
+  await spool.append(event('b'), false);
+  expect((await spool.batch(100, 1e6))?.events).toMatchObject([
+    { event_id: 'a', proxy_seq: 1 },
+    { event_id: 'b', proxy_seq: 2 },
+  ]);
+});
+
+test('what the control plane refuses for good is kept beside', async () => {
+  const dir = temporary();
+  const spool = open(dir);
+  await spool.append(event('a'), false);
+  spool.setAside({ event_id: 'a' }, 'VALIDATION_FAILED');
+  appendFileSync(path.join(dir, 'unrelated'), 'x');
+  expect(JSON.parse(readFileSync(path.join(dir, 'refused.jsonl'), 'utf8'))).toEqual({
+    why: 'VALIDATION_FAILED',
+    event: { event_id: 'a' },
+  });
+});
