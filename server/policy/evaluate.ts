@@ -149,6 +149,29 @@ export class PolicyEngine {
     }
   }
 
+  /**
+   * Is the action denied whatever its arguments and the rest of its context are? Told for sure only: by a hard forbid
+   * that is hit and does not read the context, or because no permit is hit and none that could be reads it. For lists of
+   * what an agent may use, where the action itself is decided when it comes.
+   */
+  deniesAlways(request: ActionRequest): boolean {
+    const match = this.match(request);
+    const fixed = ({ head }: Indexed) => !head.words.has('context');
+    if (match.outcome === 'forbidden') {
+      return this.#index.some((one) => fixed(one) && match.hits.includes(one.statement));
+    }
+    if (match.outcome !== 'unpermitted') return false;
+    return this.#fitting(mapRequest(request, this.#content.action_entities))
+      .filter(({ statement }) => statement.effect === 'permit')
+      .every(fixed);
+  }
+
+  /** Could a mask bind the action, whatever its arguments? Then its answers may not be of the form that is promised. */
+  mayMask(request: ActionRequest): boolean {
+    const fitting = this.#fitting(mapRequest(request, this.#content.action_entities));
+    return fitting.some(({ statement }) => statement.annotations.mask !== undefined);
+  }
+
   /** Frees what the shared engine keeps for this one. It may still be used afterwards, and then holds memory again. */
   dispose(): void {
     for (const { main, soft } of this.#slices.values()) {
@@ -210,15 +233,20 @@ export class PolicyEngine {
     return [...new Set(ids)].flatMap((id) => this.#statements.get(id) ?? []).sort(byId);
   }
 
+  /** The statements whose scope can match. */
+  #fitting({ principal, action, resource }: Pick<MappedRequest, 'principal' | 'action' | 'resource'>): Indexed[] {
+    return this.#index.filter(
+      ({ head }) => admits(head.principal, principal) && admits(head.action, action) && admits(head.resource, resource),
+    );
+  }
+
   #slice({ principal, action, resource }: MappedRequest): Slice {
     const seen = [...principal.ancestors, ...resource.ancestors].filter((entity) => this.#named.has(entity));
     const scope = JSON.stringify([action.self, ...seen]);
     const known = this.#byScope.get(scope);
     if (known) return known;
 
-    const fitting = this.#index.filter(
-      ({ head }) => admits(head.principal, principal) && admits(head.action, action) && admits(head.resource, resource),
-    );
+    const fitting = this.#fitting({ principal, action, resource });
     const name = fitting.map(({ statement }) => statement.id).join('\n');
     if (this.#byScope.size >= MOST_SCOPES || this.#sliced > MOST_SLICED) this.dispose();
     let slice = this.#slices.get(name);

@@ -282,8 +282,9 @@ export class Spool {
   #flushNow(): Promise<void> {
     clearTimeout(this.#timer);
     this.#timer = undefined;
-    this.#flushing ??= this.#flush();
-    return this.#flushing;
+    // with nothing to do it would have ended before it is noted here as running
+    if (this.#queue.length > 0) this.#flushing ??= this.#flush();
+    return this.#flushing ?? Promise.resolve();
   }
 
   async #flush(): Promise<void> {

@@ -1,0 +1,266 @@
+import { promisify } from 'node:util';
+import { gzip } from 'node:zlib';
+import { z } from 'zod';
+
+const zip = promisify(gzip) as (body: string) => Promise<Buffer>;
+
+/** The control plane did not do what was asked. */
+export class ControlPlaneError extends Error {
+  override readonly name = 'ControlPlaneError';
+  /** 0 when there was no answer. */
+  readonly status: number;
+  /** Of the problem document; empty where the answer had none. */
+  readonly code: string;
+  readonly retryAfterSeconds: number | undefined;
+
+  constructor(status: number, code: string, message: string, retryAfterSeconds?: number) {
+    super(message);
+    this.status = status;
+    this.code = code;
+    this.retryAfterSeconds = retryAfterSeconds;
+  }
+
+  /**
+   * The control plane itself says that this proxy's key is worth nothing. An answer without its problem document may
+   * come from anything that stands between.
+   */
+  get refusesKey(): boolean {
+    return (
+      (this.status === 401 && this.code === 'UNAUTHENTICATED') ||
+      (this.status === 403 && (this.code === 'KEY_SCOPE' || this.code === 'FORBIDDEN'))
+    );
+  }
+
+  /** Nothing is wrong with what was asked: the same may be asked again. */
+  get passing(): boolean {
+    return this.status === 0 || this.status === 429 || this.status >= 500 || this.code === '' || this.refusesKey;
+  }
+}
+
+const TIMEOUT_MS = 10_000;
+const MOST_ANSWER_BYTES = 96 * 1024 * 1024;
+
+const Iso = z.string().refine((text) => !Number.isNaN(Date.parse(text)));
+
+const Hold = z.object({
+  id: z.string(),
+  agent_id: z.string(),
+  agent_role: z.string(),
+  action_hash: z.string(),
+  status: z.enum(['held', 'released', 'rejected', 'consumed', 'expired', 'cancelled']),
+  hold_type: z.string(),
+  required_approvals: z.number(),
+  current_approvals: z.number(),
+  expires_at: Iso,
+  release_at: Iso.optional(),
+  execute_by: Iso.optional(),
+  reason: z.string().optional(),
+  rule_ids: z.array(z.string()),
+});
+/** A hold as the control plane shows it, of which this much is read. */
+export type Hold = z.infer<typeof Hold>;
+
+const ProxyConfiguration = z.object({
+  poll_seconds: z.number().min(1),
+  agent_keys: z.array(
+    z.object({
+      id: z.string(),
+      key_hash: z.string().regex(/^sha256:[0-9a-f]{64}$/),
+      agent_id: z.string(),
+      agent_role: z.string(),
+      owner_id: z.string().nullable(),
+      expires_at: Iso.optional(),
+    }),
+  ),
+  token_issuers: z.array(z.unknown()),
+});
+export type ProxyConfiguration = z.infer<typeof ProxyConfiguration>;
+
+const Ingested = z.object({
+  accepted: z.number(),
+  duplicates: z.number(),
+  rejected: z.array(z.object({ index: z.number(), code: z.string(), detail: z.string() })),
+});
+export type Ingested = z.infer<typeof Ingested>;
+
+export interface BundleAnswer {
+  /** Absent when nothing changed (304). */
+  bytes?: Buffer;
+  seq: number;
+  pollSeconds: number | undefined;
+  /** The control plane held the answer back until there was a change or the time was over. */
+  waited: boolean;
+}
+
+/**
+ * The control plane's REST interface, as far as a proxy's key reaches. Every method rejects with a ControlPlaneError
+ * and nothing else. Redirects are not followed: they would carry the key elsewhere.
+ */
+export class ControlPlane {
+  readonly url: string;
+  readonly #key: () => string;
+
+  constructor(url: string, key: () => string) {
+    this.url = url;
+    this.#key = key;
+  }
+
+  /** The tenant that the key belongs to. */
+  async tenant(): Promise<string> {
+    const { body } = await this.#call('GET', '/auth/me');
+    return read(z.object({ tenant_id: z.string().min(1) }), body).tenant_id;
+  }
+
+  async bundle(ask: {
+    hash: string | undefined;
+    scopes: readonly string[] | null;
+    waitSeconds: number;
+    signal: AbortSignal;
+  }): Promise<BundleAnswer> {
+    const query = ask.scopes ? `?scopes=${encodeURIComponent(ask.scopes.join(','))}` : '';
+    const { status, headers, body } = await this.#call('GET', `/v1/policies/bundle${query}`, {
+      headers: {
+        ...(ask.hash && { 'if-none-match': `"${ask.hash}"` }),
+        ...(ask.hash && ask.waitSeconds > 0 && { prefer: `wait=${ask.waitSeconds}` }),
+      },
+      timeoutMs: TIMEOUT_MS + ask.waitSeconds * 1000,
+      signal: ask.signal,
+    });
+    const seconds = Number(headers.get('x-svc-poll-seconds'));
+    return {
+      ...(status === 200 && { bytes: body }),
+      seq: Number(headers.get('x-svc-bundle-seq')),
+      pollSeconds: seconds >= 1 ? seconds : undefined,
+      waited: headers.has('preference-applied'),
+    };
+  }
+
+  /** The JSON Web Key Set of the keys that sign bundles. */
+  async keys(): Promise<unknown[]> {
+    const { body } = await this.#call('GET', '/.well-known/jwks.json');
+    return read(z.object({ keys: z.array(z.unknown()) }), body).keys;
+  }
+
+  async configuration(signal?: AbortSignal): Promise<ProxyConfiguration> {
+    const { body } = await this.#call('GET', '/v1/proxy-config', signal && { signal });
+    return read(ProxyConfiguration, body);
+  }
+
+  async heartbeat(beat: Record<string, unknown>): Promise<void> {
+    await this.#call('POST', '/v1/proxies/heartbeat', { json: beat });
+  }
+
+  /** At most 100 events. When it resolves, all but the rejected ones are stored for good. */
+  async ingest(events: readonly unknown[]): Promise<Ingested> {
+    const { body } = await this.#call('POST', '/v1/events/ingest', {
+      bytes: await zip(JSON.stringify({ events })),
+      headers: { 'content-type': 'application/json', 'content-encoding': 'gzip' },
+      timeoutMs: 30_000,
+    });
+    return read(Ingested, body);
+  }
+
+  /** The same key and request answer the same hold again, as it is by then. */
+  async createHold(request: Record<string, unknown>, idempotencyKey: string): Promise<Hold> {
+    const { body } = await this.#call('POST', '/v1/escrow', {
+      json: request,
+      headers: { 'idempotency-key': idempotencyKey },
+    });
+    return read(Hold, body);
+  }
+
+  async hold(id: string): Promise<Hold> {
+    const { body } = await this.#call('GET', `/v1/escrow/${encodeURIComponent(id)}`);
+    return read(Hold, body);
+  }
+
+  /** Not to be asked again when no answer came: the hold may have been consumed by then. */
+  async consumeHold(id: string, by: { action_hash: string; agent_id: string; agent_role: string }): Promise<Hold> {
+    const { body } = await this.#call('POST', `/v1/escrow/${encodeURIComponent(id)}/consume`, { json: by });
+    return read(Hold, body);
+  }
+
+  async cancelHold(id: string, reason: string): Promise<void> {
+    await this.#call('POST', `/v1/escrow/${encodeURIComponent(id)}/cancel`, { json: { reason } });
+  }
+
+  async #call(
+    method: string,
+    path: string,
+    more: {
+      json?: unknown;
+      bytes?: Buffer;
+      headers?: Record<string, string>;
+      timeoutMs?: number;
+      signal?: AbortSignal;
+    } = {},
+  ): Promise<{ status: number; headers: Headers; body: Buffer }> {
+    const timeout = AbortSignal.timeout(more.timeoutMs ?? TIMEOUT_MS);
+    try {
+      const response = await fetch(this.url + path, {
+        method,
+        redirect: 'manual',
+        signal: more.signal ? AbortSignal.any([timeout, more.signal]) : timeout,
+        headers: {
+          authorization: `Bearer ${this.#key()}`,
+          ...(more.json !== undefined && { 'content-type': 'application/json' }),
+          ...more.headers,
+        },
+        ...(more.json !== undefined && { body: JSON.stringify(more.json) }),
+        ...(more.bytes && { body: new Uint8Array(more.bytes) }),
+      });
+      const body = await readBody(response);
+      if (response.ok || response.status === 304) return { status: response.status, headers: response.headers, body };
+      throw problemOf(response, body, `${method} ${path.replace(/\?.*/, '')}`);
+    } catch (error) {
+      if (error instanceof ControlPlaneError) throw error;
+      const cause = (error as { cause?: NodeJS.ErrnoException }).cause;
+      const why = timeout.aborted ? 'no answer in time' : (cause?.code ?? cause?.message ?? (error as Error).message);
+      throw new ControlPlaneError(0, '', `the control plane cannot be reached: ${why}`);
+    }
+  }
+}
+
+async function readBody(response: Response): Promise<Buffer> {
+  const parts: Uint8Array[] = [];
+  let bytes = 0;
+  for await (const part of response.body ?? []) {
+    bytes += part.length;
+    if (bytes > MOST_ANSWER_BYTES) throw new ControlPlaneError(0, '', 'the answer is too long');
+    parts.push(part);
+  }
+  return Buffer.concat(parts);
+}
+
+function problemOf(response: Response, body: Buffer, what: string): ControlPlaneError {
+  let code = '';
+  let detail = '';
+  if (response.headers.get('content-type')?.includes('problem+json')) {
+    try {
+      const problem = JSON.parse(body.toString()) as { code?: unknown; detail?: unknown; title?: unknown };
+      code = typeof problem.code === 'string' ? problem.code : '';
+      detail = String(problem.detail ?? problem.title ?? '');
+    } catch {
+      // without a document the status alone speaks
+    }
+  }
+  const seconds = Number(response.headers.get('retry-after') ?? Number.NaN);
+  return new ControlPlaneError(
+    response.status,
+    code,
+    `${what}: ${response.status}${code && ` ${code}`}${detail && `, ${detail}`}`,
+    seconds >= 0 ? seconds : undefined,
+  );
+}
+
+function read<T>(schema: z.ZodType<T>, body: Buffer): T {
+  let json: unknown;
+  try {
+    json = JSON.parse(body.toString());
+  } catch {
+    throw new ControlPlaneError(0, '', 'the answer is not JSON');
+  }
+  const parsed = schema.safeParse(json);
+  if (parsed.success) return parsed.data;
+  throw new ControlPlaneError(0, '', `the answer is not as expected: ${parsed.error.issues[0]?.path.join('.')}`);
+}

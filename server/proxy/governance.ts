@@ -1,0 +1,497 @@
+import { createHmac, createPublicKey, hkdfSync, type KeyObject } from 'node:crypto';
+import { mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import path from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
+import { canonicalJson } from '../lib/canonical-json.ts';
+import type { Clock } from '../lib/clock.ts';
+import { equalSecret, keyThumbprint } from '../lib/crypto.ts';
+import type { Log } from '../lib/log.ts';
+import { BundleError, type BundleHeader, openBundle } from '../policy/bundle.ts';
+import { PolicyEngine } from '../policy/evaluate.ts';
+import type { BundleContent } from '../policy/types.ts';
+import { ConfigError } from './config.ts';
+import { type ControlPlane, ControlPlaneError, type ProxyConfiguration } from './control-plane.ts';
+import { parseMask } from './masks.ts';
+
+/** Why there is nothing to decide by, so that everything is denied. */
+export type Standstill =
+  | 'no_bundle' // none was ever fetched
+  | 'bundle_expired' // the last good one is past its end, and the setting says to deny
+  | 'key_refused'; // the control plane does not accept the proxy's key
+
+/** The policies in force. */
+export interface Governing {
+  engine: PolicyEngine;
+  hash: string;
+  seq: number;
+  /** Milliseconds since the epoch. */
+  notAfter: number;
+  /** Some statement reads context.session, so that its facts must be counted. */
+  readsSession: boolean;
+}
+
+export interface KnownAgent {
+  keyId: string;
+  agentId: string;
+  agentRole: string;
+  owner: string | null;
+  expiresAt: number;
+}
+
+/**
+ * Opens a bundle as a proxy must before it decides by it: signed by a known key, of this tenant, for the very scopes
+ * that were asked for (a bundle of fewer scopes is authentic too, and lacks forbids), not older than what was seen, and
+ * with nothing in it that this program does not understand. Throws a BundleError.
+ */
+export function openGoverning(
+  bytes: Uint8Array,
+  expect: {
+    keyFor: (kid: string) => KeyObject | undefined;
+    tenant: string;
+    scopes: readonly string[] | null;
+    /** The newest that was seen, over all restarts. */
+    newest: { seq: number; hash: string } | undefined;
+  },
+): { header: BundleHeader; hash: string; content: BundleContent; engine: PolicyEngine } {
+  const { newest } = expect;
+  const opened = openBundle(bytes, expect.keyFor, { tenant: expect.tenant, min_seq: newest?.seq ?? 0 });
+  if (newest && opened.header.seq === newest.seq && opened.hash !== newest.hash) {
+    throw new BundleError('rollback', `another bundle of seq ${newest.seq} was seen`);
+  }
+  if (canonicalJson(opened.content.scopes) !== canonicalJson(expect.scopes)) {
+    throw new BundleError('content', 'the bundle is for other scopes');
+  }
+  try {
+    for (const { annotations } of opened.content.policies) annotations.mask?.forEach(parseMask);
+    return { ...opened, engine: new PolicyEngine(opened.content) };
+  } catch (error) {
+    if (error instanceof RangeError) throw new BundleError('content', error.message);
+    throw error;
+  }
+}
+
+/** What is kept beside the bundle. */
+interface State {
+  v: 1;
+  tenant: string;
+  scopes: readonly string[] | null;
+  newest: { seq: number; hash: string };
+  keys: unknown[];
+  configuration: ProxyConfiguration;
+}
+
+/** At most so often a key that nobody knows yet makes the proxy look again. */
+const LOOK_AGAIN_MS = 1000;
+const MOST_WAIT_SECONDS = 60;
+
+/**
+ * What the control plane says: the policies in force, and who the agents are. Asks for the bundle by long poll and for
+ * the rest at every poll interval; keeps the last good answers on disk and checks them again when it starts.
+ *
+ * INVARIANT: nothing is decided by a bundle that `openGoverning` has not let pass, and none older than one that was
+ * ever used. On disk the bundle is guarded by its signature; agents' keys and the state beside it by a MAC under a key
+ * derived from the proxy's, since whoever can write there could else make themselves an agent.
+ */
+export class Governance {
+  readonly #control: ControlPlane;
+  readonly #key: () => string;
+  readonly #dir: string;
+  readonly #scopes: readonly string[] | null;
+  readonly #stale: 'deny' | 'keep';
+  readonly #pinned: ReadonlyMap<string, KeyObject> | undefined;
+  readonly #clock: Clock;
+  readonly #log: Log;
+  readonly #stop = new AbortController();
+  #tenant: string | undefined;
+  #askedWith: string | undefined;
+  #newest: { seq: number; hash: string } | undefined;
+  #governing: Governing | undefined;
+  #jwks: unknown[] = [];
+  #keys: ReadonlyMap<string, KeyObject> = new Map();
+  #configuration: ProxyConfiguration | undefined;
+  #agents: ReadonlyMap<string, KnownAgent> = new Map();
+  #refused = false;
+  #pollSeconds = 15;
+  #lookedAt = Number.NEGATIVE_INFINITY;
+  #looking: Promise<void> | undefined;
+  #loops: Promise<void>[] = [];
+  #polledAt = 0;
+  readonly #listeners = new Set<() => void>();
+  /** Told of every poll: what was asked for, and `ok`, or why it failed. */
+  onPoll: (what: 'bundle' | 'configuration', result: 'ok' | 'unreachable' | 'refused' | 'rejected') => void = () => {};
+
+  constructor(parts: {
+    control: ControlPlane;
+    key: () => string;
+    dir: string;
+    scopes: readonly string[] | null;
+    stale: 'deny' | 'keep';
+    /** PEM texts of the only keys that may sign; undefined: those that the control plane publishes. */
+    pubkeys?: string | undefined;
+    clock: Clock;
+    log: Log;
+  }) {
+    this.#control = parts.control;
+    this.#key = parts.key;
+    this.#dir = parts.dir;
+    this.#scopes = parts.scopes;
+    this.#stale = parts.stale;
+    this.#pinned = parts.pubkeys === undefined ? undefined : pinnedKeys(parts.pubkeys);
+    this.#clock = parts.clock;
+    this.#log = parts.log;
+    mkdirSync(this.#dir, { recursive: true, mode: 0o700 });
+  }
+
+  /**
+   * Takes up what is on disk, asks the control plane once, and then goes on asking until `stop`. Resolves when the
+   * first answers are there or have failed; `ready` tells which.
+   */
+  async start(): Promise<void> {
+    this.#restore();
+    await this.#pollConfiguration().catch((error) => this.#failed('configuration', error));
+    await this.#pollBundle(0).catch((error) => this.#failed('bundle', error));
+    this.#loops = [this.#bundleLoop(), this.#configurationLoop()];
+  }
+
+  async stop(): Promise<void> {
+    this.#stop.abort();
+    await Promise.all(this.#loops);
+    this.#governing?.engine.dispose();
+  }
+
+  /** What decisions are taken by now, or why there are none. */
+  get standing(): Governing | Standstill {
+    if (this.#refused) return 'key_refused';
+    const governing = this.#governing;
+    if (!governing) return 'no_bundle';
+    if (this.#stale === 'deny' && this.#clock.now() >= governing.notAfter) return 'bundle_expired';
+    return governing;
+  }
+
+  /** Policies and agents are known, so that requests can be decided. */
+  get ready(): boolean {
+    return typeof this.standing !== 'string' && this.#configuration !== undefined;
+  }
+
+  get bundle(): Governing | undefined {
+    return this.#governing;
+  }
+
+  get tokenIssuers(): readonly unknown[] {
+    return this.#configuration?.token_issuers ?? [];
+  }
+
+  get pollSeconds(): number {
+    return this.#pollSeconds;
+  }
+
+  /** When the control plane last answered a poll; 0 for never since the start. */
+  get polledAt(): number {
+    return this.#polledAt;
+  }
+
+  /**
+   * The agent of a key's SHA-256 (`sha256:<hex>`), which works as of now. An unknown one makes the proxy ask the control
+   * plane first, so that a new key works at once. Undefined for one that no agent has; `unknown` before the agents' keys
+   * were ever fetched.
+   */
+  async agent(keyHash: string): Promise<KnownAgent | 'unknown' | undefined> {
+    if (!this.#agents.has(keyHash)) await this.#lookAgain();
+    const agent = this.#agents.get(keyHash);
+    if (!this.#configuration) return 'unknown';
+    return agent && agent.expiresAt > this.#clock.now() ? agent : undefined;
+  }
+
+  /** Whoever finds a key unknown shares the next look, so that made-up keys cannot make the proxy ask more often. */
+  #lookAgain(): Promise<void> {
+    this.#looking ??= (async () => {
+      await this.#rest(Math.max(0, this.#lookedAt + LOOK_AGAIN_MS - performance.now()));
+      this.#looking = undefined;
+      this.#lookedAt = performance.now();
+      await this.#pollConfiguration().catch((error) => this.#failed('configuration', error));
+    })();
+    return this.#looking;
+  }
+
+  /** Calls back after each change of the policies in force, until the function that it returns is called. */
+  onChange(listener: () => void): () => void {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  async #bundleLoop(): Promise<void> {
+    let failures = 0;
+    while (!this.#stop.signal.aborted) {
+      const began = performance.now();
+      let pause = this.#pollSeconds * 1000;
+      try {
+        const waited = await this.#pollBundle(Math.min(this.#pollSeconds, MOST_WAIT_SECONDS));
+        failures = 0;
+        // the control plane has waited already; where it answered at once, there is a change to look behind
+        if (waited) pause = Math.max(0, 100 - (performance.now() - began));
+      } catch (error) {
+        if (this.#stop.signal.aborted) return;
+        this.#failed('bundle', error);
+        pause = backoff(failures++, this.#pollSeconds);
+      }
+      await this.#rest(pause);
+    }
+  }
+
+  async #configurationLoop(): Promise<void> {
+    let failures = 0;
+    while (!this.#stop.signal.aborted) {
+      await this.#rest(failures > 0 ? backoff(failures - 1, this.#pollSeconds) : this.#pollSeconds * 1000);
+      if (this.#stop.signal.aborted) return;
+      try {
+        await this.#pollConfiguration();
+        failures = 0;
+      } catch (error) {
+        this.#failed('configuration', error);
+        failures++;
+      }
+    }
+  }
+
+  async #rest(ms: number): Promise<void> {
+    await delay(ms, undefined, { signal: this.#stop.signal }).catch(() => undefined);
+  }
+
+  /** Asks for the bundle and takes it up. True when the control plane supports waiting for a change. */
+  async #pollBundle(waitSeconds: number): Promise<boolean> {
+    const tenant = await this.#tenantOfKey();
+    let answer = await this.#control.bundle({
+      hash: this.#governing?.hash,
+      scopes: this.#scopes,
+      waitSeconds,
+      signal: this.#stop.signal,
+    });
+    const { waited } = answer;
+    // the same policies signed anew, so that they are good for longer
+    if (!answer.bytes && answer.seq > (this.#governing?.seq ?? 0)) {
+      answer = await this.#control.bundle({
+        hash: undefined,
+        scopes: this.#scopes,
+        waitSeconds: 0,
+        signal: this.#stop.signal,
+      });
+    }
+    if (answer.bytes) await this.#take(answer.bytes, tenant);
+    this.#answered('bundle', answer.pollSeconds);
+    return waited;
+  }
+
+  async #pollConfiguration(): Promise<void> {
+    await this.#tenantOfKey();
+    const configuration = await this.#control.configuration(this.#stop.signal);
+    const changed = canonicalJson(configuration) !== canonicalJson(this.#configuration ?? null);
+    this.#configure(configuration);
+    if (changed) this.#persist();
+    this.#answered('configuration', configuration.poll_seconds);
+  }
+
+  #answered(what: 'bundle' | 'configuration', pollSeconds: number | undefined): void {
+    if (pollSeconds !== undefined) this.#pollSeconds = pollSeconds;
+    if (this.#refused) this.#log.info('the control plane accepts the key again');
+    this.#refused = false;
+    this.#polledAt = this.#clock.now();
+    this.onPoll(what, 'ok');
+  }
+
+  #failed(what: 'bundle' | 'configuration', error: unknown): void {
+    if (this.#stop.signal.aborted) return;
+    if (error instanceof BundleError) {
+      this.onPoll(what, 'rejected');
+      this.#log.error({ reason: error.reason, detail: error.message }, 'a bundle was refused; the last good one stays');
+      return;
+    }
+    if (!(error instanceof ControlPlaneError)) {
+      this.onPoll(what, 'rejected');
+      this.#log.error({ err: error }, `the ${what} could not be taken up`);
+      return;
+    }
+    this.onPoll(what, error.refusesKey ? 'refused' : 'unreachable');
+    if (error.refusesKey && !this.#refused) {
+      // A revoked key means that this proxy is no longer trusted, and that nothing it permits could be recorded. What is
+      // merely unreachable is another matter: there the last good bundle holds until its end.
+      this.#refused = true;
+      this.#log.error({ code: error.code }, 'the control plane refuses the key: everything is denied');
+    } else {
+      this.#log.warn({ what, detail: error.message }, 'the control plane was asked in vain');
+    }
+  }
+
+  /** Asked once for each key. */
+  async #tenantOfKey(): Promise<string> {
+    const key = this.#key();
+    if (this.#tenant === undefined || this.#askedWith !== key) {
+      const tenant = await this.#control.tenant();
+      if (this.#tenant !== undefined && this.#tenant !== tenant) {
+        this.#refused = true;
+        throw new Error(`${this.#dir} is of tenant ${this.#tenant}, the key of ${tenant}: use another directory`);
+      }
+      this.#tenant = tenant;
+      this.#askedWith = key;
+    }
+    return this.#tenant;
+  }
+
+  async #take(bytes: Buffer, tenant: string): Promise<void> {
+    if (!this.#pinned && !this.#keys.has(kidOf(bytes))) this.#trust(await this.#control.keys());
+    const opened = this.#open(bytes, tenant);
+    this.#enforce(opened);
+    writeAtomically(path.join(this.#dir, 'bundle.svcb'), bytes);
+    this.#persist();
+    const { seq, not_after } = opened.header;
+    this.#log.info(
+      { hash: opened.hash, seq, not_after, statements: opened.content.policies.length },
+      'policies in force',
+    );
+  }
+
+  #open(bytes: Uint8Array, tenant: string) {
+    const keys = this.#pinned ?? this.#keys;
+    const opened = openGoverning(bytes, {
+      keyFor: (kid) => keys.get(kid),
+      tenant,
+      scopes: this.#scopes,
+      newest: this.#newest,
+    });
+    return opened;
+  }
+
+  #enforce({ header, hash, content, engine }: ReturnType<typeof openGoverning>): void {
+    const before = this.#governing;
+    this.#newest = { seq: header.seq, hash };
+    this.#governing = {
+      engine,
+      hash,
+      seq: header.seq,
+      notAfter: Date.parse(header.not_after),
+      readsSession: content.policies.some(({ cedar }) => /\bsession\b/.test(cedar)),
+    };
+    before?.engine.dispose();
+    for (const listener of this.#listeners) listener();
+  }
+
+  #trust(jwks: unknown[]): void {
+    this.#jwks = jwks;
+    const keys = new Map<string, KeyObject>();
+    for (const jwk of jwks) {
+      const { kty, crv, x } = jwk as Record<string, unknown>;
+      if (kty !== 'OKP' || crv !== 'Ed25519' || typeof x !== 'string') continue;
+      const key = createPublicKey({ key: { kty, crv, x }, format: 'jwk' });
+      keys.set(keyThumbprint(key), key);
+    }
+    this.#keys = keys;
+  }
+
+  #configure(configuration: ProxyConfiguration): void {
+    this.#configuration = configuration;
+    this.#agents = new Map(
+      configuration.agent_keys.map((key) => [
+        key.key_hash,
+        {
+          keyId: key.id,
+          agentId: key.agent_id,
+          agentRole: key.agent_role,
+          owner: key.owner_id,
+          expiresAt: key.expires_at === undefined ? Number.POSITIVE_INFINITY : Date.parse(key.expires_at),
+        },
+      ]),
+    );
+  }
+
+  #restore(): void {
+    const kept = this.#readState();
+    if (!kept) return;
+    const { state, authentic } = kept;
+    if (canonicalJson(state.scopes) !== canonicalJson(this.#scopes)) return;
+    // Authentic or not: what cannot be told to be forged must not be forgotten, or a changed file would let an old
+    // bundle in. Whoever can change files here can stop the proxy anyway.
+    this.#tenant = state.tenant;
+    this.#newest = state.newest.seq > 0 ? state.newest : undefined;
+    if (!authentic) {
+      this.#log.warn('the state on disk is not this key’s; the control plane is asked for everything');
+      return;
+    }
+    this.#trust(state.keys);
+    this.#configure(state.configuration);
+    this.#pollSeconds = state.configuration.poll_seconds;
+    try {
+      this.#enforce(this.#open(readFileSync(path.join(this.#dir, 'bundle.svcb')), state.tenant));
+      this.#log.info({ hash: this.#governing?.hash, seq: this.#governing?.seq }, 'the last good bundle is in force');
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return;
+      const reason = error instanceof BundleError ? error.reason : 'unreadable';
+      this.#log.error({ reason, detail: (error as Error).message }, 'the bundle on disk was refused');
+    }
+  }
+
+  #readState(): { state: State; authentic: boolean } | undefined {
+    try {
+      const { state, mac } = JSON.parse(readFileSync(path.join(this.#dir, 'state.json'), 'utf8'));
+      if (state?.v !== 1 || typeof state.tenant !== 'string' || !Number.isSafeInteger(state.newest?.seq))
+        return undefined;
+      return { state, authentic: equalSecret(this.#mac(state), Buffer.from(String(mac), 'hex')) };
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code !== 'ENOENT') this.#log.warn({ err: error }, 'no state was read');
+      return undefined;
+    }
+  }
+
+  /** Several proxies may share the directory: a newer state than one's own is left as it is. */
+  #persist(): void {
+    if (this.#tenant === undefined || !this.#configuration) return;
+    const newest = this.#newest ?? { seq: 0, hash: '' };
+    const present = this.#readState()?.state;
+    if (present?.tenant === this.#tenant && present.newest.seq > newest.seq) return;
+    const state: State = {
+      v: 1,
+      tenant: this.#tenant,
+      scopes: this.#scopes,
+      newest,
+      keys: this.#jwks,
+      configuration: this.#configuration,
+    };
+    writeAtomically(
+      path.join(this.#dir, 'state.json'),
+      JSON.stringify({ state, mac: this.#mac(state).toString('hex') }),
+    );
+  }
+
+  #mac(state: State): Buffer {
+    const key = Buffer.from(hkdfSync('sha256', this.#key(), '', 'svc proxy state v1', 32));
+    return createHmac('sha256', key).update(canonicalJson(state)).digest();
+  }
+}
+
+function pinnedKeys(pem: string): Map<string, KeyObject> {
+  const keys = (pem.match(/-----BEGIN PUBLIC KEY-----[^-]+-----END PUBLIC KEY-----/g) ?? []).map((one) =>
+    createPublicKey(one),
+  );
+  if (keys.length === 0 || keys.some((key) => key.asymmetricKeyType !== 'ed25519')) {
+    throw new ConfigError('SVC_PROXY_PUBKEY_FILE: must hold Ed25519 public keys as PEM');
+  }
+  return new Map(keys.map((key) => [keyThumbprint(key), key]));
+}
+
+/** The key that a bundle says it was signed with, to know whether the published keys must be fetched; '' for none. */
+function kidOf(bytes: Buffer): string {
+  try {
+    const head = bytes.toString('latin1', 9, 9 + 2048).split('.')[0] as string;
+    return String(JSON.parse(Buffer.from(head, 'base64url').toString()).kid);
+  } catch {
+    return '';
+  }
+}
+
+function backoff(failures: number, pollSeconds: number): number {
+  return Math.min(500 * 2 ** failures, pollSeconds * 1000) * (0.8 + Math.random() * 0.4);
+}
+
+function writeAtomically(file: string, content: string | Buffer): void {
+  const draft = `${file}.${process.pid}`;
+  writeFileSync(draft, content, { mode: 0o600 });
+  renameSync(draft, file);
+}

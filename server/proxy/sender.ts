@@ -1,0 +1,132 @@
+import { setTimeout as delay } from 'node:timers/promises';
+import type { Log } from '../lib/log.ts';
+import { type ControlPlane, ControlPlaneError } from './control-plane.ts';
+import type { Batch, Spool } from './spool.ts';
+
+const MOST_EVENTS = 100;
+const MOST_BYTES = 512 * 1024;
+/** Events gather for so long before they are sent. */
+const GATHER_MS = 250;
+/** Statuses by which the control plane says that the events themselves are at fault. */
+const HOPELESS = new Set([400, 413, 422]);
+const LONGEST_PAUSE_MS = 30_000;
+
+/**
+ * Sends a spool's events to the control plane: in order, at most 100 at a time, the same ones again until they are
+ * acknowledged. One that the control plane refuses for good is put aside, counted and logged; the rest goes on.
+ */
+export class Sender {
+  readonly #spool: Spool;
+  readonly #control: ControlPlane;
+  readonly #log: Log;
+  readonly #stop = new AbortController();
+  #wake = () => {};
+  #running: Promise<void> | undefined;
+  #failures = 0;
+  /** Told of every batch that was acknowledged: how many of it were stored, and how many put aside. */
+  onSent: (stored: number, aside: number) => void = () => {};
+
+  constructor(parts: { spool: Spool; control: ControlPlane; log: Log }) {
+    this.#spool = parts.spool;
+    this.#control = parts.control;
+    this.#log = parts.log;
+  }
+
+  start(): void {
+    this.#spool.onChange = () => this.#wake();
+    this.#running = this.#run();
+  }
+
+  /** Sends what there is for at most so long, while it is taken, then stops. What is left stays in the spool. */
+  async stop(mostMs: number): Promise<void> {
+    const end = Date.now() + mostMs;
+    while (this.#running && this.#spool.pending > 0 && this.#failures === 0 && Date.now() < end) {
+      this.#wake();
+      await delay(25);
+    }
+    this.#stop.abort();
+    await this.#running;
+  }
+
+  /** Sends all that is there now. True when nothing is left; false when the control plane did not take it. */
+  async drain(): Promise<boolean> {
+    try {
+      for (;;) {
+        const batch = await this.#spool.batch(MOST_EVENTS, MOST_BYTES);
+        if (!batch) return this.#spool.pending === 0;
+        await this.#send(batch);
+      }
+    } catch (error) {
+      if (error instanceof ControlPlaneError) return false;
+      throw error;
+    }
+  }
+
+  async #run(): Promise<void> {
+    while (!this.#stop.signal.aborted) {
+      let pause = GATHER_MS;
+      try {
+        const batch = await this.#spool.batch(MOST_EVENTS, MOST_BYTES);
+        if (batch) {
+          await this.#send(batch);
+          if (this.#failures > 0) this.#log.info('events are sent again');
+          this.#failures = 0;
+          if (batch.events.length === MOST_EVENTS) continue;
+        } else {
+          // an event may be waiting for what became of its action, which wakes nobody
+          await this.#idle(this.#spool.pending > 0 ? GATHER_MS : LONGEST_PAUSE_MS);
+        }
+      } catch (error) {
+        if (!(error instanceof ControlPlaneError)) this.#log.error({ err: error }, 'events could not be sent');
+        else if (this.#failures === 0) this.#log.warn({ detail: error.message }, 'events are not taken; they are kept');
+        const asked = error instanceof ControlPlaneError ? (error.retryAfterSeconds ?? 0) * 1000 : 0;
+        pause =
+          Math.min(Math.max(GATHER_MS * 2 ** this.#failures++, asked), LONGEST_PAUSE_MS) * (0.8 + Math.random() * 0.4);
+      }
+      await delay(pause, undefined, { signal: this.#stop.signal }).catch(() => undefined);
+    }
+  }
+
+  async #idle(ms: number): Promise<void> {
+    const woken = new Promise<void>((resolve) => {
+      this.#wake = resolve;
+    });
+    const timer = new AbortController();
+    const signal = AbortSignal.any([timer.signal, this.#stop.signal]);
+    await Promise.race([woken, delay(ms, undefined, { signal }).catch(() => undefined)]);
+    timer.abort();
+    this.#wake = () => {};
+  }
+
+  async #send(batch: Batch): Promise<void> {
+    const aside = await this.#deliver(batch.events);
+    this.#spool.acknowledge(batch);
+    this.onSent(batch.events.length - aside, aside);
+  }
+
+  /** Resolves, with the number of those put aside, when all of them are either stored or put aside. */
+  async #deliver(events: Batch['events']): Promise<number> {
+    try {
+      const { rejected } = await this.#control.ingest(events);
+      for (const { index, code, detail } of rejected) this.#putAside(events[index], `${code}: ${detail}`);
+      return rejected.length;
+    } catch (error) {
+      if (!(error instanceof ControlPlaneError) || !HOPELESS.has(error.status) || error.code === '') throw error;
+      // the whole request is refused for what it holds: halve it until the event is found that is at fault
+      if (events.length === 1) {
+        this.#putAside(events[0], error.message);
+        return 1;
+      }
+      const half = events.length >> 1;
+      return (await this.#deliver(events.slice(0, half))) + (await this.#deliver(events.slice(half)));
+    }
+  }
+
+  #putAside(event: unknown, why: string): void {
+    this.#spool.setAside(event, why);
+    this.#log.error(
+      { event_id: (event as { event_id?: string })?.event_id, why },
+      'an event was refused for good; it is kept aside',
+    );
+  }
+}

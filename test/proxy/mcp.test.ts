@@ -1,0 +1,306 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import path from 'node:path';
+import { Client } from '@modelcontextprotocol/sdk/client/index.js';
+import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js';
+import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
+import type { Transport } from '@modelcontextprotocol/sdk/shared/transport.js';
+import { CreateMessageRequestSchema } from '@modelcontextprotocol/sdk/types.js';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { freePort } from '../helpers/redis.ts';
+import { useServer } from '../helpers/server.ts';
+import { decisions, enforce, type Governed, governed, ProxyProcess, temporaryDirectory, until } from './support.ts';
+
+const bin = (name: string) => path.resolve('node_modules/.bin', name);
+
+const FILES = `
+@id("read") permit(principal in AgentRole::"clerk", action == Action::"tool_call", resource in ToolServer::"files")
+  unless { resource == Tool::"write_file" };
+@id("write") @escrow("multi_party") @approvals("2") @reason("writing needs two people")
+permit(principal in AgentRole::"clerk", action == Action::"tool_call", resource == Tool::"write_file");
+@id("no-move") @reason("files are not moved") forbid(principal, action, resource == Tool::"move_file");
+@id("no-secrets") @reason("secrets are not read")
+forbid(principal, action, resource in ToolServer::"files") when { context.str.hasTag("path") && context.str.getTag("path") like "*secret*" };
+`;
+const EVERYTHING = `
+@id("all") permit(principal in AgentRole::"clerk", action, resource in ToolServer::"everything");
+@id("weather") @mask("$.temperature") forbid(principal, action, resource == Tool::"get-structured-content");
+@id("echo") @mask("$.message") forbid(principal, action, resource == Tool::"echo");
+@id("image") @rate("1/h") forbid(principal, action, resource == Tool::"get-tiny-image");
+@id("no-env") forbid(principal, action, resource == Tool::"get-env");
+`;
+
+const server = useServer({ SVC_POLL_SECONDS: '1' });
+let world: Governed;
+const clients: Client[] = [];
+
+beforeAll(async () => {
+  world = await governed(server, { files: FILES, everything: EVERYTHING });
+});
+afterAll(async () => {
+  for (const client of clients) await client.close();
+});
+
+async function connect(transport: Transport, capabilities = {}): Promise<Client> {
+  const client = new Client({ name: 'test', version: '1' }, { capabilities });
+  await client.connect(transport);
+  clients.push(client);
+  return client;
+}
+
+function wrapped(dir: string, name: string, command: string[], options: string[] = []): Promise<Client> {
+  const env = {
+    ...world.env,
+    SVC_AGENT_KEY: world.agentKey,
+    SVC_PROXY_DIR: path.join(dir, 'state'),
+    PATH: process.env.PATH!,
+  };
+  const args = ['server/proxy/main.ts', 'mcp', '--name', name, ...options, '--', ...command];
+  return connect(new StdioClientTransport({ command: process.execPath, args, env, stderr: 'ignore' }));
+}
+
+interface Result {
+  content: { type: string; text: string }[];
+  isError?: boolean;
+  structuredContent?: Record<string, unknown>;
+  _meta?: { 'svc/decision'?: Record<string, unknown> };
+}
+async function call(
+  client: Client,
+  name: string,
+  args: Record<string, unknown>,
+  meta?: Record<string, unknown>,
+): Promise<Result> {
+  return (await client.callTool({ name, arguments: args, ...(meta && { _meta: meta }) })) as unknown as Result;
+}
+
+async function approve(id: string): Promise<void> {
+  await server.call(200, `POST /v1/escrow/${id}/vote`, await world.tenant.person('approver'), { decision: 'approve' });
+}
+
+describe('a tool server behind `svc-proxy mcp`', () => {
+  const dir = temporaryDirectory();
+  const home = path.join(dir, 'files');
+  let client: Client;
+  beforeAll(async () => {
+    mkdirSync(home);
+    writeFileSync(path.join(home, 'a.txt'), 'hello');
+    client = await wrapped(dir, 'files', [bin('mcp-server-filesystem'), home]);
+  });
+
+  test('answers what is allowed, with its decision beside, and the record is there', async () => {
+    const read = await call(client, 'read_text_file', { path: path.join(home, 'a.txt') });
+    expect(read.content[0]!.text).toBe('hello');
+    expect(read._meta?.['svc/decision']).toMatchObject({ decision: 'allow', event_id: expect.stringMatching(/^evt_/) });
+    const id = read._meta!['svc/decision']!.event_id;
+    await until(
+      async () => (await decisions(server, world.tenant)).some((event) => event.id === id),
+      'the record is there',
+    );
+    const { body } = await server.call(200, `GET /v1/events/${id}`, world.tenant.admin);
+    expect(body).toMatchObject({
+      tool_name: 'read_text_file',
+      agent_id: 'bot-1',
+      outcome: 'ok',
+      rule_id: 'files#read',
+    });
+  });
+
+  test('does not show what is denied whatever the arguments, and shows what depends on them', async () => {
+    const { tools } = await client.listTools();
+    const names = tools.map(({ name }) => name);
+    expect(names).toContain('read_text_file');
+    expect(names).toContain('write_file');
+    expect(names).not.toContain('move_file');
+    const denied = await call(client, 'move_file', {
+      source: path.join(home, 'a.txt'),
+      destination: path.join(home, 'b.txt'),
+    });
+    expect(denied).toMatchObject({ isError: true, content: [{ text: 'Denied: files are not moved.' }] });
+    const secret = await call(client, 'read_text_file', { path: path.join(home, 'secret.txt') });
+    expect(secret.content[0]!.text).toBe('Denied: secrets are not read.');
+    expect(readFileSync(path.join(home, 'a.txt'), 'utf8')).toBe('hello');
+  });
+
+  test('runs a held call once, after two approvals, when the very same call comes again', async () => {
+    const file = path.join(home, 'new.txt');
+    const args = { path: file, content: 'first' };
+    const held = await call(client, 'write_file', args);
+    const meta = held._meta!['svc/decision']!;
+    expect(held.isError).toBe(true);
+    expect(held.content[0]!.text).toContain('call the same tool again with exactly the same arguments');
+    expect(meta).toMatchObject({ decision: 'escrow', escrow_status: 'held', required_approvals: 2 });
+    const id = meta.escrow_id as string;
+    await approve(id);
+    expect((await call(client, 'write_file', args))._meta!['svc/decision']).toMatchObject({
+      escrow_id: id,
+      current_approvals: 1,
+    });
+    await approve(id);
+    expect(
+      (await call(client, 'write_file', { ...args, content: 'other' }))._meta!['svc/decision']!.escrow_id,
+    ).not.toBe(id);
+    expect(() => readFileSync(file)).toThrow('ENOENT');
+
+    const both = await Promise.all([call(client, 'write_file', args), call(client, 'write_file', args)]);
+    expect(both.filter(({ isError }) => !isError)).toHaveLength(1);
+    expect(readFileSync(file, 'utf8')).toBe('first');
+    expect((await server.call(200, `GET /v1/escrow/${id}`, world.tenant.admin)).body.status).toBe('consumed');
+    expect((await call(client, 'write_file', args))._meta!['svc/decision']!.escrow_id).not.toBe(id);
+    const spent = await call(client, 'write_file', args, { 'svc/escrow-id': id });
+    expect(spent._meta!['svc/decision']).toMatchObject({ code: 'ALREADY_CONSUMED' });
+  });
+
+  test('waits for the release as long as it was told to, and says that it waits', async () => {
+    const waiting = await wrapped(dir, 'files', [bin('mcp-server-filesystem'), home], ['--wait', '60']);
+    const file = path.join(home, 'waited.txt');
+    const progress: string[] = [];
+    const answer = waiting.callTool({ name: 'write_file', arguments: { path: file, content: 'x' } }, undefined, {
+      onprogress: ({ message }) => progress.push(message ?? ''),
+    });
+    const id = await until(async () => {
+      const { body } = await server.call<{ holds: { id: string; arguments_preview: { path: string } }[] }>(
+        200,
+        'GET /v1/escrow?status=held',
+        world.tenant.admin,
+      );
+      return body.holds.find(({ arguments_preview }) => arguments_preview.path === file)?.id;
+    }, 'it is held');
+    await approve(id);
+    await until(() => progress.includes('waiting for approval (1 of 2)'), 'progress');
+    await approve(id);
+    expect(await answer).not.toHaveProperty('isError');
+    expect(readFileSync(file, 'utf8')).toBe('x');
+  });
+
+  test('is told when the policies change, and each call is decided by those in force', async () => {
+    const { ToolListChangedNotificationSchema } = await import('@modelcontextprotocol/sdk/types.js');
+    let told = 0;
+    client.setNotificationHandler(ToolListChangedNotificationSchema, () => {
+      told++;
+    });
+    await enforce(
+      server,
+      world.tenant,
+      'no-trees',
+      '@reason("no trees") forbid(principal, action, resource == Tool::"directory_tree");',
+    );
+    await until(() => told > 0, 'the list has changed');
+    expect((await client.listTools()).tools.map(({ name }) => name)).not.toContain('directory_tree');
+    expect((await call(client, 'directory_tree', { path: home })).content[0]!.text).toBe('Denied: no trees.');
+  });
+
+  test('does not get the keys in its environment', async () => {
+    const everything = await wrapped(dir, 'everything', [bin('mcp-server-everything'), 'stdio']);
+    await enforce(server, world.tenant, 'env', 'permit(principal, action, resource == Tool::"get-env");');
+    await server.call(200, 'PUT /v1/policies/everything', world.tenant.admin, {
+      dsl_source: EVERYTHING.replace(/@id\("no-env"\).*\n/, ''),
+    });
+    const environment = await until(async () => {
+      const answer = await call(everything, 'get-env', {});
+      return !answer.isError && answer.content[0]!.text;
+    }, 'the tool is allowed');
+    expect(environment).toContain('PATH');
+    expect(environment).not.toContain('SVC_');
+    expect(environment).not.toContain(world.agentKey);
+  });
+
+  test('masks arguments and answers, and withholds what it cannot mask', async () => {
+    const everything = await wrapped(dir, 'everything', [bin('mcp-server-everything'), 'stdio']);
+    const weather = await call(everything, 'get-structured-content', { location: 'New York' });
+    expect(weather._meta!['svc/decision']).toMatchObject({ decision: 'allow_with_masking' });
+    expect(weather.structuredContent).toMatchObject({ temperature: '[masked]', conditions: expect.any(String) });
+    expect(JSON.parse(weather.content[0]!.text)).toEqual(weather.structuredContent);
+    const echo = await call(everything, 'echo', { message: 'my secret' });
+    expect(echo._meta!['svc/decision']).toMatchObject({ code: 'MASKING_FAILED' });
+    expect(JSON.stringify(echo)).not.toContain('my secret');
+    expect(await call(everything, 'get-tiny-image', {})).not.toHaveProperty('isError');
+    const limited = await call(everything, 'get-tiny-image', {});
+    expect(limited._meta!['svc/decision']).toMatchObject({ decision: 'rate_limited', retry_after: expect.any(Number) });
+  });
+});
+
+describe('an MCP server behind a route', () => {
+  let child: ChildProcess;
+  let proxy: ProxyProcess;
+  const transport = (key: string) =>
+    new StreamableHTTPClientTransport(new URL(`${proxy.url}/mcp/everything`), {
+      requestInit: { headers: { authorization: `Bearer ${key}` } },
+    }) as Transport;
+  beforeAll(async () => {
+    const port = String(await freePort());
+    child = spawn(process.execPath, [bin('mcp-server-everything'), 'streamableHttp'], {
+      env: { PATH: process.env.PATH, PORT: port },
+      stdio: 'ignore',
+    });
+    const url = `http://127.0.0.1:${port}/mcp`;
+    await until(async () => (await fetch(url).catch(() => undefined)) !== undefined, 'the MCP server listens');
+    proxy = await new ProxyProcess([{ path: '/mcp/everything', mcp: url, server: 'everything' }], world.env).start();
+    await proxy.ready();
+  });
+  afterAll(() => {
+    child?.kill('SIGKILL');
+  });
+
+  test('serves the standard’s client: tools, progress, and requests of the server to the client', async () => {
+    const client = await connect(transport(world.agentKey), { sampling: {} });
+    client.setRequestHandler(CreateMessageRequestSchema, async () => ({
+      model: 'm',
+      role: 'assistant' as const,
+      content: { type: 'text' as const, text: 'sampled' },
+    }));
+    expect((await client.listTools()).tools.map(({ name }) => name)).toContain('get-sum');
+    const sum = await call(client, 'get-sum', { a: 2, b: 3 });
+    expect(sum.content[0]!.text).toContain('5');
+    expect((await client.listPrompts()).prompts.length).toBeGreaterThan(0);
+    let progress = 0;
+    await client.callTool({ name: 'trigger-long-running-operation', arguments: { duration: 1, steps: 4 } }, undefined, {
+      onprogress: () => progress++,
+    });
+    expect(progress).toBeGreaterThan(1);
+    const sampled = await until(async () => {
+      const answer = await call(client, 'trigger-sampling-request', { prompt: 'p', maxTokens: 5 });
+      return !answer.isError && answer;
+    }, 'the server may sample');
+    expect(sampled.content[0]!.text).toContain('sampled');
+    const limited = await call(client, 'get-structured-content', { location: 'Chicago' });
+    expect(limited.structuredContent).toMatchObject({ temperature: '[masked]' });
+  });
+
+  test('keeps each agent to its own sessions, and knows no other agent', async () => {
+    await expect(connect(transport('svc_agent_00000000000000000000000000000000000000'))).rejects.toThrow();
+    const mine = transport(world.agentKey) as unknown as StreamableHTTPClientTransport;
+    await connect(mine as Transport);
+    const stranger = (await world.tenant.agent('bot-2', 'clerk')).key!;
+    const stolen = await fetch(`${proxy.url}/mcp/everything`, {
+      method: 'POST',
+      headers: {
+        authorization: `Bearer ${stranger}`,
+        'content-type': 'application/json',
+        accept: 'application/json, text/event-stream',
+        'mcp-session-id': mine.sessionId!,
+      },
+      body: JSON.stringify({ jsonrpc: '2.0', id: 1, method: 'tools/list' }),
+    });
+    expect(stolen.status).toBe(404);
+    expect((await proxy.metrics()).svc_proxy_mcp_sessions).toBeGreaterThan(0);
+  });
+
+  test('stops an agent whose key is revoked, in the middle of its session', async () => {
+    const made = await server.call<{ id: string; key: string }>(201, 'POST /v1/agent-keys', world.tenant.admin, {
+      agent_id: 'bot-3',
+      agent_role: 'clerk',
+    });
+    const client = await connect(transport(made.body.key));
+    expect(await call(client, 'get-sum', { a: 1, b: 1 })).not.toHaveProperty('isError');
+    await server.call(204, `DELETE /v1/agent-keys/${made.body.id}`, world.tenant.admin);
+    await until(async () => {
+      try {
+        await call(client, 'get-sum', { a: 1, b: 1 });
+        return false;
+      } catch (error) {
+        return String(error).includes('401') || String(error).includes('Unauthorized') || String(error);
+      }
+    }, 'the key no longer works');
+  });
+});
