@@ -33,7 +33,7 @@ import { TokenIssuers } from './auth/sso/token-issuers.ts';
 import { type AppendCommand, type AppendResult, chainActor, openAppender } from './chain/appender.ts';
 import { auditWriter, listAudit } from './chain/audit.ts';
 import { Checkpoints } from './chain/checkpoint.ts';
-import { verifyRoutes } from './chain/http.ts';
+import { auditExportRoute, verifyRoutes } from './chain/http.ts';
 import { Verifications } from './chain/verification.ts';
 import { type Config, parseMasterKey } from './config.ts';
 import { Decider } from './decisions/decide.ts';
@@ -502,6 +502,7 @@ function plainRoutes(core: Core, streams: LiveStreams): PlainRoute[] {
     bundleRoute(core.bundles, core.pollSeconds),
     downloadRoute(core.evidence),
     ...verifyRoutes(core),
+    auditExportRoute(core.db),
     streams.route(),
   ];
 }

@@ -2,8 +2,10 @@ import {
   IconClockPause,
   IconFileText,
   IconGitPullRequest,
+  IconHistory,
   IconLayoutDashboard,
   IconListDetails,
+  IconShieldCheck,
   IconSitemap,
 } from '@tabler/icons-react';
 import type { Role } from '../server/auth/scopes.ts';
@@ -26,5 +28,7 @@ export const NAV: readonly NavEntry[] = [
   { to: '/decisions', label: 'Decisions', icon: IconListDetails, least: 'viewer', group: 'Decide' },
   { to: '/policies', label: 'Policies', icon: IconFileText, least: 'viewer', group: 'Decide' },
   { to: '/review', label: 'Review', icon: IconGitPullRequest, least: 'viewer', group: 'Decide', count: 'reviews' },
+  { to: '/forensics', label: 'Forensics', icon: IconShieldCheck, least: 'viewer', group: 'Prove' },
+  { to: '/audit', label: 'Audit', icon: IconHistory, least: 'viewer', group: 'Prove' },
   { to: '/machines', label: 'Machines', icon: IconSitemap, least: 'viewer', group: 'Prove' },
 ];

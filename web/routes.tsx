@@ -10,6 +10,7 @@ import { problemOf } from './lib/errors.tsx';
 import { localPath, takeNext } from './lib/next.ts';
 import { onSignedOut, queryClient } from './lib/query.ts';
 import { meOptions } from './lib/session.ts';
+import { readAuditFilter } from './pages/audit/filter.ts';
 import { Broken, NotFound } from './ui/broken.tsx';
 import { Shell } from './ui/shell.tsx';
 import { Loading } from './ui/states.tsx';
@@ -64,7 +65,16 @@ const machines = createRoute({
   component: lazyRouteComponent(() => import('./pages/machines/machines.tsx'), 'Machines'),
 });
 
-const routeTree = root.addChildren([signIn, app.addChildren([overview, machines])]);
+const forensics = page('/forensics', () => import('./pages/forensics/forensics.tsx'), 'Forensics');
+
+const audit = createRoute({
+  getParentRoute: () => app,
+  path: '/audit',
+  validateSearch: readAuditFilter,
+  component: lazyRouteComponent(() => import('./pages/audit/audit.tsx'), 'Audit'),
+});
+
+const routeTree = root.addChildren([signIn, app.addChildren([overview, forensics, audit, machines])]);
 
 export const router = createRouter({
   routeTree,

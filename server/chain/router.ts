@@ -3,7 +3,9 @@ import type { Database } from '../../db/index.ts';
 import { route, text, trpc } from '../api/trpc.ts';
 import { AUDIT_ACTIONS, type AuditAction } from '../auth/audit.ts';
 import { AppError } from '../errors.ts';
+import { recordsAround } from './around.ts';
 import { listAudit } from './audit.ts';
+import type { ChainName } from './record.ts';
 
 const Checkpoint = z
   .object({
@@ -36,6 +38,44 @@ const AuditRecordOut = z
   })
   .meta({ id: 'AuditRecord' });
 
+const chain = z.enum(['forensics', 'audit']).default('forensics');
+
+/** What the audit log is filtered by. */
+export const AUDIT_FILTER = {
+  actor_id: text(200).optional(),
+  action: z.enum(Object.keys(AUDIT_ACTIONS) as [AuditAction, ...AuditAction[]]).optional(),
+  target_type: text(50).optional(),
+  target_id: text(200).optional(),
+  severity: z.enum(['info', 'warning', 'critical']).optional(),
+  since: z.iso.datetime().optional(),
+  until: z.iso.datetime().optional(),
+};
+
+interface CheckpointRow {
+  seq: number;
+  kid: string;
+  note: string;
+  created_at: Date;
+}
+
+/** The checkpoints of a chain, the newest first. */
+async function checkpoints(db: Database, tenantId: string, chain: ChainName, limit: number, before?: number) {
+  const rows = await db.query<CheckpointRow>(
+    tenantId,
+    `select seq, kid, note, created_at from chain_checkpoint where tenant_id = $1 and chain = $2 and seq < $3
+     order by seq desc limit $4`,
+    [tenantId, chain, before ?? Number.MAX_SAFE_INTEGER, limit],
+  );
+  return rows.map((row) => ({
+    chain,
+    seq: row.seq,
+    hash: row.note.split('\n')[3]!,
+    kid: row.kid,
+    note: row.note,
+    created_at: row.created_at.toISOString(),
+  }));
+}
+
 export function chainRouter(db: Database) {
   return trpc.router({
     checkpoint: route(
@@ -49,26 +89,57 @@ export function chainRouter(db: Database) {
         problems: ['NOT_FOUND'],
       },
     )
-      .input(z.strictObject({ chain: z.enum(['forensics', 'audit']).default('forensics') }))
+      .input(z.strictObject({ chain }))
       .output(Checkpoint)
       .query(async ({ ctx, input }) => {
-        const rows = await db.query<{ seq: number; kid: string; note: string; created_at: Date }>(
-          ctx.tenantId,
-          `select seq, kid, note, created_at from chain_checkpoint where tenant_id = $1 and chain = $2
-           order by seq desc limit 1`,
-          [ctx.tenantId, input.chain],
-        );
-        const [row] = rows;
-        if (!row) throw new AppError('NOT_FOUND', 'the chain has no checkpoint yet');
-        return {
-          chain: input.chain,
-          seq: row.seq,
-          hash: row.note.split('\n')[3]!,
-          kid: row.kid,
-          note: row.note,
-          created_at: row.created_at.toISOString(),
-        };
+        const [newest] = await checkpoints(db, ctx.tenantId, input.chain, 1);
+        if (!newest) throw new AppError('NOT_FOUND', 'the chain has no checkpoint yet');
+        return newest;
       }),
+
+    checkpoints: route(
+      'GET /v1/forensics/checkpoints',
+      { keys: ['pipeline'], role: 'viewer' },
+      { summary: 'The signed checkpoints of a chain, the newest first', tag: 'forensics' },
+    )
+      .input(
+        z.strictObject({
+          chain,
+          before: z.int().min(1).optional().describe('only those of records before this one'),
+          limit: z.int().min(1).max(200).default(50),
+        }),
+      )
+      .output(z.object({ checkpoints: z.array(Checkpoint) }))
+      .query(async ({ ctx, input }) => ({
+        checkpoints: await checkpoints(db, ctx.tenantId, input.chain, input.limit, input.before),
+      })),
+
+    records: route(
+      'GET /v1/forensics/records',
+      { keys: ['pipeline'], role: 'viewer' },
+      {
+        summary: 'The records around a place in a chain, as they are stored',
+        description:
+          'Each with the hash that is stored and the one that follows from its text and the record before: to see what a verification found.',
+        tag: 'forensics',
+      },
+    )
+      .input(z.strictObject({ chain, seq: z.int().min(1).default(1), radius: z.int().min(0).max(20).default(2) }))
+      .output(
+        z.object({
+          records: z.array(
+            z.object({
+              seq: z.int(),
+              id: z.string(),
+              received_at: z.iso.datetime(),
+              line: z.string().describe('the text that is hashed'),
+              hash: z.string().describe('as stored'),
+              computed_hash: z.string().nullable().describe('null where the record before is missing'),
+            }),
+          ),
+        }),
+      )
+      .query(async ({ ctx, input }) => ({ records: await recordsAround(db, ctx.tenantId, input) })),
 
     audit: route(
       'GET /v1/audit',
@@ -77,18 +148,21 @@ export function chainRouter(db: Database) {
     )
       .input(
         z.strictObject({
-          actor_id: text(200).optional(),
-          action: z.enum(Object.keys(AUDIT_ACTIONS) as [AuditAction, ...AuditAction[]]).optional(),
-          target_type: text(50).optional(),
-          target_id: text(200).optional(),
-          severity: z.enum(['info', 'warning', 'critical']).optional(),
-          since: z.iso.datetime().optional(),
-          until: z.iso.datetime().optional(),
+          ...AUDIT_FILTER,
           after: text(100).optional(),
           limit: z.int().min(1).max(1000).default(100),
         }),
       )
       .output(z.object({ records: z.array(AuditRecordOut), next_cursor: z.string().nullable(), has_more: z.boolean() }))
       .query(({ ctx, input }) => listAudit(db, ctx.tenantId, input)),
+
+    actions: route(
+      'GET /v1/audit/actions',
+      { keys: ['pipeline'], role: 'viewer' },
+      { summary: 'Every action that the audit log knows, with its stable code', tag: 'audit' },
+    )
+      .input(z.strictObject({}))
+      .output(z.object({ actions: z.array(z.object({ action: z.string(), code: z.string() })) }))
+      .query(() => ({ actions: Object.entries(AUDIT_ACTIONS).map(([action, code]) => ({ action, code })) })),
   });
 }

@@ -69,14 +69,7 @@ export class Evidence {
     by: { person: string; actor: Actor; requestId?: string | undefined },
   ): Promise<PackageSummary> {
     const now = new Date(this.#clock.now());
-    const to = input.to ? new Date(input.to) : now;
-    const from = input.from ? new Date(input.from) : monthBefore(to);
-    // before the year 0 there is no ISO 8601 form of four digits
-    if (from >= to || from.getUTCFullYear() < 0) {
-      throw new AppError('VALIDATION_FAILED', undefined, {
-        faults: [{ pointer: '/from', message: 'must be before `to`, in the years 0 to 9999' }],
-      });
-    }
+    const { from, to } = this.#span(input);
     // a fresh checkpoint, so that one covers the range even when it ends at the head
     await this.#checkpoints.take(tenantId, 'forensics');
     const { first, last } =
@@ -179,6 +172,44 @@ export class Evidence {
     return summary;
   }
 
+  /**
+   * What an export of the same range would hold by now, and in which parts it can be exported when it is too large for
+   * one package: at most the first 100.
+   */
+  async plan(
+    tenantId: string,
+    input: { from?: string | undefined; to?: string | undefined; sequence_id?: string | undefined },
+  ) {
+    const span = this.#span(input);
+    const { first, last } =
+      input.sequence_id === undefined
+        ? await this.#bounds(tenantId, span.from, span.to)
+        : await this.#sessionBounds(tenantId, input.sequence_id);
+    const receivedAt = async (seq: number) =>
+      (
+        await this.#db.query<{ received_at: Date }>(
+          tenantId,
+          'select received_at from forensic_record where tenant_id = $1 and seq = $2',
+          [tenantId, seq],
+        )
+      )[0]?.received_at;
+    const parts: { from: string; to: string; record_count: number }[] = [];
+    if (last - first + 1 > MAX_PACKAGE_RECORDS) {
+      const end = input.sequence_id === undefined ? span.to : new Date((await receivedAt(last))!.getTime() + 1);
+      let from = input.sequence_id === undefined ? span.from : (await receivedAt(first))!;
+      for (let seq = first; seq <= last && parts.length < 100; ) {
+        const to = last - seq < MAX_PACKAGE_RECORDS ? end : await receivedAt(seq + MAX_PACKAGE_RECORDS);
+        // more records of one millisecond than a package holds cannot be told apart by time
+        if (!to || to <= from) break;
+        const part = await this.#bounds(tenantId, from, to);
+        parts.push({ from: from.toISOString(), to: to.toISOString(), record_count: part.last - part.first + 1 });
+        seq = part.last + 1;
+        from = to;
+      }
+    }
+    return { record_count: last - first + 1, first_seq: first, last_seq: last, limit: MAX_PACKAGE_RECORDS, parts };
+  }
+
   /** The packages, the newest first. */
   async list(tenantId: string, page: { limit: number; offset: number }) {
     const [rows, total] = await this.#db
@@ -215,16 +246,33 @@ export class Evidence {
     return rows[0];
   }
 
-  /** The seq range of a time window. received_at never falls along a chain, so the range is exact. */
-  async #window(tenantId: string, from: Date, to: Date): Promise<{ first: number; last: number }> {
+  /** The time window that is asked for: without one the last month. */
+  #span(input: { from?: string | undefined; to?: string | undefined }): { from: Date; to: Date } {
+    const to = input.to ? new Date(input.to) : new Date(this.#clock.now());
+    const from = input.from ? new Date(input.from) : monthBefore(to);
+    // before the year 0 there is no ISO 8601 form of four digits
+    if (from >= to || from.getUTCFullYear() < 0) {
+      throw new AppError('VALIDATION_FAILED', undefined, {
+        faults: [{ pointer: '/from', message: 'must be before `to`, in the years 0 to 9999' }],
+      });
+    }
+    return { from, to };
+  }
+
+  /** The seq range of a time window, 1 to 0 for none. received_at never falls along a chain, so the range is exact. */
+  async #bounds(tenantId: string, from: Date, to: Date): Promise<{ first: number; last: number }> {
     const [bounds] = await this.#db.query<{ first: number | null; last: number | null }>(
       tenantId,
       `select min(seq) as first, max(seq) as last from forensic_record
        where tenant_id = $1 and received_at >= $2 and received_at < $3`,
       [tenantId, from, to],
     );
-    const first = bounds?.first ?? 1;
-    const last = bounds?.last ?? 0;
+    return { first: bounds?.first ?? 1, last: bounds?.last ?? 0 };
+  }
+
+  /** The same, or TOO_MANY_RECORDS. */
+  async #window(tenantId: string, from: Date, to: Date): Promise<{ first: number; last: number }> {
+    const { first, last } = await this.#bounds(tenantId, from, to);
     if (last - first + 1 > MAX_PACKAGE_RECORDS) {
       const [next] = await this.#db.query<{ received_at: Date }>(
         tenantId,
@@ -240,7 +288,7 @@ export class Evidence {
     return { first, last };
   }
 
-  async #session(tenantId: string, sessionId: string): Promise<{ first: number; last: number }> {
+  async #sessionBounds(tenantId: string, sessionId: string): Promise<{ first: number; last: number }> {
     const [bounds] = await this.#db.query<{ first: number | null; last: number | null }>(
       tenantId,
       `select min(seq) as first, max(seq) as last from forensic_record
@@ -248,6 +296,11 @@ export class Evidence {
       [tenantId, idHash(sessionId), sessionId],
     );
     if (!bounds?.first || !bounds.last) throw new AppError('NOT_FOUND', 'there is no such session');
+    return { first: bounds.first, last: bounds.last };
+  }
+
+  async #session(tenantId: string, sessionId: string): Promise<{ first: number; last: number }> {
+    const bounds = await this.#sessionBounds(tenantId, sessionId);
     const count = bounds.last - bounds.first + 1;
     if (count > MAX_PACKAGE_RECORDS) {
       throw new AppError(
@@ -255,7 +308,7 @@ export class Evidence {
         `from the session's first to its last record there are ${count}: export it in parts with "from" and "to"`,
       );
     }
-    return { first: bounds.first, last: bounds.last };
+    return bounds;
   }
 }
 

@@ -57,6 +57,34 @@ export function forensicsRouter(evidence: Evidence) {
         }),
       ),
 
+    plan: route(
+      'GET /v1/forensics/export/plan',
+      { keys: ['pipeline'], role: 'viewer' },
+      {
+        summary: 'How many records an export would hold, and how to split it',
+        description: '`parts` is empty when one package is enough.',
+        tag,
+        problems: ['NOT_FOUND'],
+      },
+    )
+      .input(
+        z.strictObject({
+          from: z.iso.datetime().optional(),
+          to: z.iso.datetime().optional(),
+          sequence_id: text(200).optional(),
+        }),
+      )
+      .output(
+        z.object({
+          record_count: z.int(),
+          first_seq: z.int(),
+          last_seq: z.int(),
+          limit: z.int().describe('the most that one package holds'),
+          parts: z.array(z.object({ from: z.iso.datetime(), to: z.iso.datetime(), record_count: z.int() })),
+        }),
+      )
+      .query(({ ctx, input }) => evidence.plan(ctx.tenantId, input)),
+
     list: route(
       'GET /v1/forensics/packages',
       { keys: ['pipeline'], role: 'viewer' },

@@ -10,11 +10,34 @@ import { type Demo, fillDemo } from './demo.ts';
 interface Screen {
   path: string | ((demo: Demo) => string);
   /** Opens what is shown: a drawer, a dialog, a tab. */
-  then?: (page: Page, demo: Demo) => Promise<unknown>;
+  prepare?: (page: Page, demo: Demo) => Promise<unknown>;
 }
 
 const SCREENS: Record<string, Screen> = {
   overview: { path: '/' },
+  forensics: {
+    path: '/forensics',
+    prepare: async (page) => {
+      await page.getByLabel('Purpose').fill('Quarterly review Q4');
+      await page.getByRole('button', { name: 'Verify now' }).click();
+      await page.getByText('The chain is whole').waitFor();
+      await page
+        .getByText(/\d records?$/)
+        .first()
+        .waitFor();
+    },
+  },
+  audit: { path: '/audit' },
+  'audit-record': {
+    path: '/audit?target_type=policy',
+    prepare: async (page) => {
+      await page
+        .getByRole('button', { name: /policy\.updated/ })
+        .first()
+        .click();
+      await page.getByRole('dialog').waitFor();
+    },
+  },
   'machines-policy': { path: '/machines' },
   'machines-hold': { path: '/machines?machine=escrow' },
 };
@@ -43,7 +66,7 @@ describeInBrowser('pictures of', () => {
         await page.setViewportSize(size);
         await page.emulateMedia({ colorScheme, reducedMotion: 'reduce' });
         await open(typeof screen.path === 'string' ? screen.path : screen.path(demo));
-        await screen.then?.(page, demo);
+        await screen.prepare?.(page, demo);
         await settled(page);
         await page.screenshot({ path: path.join(directory, `${name}-${view}.png`), fullPage: true });
       }

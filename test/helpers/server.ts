@@ -142,7 +142,7 @@ export function useServer(env: Record<string, string> = {}, options: { browsed?:
       if (endless) await response.body!.cancel();
       const bytes = endless ? Buffer.alloc(0) : Buffer.from(await response.arrayBuffer());
       const text = bytes.toString();
-      const json = /json/.test(response.headers.get('content-type') ?? '') && text !== '';
+      const json = /\bjson\b/.test(response.headers.get('content-type') ?? '') && text !== '';
       expect(response.status, `${line}: ${text.slice(0, 500)}`).toBe(expected);
       return {
         status: response.status,

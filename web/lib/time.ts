@@ -73,3 +73,14 @@ export function useNow(everyMs: number): number {
   }, [everyMs]);
   return Date.now();
 }
+
+/** A moment as the value of a field of type datetime-local, in the reader's zone. */
+export function fieldTime(at: string, zone: Zone): string {
+  return fullTime(at, zone).slice(0, 16).replace(' ', 'T');
+}
+
+/** The moment that such a field means; undefined while it is incomplete. */
+export function fromFieldTime(value: string, zone: Zone): string | undefined {
+  const date = new Date(zone === 'utc' ? `${value}Z` : value);
+  return Number.isNaN(date.getTime()) ? undefined : date.toISOString();
+}

@@ -67,6 +67,7 @@ export const theme = createTheme({
     Paper: { defaultProps: { withBorder: true, p: 'md' } },
     Button: { defaultProps: { size: 'sm' } },
     Modal: { defaultProps: { centered: true, overlayProps: { backgroundOpacity: 0.5 } } },
+    Notification: { defaultProps: { closeButtonProps: { 'aria-label': 'Close this message' } } },
     Anchor: { defaultProps: { underline: 'hover' } },
   },
 });

@@ -1,0 +1,43 @@
+import type { Database } from '../../db/index.ts';
+import { RECORD_TABLE } from './checkpoint.ts';
+import { type ChainName, chainHash, ZERO_HASH } from './record.ts';
+
+/** A record as it is stored, with the hash that it should have. */
+export interface StoredRecord {
+  seq: number;
+  id: string;
+  received_at: string;
+  line: string;
+  hash: string;
+  /** Null where the record before is missing. */
+  computed_hash: string | null;
+}
+
+/** The records from `radius` before a place to `radius` after it. Nothing of them is trusted: they may be altered. */
+export async function recordsAround(
+  db: Database,
+  tenantId: string,
+  { chain, seq, radius }: { chain: ChainName; seq: number; radius: number },
+): Promise<StoredRecord[]> {
+  const id = chain === 'forensics' ? 'event_id' : 'id';
+  const rows = await db.query<{ seq: number; id: string; received_at: Date; line: string; hash: Buffer }>(
+    tenantId,
+    `select seq, ${id} as id, received_at, line, hash from ${RECORD_TABLE[chain]}
+     where tenant_id = $1 and seq between $2 and $3 order by seq`,
+    [tenantId, seq - radius - 1, seq + radius],
+  );
+  return rows
+    .map((row, n): StoredRecord => {
+      const last = rows[n - 1];
+      const before = row.seq === 1 ? Buffer.from(ZERO_HASH, 'hex') : last?.seq === row.seq - 1 ? last.hash : undefined;
+      return {
+        seq: row.seq,
+        id: row.id,
+        received_at: row.received_at.toISOString(),
+        line: row.line,
+        hash: row.hash.toString('hex'),
+        computed_hash: before ? chainHash(before, row.line).toString('hex') : null,
+      };
+    })
+    .filter((row) => row.seq >= seq - radius);
+}

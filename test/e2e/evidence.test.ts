@@ -1,0 +1,80 @@
+import { expect, test } from 'vitest';
+import { event, sql } from '../helpers/api.ts';
+import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { useServer } from '../helpers/server.ts';
+
+const server = useServer({}, { browsed: true });
+
+async function tenantWithDecisions() {
+  const tenant = await server.tenant();
+  await server.call(202, 'POST /v1/events/ingest', await tenant.key('proxy'), {
+    events: Array.from({ length: 40 }, (_, n) => event({ event_id: `e-${n}`, session_id: 'case-1' })),
+  });
+  return tenant;
+}
+
+describeInBrowser('evidence', () => {
+  const browser = useBrowser(() => server.url);
+
+  test('a whole chain turns green; a tampered one turns red, and shows the first mismatch with its neighbors', async () => {
+    const tenant = await tenantWithDecisions();
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('viewer'));
+    await open('/forensics');
+    await assertAccessible();
+    await page.getByRole('button', { name: 'Verify now' }).click();
+    await page.getByText('The chain is whole').waitFor();
+    await sql(
+      server,
+      `update forensic_record set line = replace(line, '"decision":"allow"', '"decision":"deny"')
+       where tenant_id = $1 and seq = 17`,
+      [tenant.id],
+    );
+    await page.getByRole('button', { name: 'Verify again' }).click();
+    await page.getByText('The chain is broken').waitFor();
+    const around = page.getByRole('region', { name: 'The records around the break' });
+    await around.getByText('first mismatch').waitFor();
+    expect(await around.getByRole('listitem').count()).toBe(5);
+    expect(await around.locator('[data-tone="bad"]').first().textContent()).toContain('Record 17');
+    await assertAccessible();
+  });
+
+  test('an export tells how many records it holds before it is made, and is downloaded as it was signed', async () => {
+    const tenant = await tenantWithDecisions();
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('viewer'));
+    await open('/forensics');
+    await page.getByText('41 records').waitFor();
+    await page.getByRole('button', { name: 'By session' }).click();
+    await page.getByLabel('Session id').fill('case-1');
+    await page.getByText('40 records').waitFor();
+    await page.getByLabel('Purpose').fill('A complaint');
+    await page.getByRole('button', { name: 'Sign and export' }).click();
+    const link = page.getByRole('link', { name: 'Download the package A complaint' });
+    const [download] = await Promise.all([page.waitForEvent('download'), link.click()]);
+    expect(download.suggestedFilename()).toMatch(/^pkg_\w+\.tar$/);
+    await assertAccessible();
+  });
+
+  test('the audit log is filtered in the address, opened, verified and saved as a file', async () => {
+    const tenant = await tenantWithDecisions();
+    await server.call(200, 'PATCH /v1/settings', tenant.admin, { self_approval: true });
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('viewer'));
+    await open('/audit');
+    await page.getByLabel('Action').selectOption({ value: 'settings.changed' });
+    await page.waitForURL(/action=settings\.changed/);
+    const row = page.getByRole('button', { name: 'settings.changed' });
+    await row.waitFor();
+    expect(await page.getByRole('table', { name: 'Audit records' }).getByRole('row').count()).toBe(2);
+    await assertAccessible();
+    await row.click();
+    await page.getByRole('dialog').getByText('self_approval').waitFor();
+    await assertAccessible();
+    await page.getByRole('button', { name: 'Close' }).click();
+    const [download] = await Promise.all([
+      page.waitForEvent('download'),
+      page.getByRole('link', { name: 'CSV', exact: true }).click(),
+    ]);
+    expect(download.suggestedFilename()).toMatch(/\.csv$/);
+    await page.getByRole('button', { name: 'Verify now' }).click();
+    await page.getByText('The chain is whole').waitFor();
+  });
+});

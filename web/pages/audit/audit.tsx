@@ -1,0 +1,346 @@
+import '@mantine/core/styles/Drawer.css';
+import { Anchor, Button, Drawer, Group, NativeSelect, Stack, Text, TextInput } from '@mantine/core';
+import { useDebouncedCallback } from '@mantine/hooks';
+import { IconAlertOctagon, IconAlertTriangle, IconDownload, IconHistory, IconInfoCircle } from '@tabler/icons-react';
+import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
+import { getRouteApi } from '@tanstack/react-router';
+import { useEffect, useState } from 'react';
+import { fieldTime, fromFieldTime, useZone } from '../../lib/time.ts';
+import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { Id } from '../../ui/copy.tsx';
+import { DataTable } from '../../ui/data-table.tsx';
+import { Page } from '../../ui/page.tsx';
+import { EmptyState } from '../../ui/states.tsx';
+import { Tag } from '../../ui/status.tsx';
+import { When } from '../../ui/time.tsx';
+import { VerifyPanel } from '../forensics/verify.tsx';
+import type { AuditFilter } from './filter.ts';
+
+type AuditRecord = Answers['chain']['audit']['records'][number];
+
+const route = getRouteApi('/app/audit');
+
+const SEVERITY = {
+  info: ['info', 'quiet', IconInfoCircle],
+  warning: ['warning', 'wait', IconAlertTriangle],
+  critical: ['critical', 'bad', IconAlertOctagon],
+} as const;
+
+const TARGETS = {
+  policy: 'Policy',
+  escrow: 'Hold',
+  user: 'Person',
+  tenant: 'Tenant and settings',
+  api_key: 'API key',
+  agent_key: 'Agent key',
+  subscription: 'Subscription',
+  package: 'Package',
+  chain: 'Chain',
+  sso_connection: 'Single sign-on',
+  sso_domain: 'Domain',
+  token_issuers: 'Token issuers',
+  signing_key: 'Signing key',
+};
+
+/** What people and the system did to policies, holds, keys and settings: a chain of its own. */
+export function Audit() {
+  const filter = route.useSearch();
+  const navigate = route.useNavigate();
+  const [open, setOpen] = useState<AuditRecord>();
+  const set = (change: AuditFilter) =>
+    void navigate({ search: (old) => ({ ...old, ...change }), replace: true, resetScroll: false });
+  const query = useInfiniteQuery({
+    queryKey: [...trpc.chain.audit.queryKey(filter), 'pages'],
+    queryFn: ({ pageParam, signal }) => api.chain.audit.query({ ...filter, after: pageParam, limit: 50 }, { signal }),
+    initialPageParam: undefined as string | undefined,
+    getNextPageParam: ({ next_cursor }) => next_cursor ?? undefined,
+  });
+  const filtered = Object.values(filter).some((value) => value !== undefined);
+  const download = (format: 'csv' | 'ndjson') =>
+    `/v1/audit/export?${new URLSearchParams({ ...(filter as Record<string, string>), format })}`;
+
+  return (
+    <Page
+      title="Audit"
+      lead="What people, keys and the system did. Each record holds the hash of the one before it, like the decisions."
+      actions={(['csv', 'ndjson'] as const).map((format) => (
+        <Button
+          key={format}
+          component="a"
+          href={download(format)}
+          download
+          variant="default"
+          leftSection={<IconDownload size={16} aria-hidden />}
+        >
+          {format.toUpperCase()}
+        </Button>
+      ))}
+    >
+      <Stack gap="md">
+        <VerifyPanel chain="audit" />
+        <Filters filter={filter} set={set} />
+        <DataTable<AuditRecord>
+          label="Audit records"
+          rows={query.data?.pages.flatMap(({ records }) => records)}
+          error={query.error}
+          retry={() => void query.refetch()}
+          rowKey={({ id }) => id}
+          onOpen={setOpen}
+          empty={
+            <EmptyState
+              icon={IconHistory}
+              title={filtered ? 'Nothing matches' : 'Nothing was done yet'}
+              action={
+                filtered ? (
+                  <Button variant="default" onClick={() => void navigate({ search: {} })}>
+                    Clear the filters
+                  </Button>
+                ) : null
+              }
+            >
+              {filtered
+                ? 'No record of the audit log has all of this.'
+                : 'The first change to anything here begins it.'}
+            </EmptyState>
+          }
+          columns={[
+            { header: 'When', cell: ({ created_at }) => <When at={created_at} />, width: 100 },
+            {
+              header: 'Action',
+              main: true,
+              cell: (record) => (
+                <Group gap={8} wrap="nowrap">
+                  <Anchor
+                    component="button"
+                    type="button"
+                    c="inherit"
+                    fw={600}
+                    ta="left"
+                    onClick={() => setOpen(record)}
+                  >
+                    {record.action}
+                  </Anchor>
+                  {record.severity === 'info' ? null : <SeverityTag severity={record.severity} />}
+                </Group>
+              ),
+            },
+            { header: 'By', cell: ({ actor }) => <Actor actor={actor} /> },
+            {
+              header: 'On',
+              cell: ({ target }) => (
+                <span>
+                  <span className="dim">{target.type.replaceAll('_', ' ')}</span>{' '}
+                  <span className="mono">{target.id.length > 26 ? `${target.id.slice(0, 25)}…` : target.id}</span>
+                </span>
+              ),
+            },
+            {
+              header: 'Why',
+              cell: ({ reason, detail }) => (reason || detail ? <span className="dim">{reason ?? detail}</span> : null),
+            },
+          ]}
+        />
+        {query.hasNextPage ? (
+          <Button
+            variant="default"
+            style={{ alignSelf: 'flex-start' }}
+            loading={query.isFetchingNextPage}
+            onClick={() => void query.fetchNextPage()}
+          >
+            Older records
+          </Button>
+        ) : null}
+      </Stack>
+      <Drawer
+        opened={open !== undefined}
+        onClose={() => setOpen(undefined)}
+        position="right"
+        size="lg"
+        title={<strong>{open?.action}</strong>}
+        closeButtonProps={{ 'aria-label': 'Close' }}
+      >
+        {open ? (
+          <Detail
+            record={open}
+            only={(change) => {
+              setOpen(undefined);
+              void navigate({ search: change });
+            }}
+          />
+        ) : null}
+      </Drawer>
+    </Page>
+  );
+}
+
+function SeverityTag({ severity }: { severity: AuditRecord['severity'] }) {
+  const [word, tone, icon] = SEVERITY[severity];
+  return (
+    <Tag tone={tone} icon={icon}>
+      {word}
+    </Tag>
+  );
+}
+
+function Actor({ actor }: { actor: AuditRecord['actor'] }) {
+  if (actor.email) return <span>{actor.email}</span>;
+  return (
+    <span>
+      <span className="dim">{actor.type.replaceAll('_', ' ')}</span> <span className="mono">{actor.id}</span>
+    </span>
+  );
+}
+
+function Filters({ filter, set }: { filter: AuditFilter; set: (change: AuditFilter) => void }) {
+  const [zone] = useZone();
+  const actions = useQuery(trpc.chain.actions.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
+  return (
+    <search className="filters" aria-label="Filter the records">
+      <NativeSelect
+        label="Action"
+        value={filter.action ?? ''}
+        onChange={(event) => set({ action: (event.currentTarget.value || undefined) as AuditFilter['action'] })}
+        data={[
+          { value: '', label: 'any' },
+          ...(actions.data?.actions ?? []).map(({ action, code }) => ({ value: action, label: `${action} · ${code}` })),
+        ]}
+      />
+      <NativeSelect
+        label="Severity"
+        value={filter.severity ?? ''}
+        onChange={(event) => set({ severity: (event.currentTarget.value || undefined) as AuditFilter['severity'] })}
+        data={[{ value: '', label: 'any' }, 'info', 'warning', 'critical']}
+      />
+      <NativeSelect
+        label="On"
+        value={filter.target_type ?? ''}
+        onChange={(event) => set({ target_type: event.currentTarget.value || undefined })}
+        data={[
+          { value: '', label: 'anything' },
+          ...Object.entries(TARGETS).map(([value, label]) => ({ value, label })),
+        ]}
+      />
+      <LazyText label="Id of it" value={filter.target_id} onChange={(target_id) => set({ target_id })} />
+      <LazyText label="Id of who did it" value={filter.actor_id} onChange={(actor_id) => set({ actor_id })} />
+      <TextInput
+        type="datetime-local"
+        label={`Since (${zone === 'utc' ? 'UTC' : 'local'})`}
+        value={filter.since ? fieldTime(filter.since, zone) : ''}
+        onChange={(event) => set({ since: fromFieldTime(event.currentTarget.value, zone) })}
+      />
+      <TextInput
+        type="datetime-local"
+        label={`Until (${zone === 'utc' ? 'UTC' : 'local'})`}
+        value={filter.until ? fieldTime(filter.until, zone) : ''}
+        onChange={(event) => set({ until: fromFieldTime(event.currentTarget.value, zone) })}
+      />
+    </search>
+  );
+}
+
+/** A text filter that is applied when the typing pauses. */
+function LazyText({
+  label,
+  value,
+  onChange,
+}: {
+  label: string;
+  value: string | undefined;
+  onChange: (value: string | undefined) => void;
+}) {
+  const [text, setText] = useState(value ?? '');
+  useEffect(() => setText(value ?? ''), [value]);
+  const apply = useDebouncedCallback((next: string) => onChange(next.trim() || undefined), 400);
+  return (
+    <TextInput
+      label={label}
+      value={text}
+      spellCheck={false}
+      onChange={(event) => {
+        setText(event.currentTarget.value);
+        apply(event.currentTarget.value);
+      }}
+    />
+  );
+}
+
+function Detail({ record, only }: { record: AuditRecord; only: (filter: AuditFilter) => void }) {
+  const rows: [string, React.ReactNode][] = [
+    ['When', <When key="w" at={record.created_at} exact />],
+    [
+      'Code',
+      <span key="c" className="mono">
+        {record.code}
+      </span>,
+    ],
+    ['Severity', <SeverityTag key="s" severity={record.severity} />],
+    ['By', <Actor key="a" actor={record.actor} />],
+    ['Their id', <Id key="i" value={record.actor.id} length={40} />],
+    ['Address', record.actor.ip],
+    ['On', record.target.type.replaceAll('_', ' ')],
+    ['Its id', <Id key="t" value={record.target.id} length={40} />],
+    ['Reason', record.reason],
+    ['Detail', record.detail],
+    [
+      'Before',
+      record.before_hash && (
+        <span key="b" className="mono">
+          {record.before_hash}
+        </span>
+      ),
+    ],
+    [
+      'After',
+      record.after_hash && (
+        <span key="f" className="mono">
+          {record.after_hash}
+        </span>
+      ),
+    ],
+    ['Request', record.request_id && <Id key="r" value={record.request_id} length={40} />],
+    ['Record', `${record.seq} (${record.id})`],
+    [
+      'Hash',
+      <span key="h" className="mono">
+        {record.hash}
+      </span>,
+    ],
+    [
+      'Hash before it',
+      <span key="p" className="mono">
+        {record.prev_hash}
+      </span>,
+    ],
+  ];
+  return (
+    <Stack gap="md">
+      <dl className="facts">
+        {rows
+          .filter(([, value]) => value)
+          .map(([name, value]) => (
+            <div key={name} style={{ display: 'contents' }}>
+              <dt>{name}</dt>
+              <dd>{value}</dd>
+            </div>
+          ))}
+      </dl>
+      {record.before_hash || record.after_hash ? (
+        <Text size="sm" c="dimmed">
+          Before and after are hashes of what was changed: equal hashes mean equal content.
+        </Text>
+      ) : null}
+      <Group gap="xs">
+        <Button variant="default" size="xs" onClick={() => only({ actor_id: record.actor.id })}>
+          All by them
+        </Button>
+        <Button
+          variant="default"
+          size="xs"
+          onClick={() => only({ target_type: record.target.type, target_id: record.target.id })}
+        >
+          All on it
+        </Button>
+      </Group>
+    </Stack>
+  );
+}

@@ -1,0 +1,173 @@
+import { Button, Group, Paper, Stack, Text, TextInput, Title } from '@mantine/core';
+import { useDebouncedValue } from '@mantine/hooks';
+import { IconPackageExport } from '@tabler/icons-react';
+import { useMutation, useQuery } from '@tanstack/react-query';
+import { type FormEvent, useState } from 'react';
+import { problemOf, toastDone } from '../../lib/errors.tsx';
+import { queryClient } from '../../lib/query.ts';
+import { fieldTime, fromFieldTime, fullTime, useZone } from '../../lib/time.ts';
+import { type Answers, trpc } from '../../lib/trpc.ts';
+
+const DAY = 86_400_000;
+const PRESETS = { '24 hours': DAY, '7 days': 7 * DAY, '30 days': 30 * DAY } as const;
+
+type Range = { from: string; to: string } | { sequence_id: string };
+
+/** Makes evidence packages: what a range holds is told before, and a range that is too large is offered in parts. */
+export function ExportForm() {
+  const [zone] = useZone();
+  const [by, setBy] = useState<'time' | 'session'>('time');
+  const [purpose, setPurpose] = useState('');
+  const [session, setSession] = useState('');
+  const [from, setFrom] = useState(() => new Date(Date.now() - 7 * DAY).toISOString());
+  const [to, setTo] = useState(() => new Date(Date.now() + 60_000).toISOString());
+  const range: Range = by === 'time' ? { from, to } : { sequence_id: session.trim() };
+  const [asked] = useDebouncedValue(range, 300);
+  const askable = 'from' in asked ? asked.from < asked.to : asked.sequence_id !== '';
+  const plan = useQuery(trpc.forensics.plan.queryOptions(asked, { enabled: askable, retry: false }));
+  const make = useMutation(
+    trpc.forensics.export.mutationOptions({
+      onSuccess: (made) => {
+        toastDone('The package is signed', `${made.record_count.toLocaleString()} records, ready to download`);
+        return queryClient.invalidateQueries(trpc.forensics.list.pathFilter());
+      },
+    }),
+  );
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    make.mutate({ purpose: purpose.trim(), ...range });
+  };
+  return (
+    <Paper component="section" aria-labelledby="export-title">
+      <Title order={2} size="h3" id="export-title">
+        Export evidence
+      </Title>
+      <Text c="dimmed" mb="sm">
+        A signed package of decision records, which anyone can check without this server.
+      </Text>
+      <form onSubmit={submit}>
+        <Stack gap="sm">
+          {/* biome-ignore lint/a11y/useSemanticElements: a fieldset is for what a form sends */}
+          <div className="segments" role="group" aria-label="Choose records by" style={{ alignSelf: 'flex-start' }}>
+            <button type="button" aria-pressed={by === 'time'} onClick={() => setBy('time')}>
+              By time
+            </button>
+            <button type="button" aria-pressed={by === 'session'} onClick={() => setBy('session')}>
+              By session
+            </button>
+          </div>
+          {by === 'time' ? (
+            <>
+              <Group gap="xs" grow preventGrowOverflow={false}>
+                <TextInput
+                  type="datetime-local"
+                  label={`From (${zone === 'utc' ? 'UTC' : 'local'})`}
+                  value={fieldTime(from, zone)}
+                  onChange={(event) => setFrom(fromFieldTime(event.currentTarget.value, zone) ?? from)}
+                />
+                <TextInput
+                  type="datetime-local"
+                  label={`To, excluded (${zone === 'utc' ? 'UTC' : 'local'})`}
+                  value={fieldTime(to, zone)}
+                  onChange={(event) => setTo(fromFieldTime(event.currentTarget.value, zone) ?? to)}
+                  error={from >= to ? 'must be after the start' : undefined}
+                />
+              </Group>
+              <Group gap={6}>
+                {Object.entries(PRESETS).map(([name, ms]) => (
+                  <Button
+                    key={name}
+                    size="compact-xs"
+                    variant="default"
+                    onClick={() => {
+                      setFrom(new Date(Date.now() - ms).toISOString());
+                      setTo(new Date(Date.now() + 60_000).toISOString());
+                    }}
+                  >
+                    Last {name}
+                  </Button>
+                ))}
+              </Group>
+            </>
+          ) : (
+            <TextInput
+              label="Session id"
+              description="Every record from the first to the last of this session, what lies between included"
+              value={session}
+              onChange={(event) => setSession(event.currentTarget.value)}
+            />
+          )}
+          <TextInput
+            label="Purpose"
+            description="Stands in the package and in the audit log"
+            required
+            maxLength={500}
+            value={purpose}
+            onChange={(event) => setPurpose(event.currentTarget.value)}
+          />
+          <div role="status">
+            {plan.error ? (
+              <div className="plan" data-tone="wait">
+                {problemOf(plan.error).detail ?? problemOf(plan.error).title}
+              </div>
+            ) : null}
+            {plan.data && askable ? (
+              <Plan
+                plan={plan.data}
+                onChoose={(part) => {
+                  setBy('time');
+                  setFrom(part.from);
+                  setTo(part.to);
+                }}
+              />
+            ) : null}
+          </div>
+          <Button
+            type="submit"
+            style={{ alignSelf: 'flex-start' }}
+            leftSection={<IconPackageExport size={17} aria-hidden />}
+            loading={make.isPending}
+            disabled={!askable || !plan.data || plan.data.parts.length > 0 || purpose.trim() === ''}
+          >
+            Sign and export
+          </Button>
+        </Stack>
+      </form>
+    </Paper>
+  );
+}
+
+function Plan({
+  plan,
+  onChoose,
+}: {
+  plan: Answers['forensics']['plan'];
+  onChoose: (part: { from: string; to: string }) => void;
+}) {
+  const [zone] = useZone();
+  const many = plan.record_count > plan.limit;
+  const n = plan.record_count;
+  return (
+    <div className="plan" data-tone={many ? 'wait' : n === 0 ? 'quiet' : 'info'}>
+      <strong>
+        {n.toLocaleString()} {n === 1 ? 'record' : 'records'}
+      </strong>
+      {n === 0 ? ' in this range: the package would say so, and no more.' : null}
+      {many ? (
+        <>
+          {` are too many for one package of at most ${plan.limit.toLocaleString()}. Export it in ${plan.parts.length} parts:`}
+          <ul>
+            {plan.parts.map((part) => (
+              <li key={part.from}>
+                {fullTime(part.from, zone)} – {fullTime(part.to, zone)}, {part.record_count.toLocaleString()} records{' '}
+                <Button size="compact-xs" variant="default" onClick={() => onChoose(part)}>
+                  Choose
+                </Button>
+              </li>
+            ))}
+          </ul>
+        </>
+      ) : null}
+    </div>
+  );
+}

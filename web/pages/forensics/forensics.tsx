@@ -1,0 +1,224 @@
+import { Anchor, Button, Paper, Stack, Text, Title, VisuallyHidden } from '@mantine/core';
+import { IconDownload, IconLinkOff, IconPackage, IconRosetteDiscountCheck } from '@tabler/icons-react';
+import { keepPreviousData, useInfiniteQuery, useQuery } from '@tanstack/react-query';
+import { useState } from 'react';
+import { fullTime, useZone } from '../../lib/time.ts';
+import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { CodeBlock } from '../../ui/code.tsx';
+import { CopyButton, Id } from '../../ui/copy.tsx';
+import { DataTable } from '../../ui/data-table.tsx';
+import { Page } from '../../ui/page.tsx';
+import { EmptyState } from '../../ui/states.tsx';
+import { Tag } from '../../ui/status.tsx';
+import { When } from '../../ui/time.tsx';
+import { ExportForm } from './export.tsx';
+import { VerifyPanel } from './verify.tsx';
+
+/** Proof: is the chain whole, what was signed of it, and evidence to hand over. */
+export function Forensics() {
+  return (
+    <Page
+      title="Forensics"
+      lead="Every decision is a record that holds the hash of the one before it. Who changes one breaks all that follow."
+    >
+      <Stack gap="lg">
+        <VerifyPanel chain="forensics" />
+        <div className="two">
+          <ExportForm />
+          <HowToCheck />
+        </div>
+        <Packages />
+        <Checkpoints />
+      </Stack>
+    </Page>
+  );
+}
+
+type Package = Answers['forensics']['list']['packages'][number];
+const PAGE = 20;
+
+function Packages() {
+  const [offset, setOffset] = useState(0);
+  const [zone] = useZone();
+  const query = useQuery(
+    trpc.forensics.list.queryOptions({ limit: PAGE, offset }, { placeholderData: keepPreviousData }),
+  );
+  const total = query.data?.total ?? 0;
+  return (
+    <section aria-labelledby="packages-title">
+      <Title order={2} size="h3" id="packages-title" mb="xs">
+        Packages
+      </Title>
+      <DataTable<Package>
+        label="Packages"
+        rows={query.data?.packages}
+        error={query.error}
+        retry={() => void query.refetch()}
+        rowKey={({ package_id }) => package_id}
+        empty={
+          <EmptyState icon={IconPackage} title="No package yet">
+            Choose a time span above, say what it is for, and export it. The package stays here, byte for byte.
+          </EmptyState>
+        }
+        columns={[
+          {
+            header: 'Purpose',
+            main: true,
+            cell: ({ purpose, created_at }) => (
+              <>
+                <div>{purpose}</div>
+                <Text size="xs" c="dimmed" fw={400}>
+                  <When at={created_at} />
+                </Text>
+              </>
+            ),
+          },
+          {
+            header: 'Span',
+            cell: ({ from, to, first_seq, last_seq, record_count }) => (
+              <div>
+                <div style={{ whiteSpace: 'nowrap' }}>{fullTime(from, zone).slice(0, 16)} –</div>
+                <div style={{ whiteSpace: 'nowrap' }}>{fullTime(to, zone).slice(0, 16)}</div>
+                <Text size="xs" c="dimmed">
+                  {record_count === 0
+                    ? 'no records'
+                    : `${record_count.toLocaleString()} records, ${first_seq.toLocaleString()} to ${last_seq.toLocaleString()}`}
+                </Text>
+              </div>
+            ),
+          },
+          {
+            header: 'Chain',
+            cell: ({ chain_intact }) =>
+              chain_intact ? (
+                <Tag tone="ok" icon={IconRosetteDiscountCheck}>
+                  intact
+                </Tag>
+              ) : (
+                <Tag tone="bad" icon={IconLinkOff}>
+                  broken
+                </Tag>
+              ),
+          },
+          { header: 'Package hash', cell: ({ package_hash }) => <Id value={package_hash} length={20} /> },
+          { header: 'Signer', cell: ({ public_key_fingerprint }) => <Id value={public_key_fingerprint} length={20} /> },
+          {
+            header: 'File',
+            align: 'right',
+            cell: ({ package_id, size, purpose }) => (
+              <Anchor
+                href={`/v1/forensics/packages/${package_id}/download`}
+                download
+                style={{ display: 'inline-flex', gap: 4, alignItems: 'center', whiteSpace: 'nowrap' }}
+              >
+                <IconDownload size={15} aria-hidden />
+                <VisuallyHidden component="span">Download the package {purpose}, </VisuallyHidden>
+                {Math.max(1, Math.round(size / 1024)).toLocaleString()} KiB
+              </Anchor>
+            ),
+          },
+        ]}
+      />
+      {total > PAGE ? (
+        <Text size="sm" c="dimmed" mt="xs">
+          {offset + 1} to {Math.min(offset + PAGE, total)} of {total.toLocaleString()}{' '}
+          <Button
+            size="compact-xs"
+            variant="default"
+            disabled={offset === 0}
+            onClick={() => setOffset(Math.max(0, offset - PAGE))}
+          >
+            Newer
+          </Button>{' '}
+          <Button
+            size="compact-xs"
+            variant="default"
+            disabled={offset + PAGE >= total}
+            onClick={() => setOffset(offset + PAGE)}
+          >
+            Older
+          </Button>
+        </Text>
+      ) : null}
+    </section>
+  );
+}
+
+function Checkpoints() {
+  const query = useInfiniteQuery({
+    queryKey: [...trpc.chain.checkpoints.queryKey({ chain: 'forensics' }), 'pages'],
+    queryFn: ({ pageParam, signal }) =>
+      api.chain.checkpoints.query({ chain: 'forensics', limit: 8, before: pageParam }, { signal }),
+    initialPageParam: undefined as number | undefined,
+    getNextPageParam: ({ checkpoints }) => (checkpoints.length === 8 ? checkpoints.at(-1)?.seq : undefined),
+  });
+  const rows = query.data?.pages.flatMap(({ checkpoints }) => checkpoints);
+  return (
+    <section aria-labelledby="checkpoints-title">
+      <Title order={2} size="h3" id="checkpoints-title">
+        Checkpoints
+      </Title>
+      <Text c="dimmed" mb="xs">
+        Signed heads of the chain. Who keeps one elsewhere can show a chain that was cut or rewritten later.
+      </Text>
+      <DataTable
+        label="Checkpoints"
+        rows={rows}
+        error={query.error}
+        retry={() => void query.refetch()}
+        rowKey={({ seq }) => String(seq)}
+        empty={
+          <EmptyState title="No checkpoint yet">
+            The first one is signed soon after the first decision is recorded.
+          </EmptyState>
+        }
+        columns={[
+          { header: 'Record', main: true, cell: ({ seq }) => seq.toLocaleString() },
+          { header: 'Signed', cell: ({ created_at }) => <When at={created_at} exact /> },
+          { header: 'Hash', cell: ({ hash }) => <Id value={hash} length={28} /> },
+          { header: 'Key', cell: ({ kid }) => <Id value={kid} length={16} /> },
+          { header: 'Signed note', cell: ({ note }) => <CopyButton text={note} label="Copy the signed note" /> },
+        ]}
+      />
+      {query.hasNextPage ? (
+        <Button
+          mt="xs"
+          size="xs"
+          variant="default"
+          loading={query.isFetchingNextPage}
+          onClick={() => void query.fetchNextPage()}
+        >
+          Older checkpoints
+        </Button>
+      ) : null}
+    </section>
+  );
+}
+
+const COMMANDS = (origin: string) => `# with the program of this project
+svc-verify evidence.tar --pubkey pubkey.pem
+
+# with nothing of it: openssl, sha256sum and b3sum
+mkdir evidence && tar xf evidence.tar -C evidence
+openssl pkeyutl -verify -pubin -inkey pubkey.pem -rawin \\
+  -in evidence/manifest.json -sigfile evidence/manifest.json.sig
+(cd evidence && bash check.sh)
+
+# the key that signs, and its fingerprint
+curl -sSo pubkey.pem ${origin}/pubkey
+openssl pkey -pubin -in pubkey.pem -outform DER | sha256sum`;
+
+function HowToCheck() {
+  return (
+    <Paper component="section" aria-labelledby="check-title">
+      <Title order={2} size="h3" id="check-title">
+        Check it without us
+      </Title>
+      <Text c="dimmed" mb="sm">
+        A package needs no network and no trust in this server, only the public key: get that on another way, and
+        compare its fingerprint with the one of the package.
+      </Text>
+      <CodeBlock text={COMMANDS(window.location.origin)} label="commands" />
+    </Paper>
+  );
+}
