@@ -2,6 +2,8 @@ import { randomBytes, type webcrypto } from 'node:crypto';
 import type { ServerResponse } from 'node:http';
 import { exportJWK, generateKeyPair, type JWK } from 'jose';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { AUDIT_ACTIONS } from '../../server/auth/audit.ts';
+import { sql } from '../helpers/api.ts';
 import { TestDns } from '../helpers/dns.ts';
 import { CLIENT, HostileProvider, type Misbehaviour, type Person } from '../helpers/hostile-provider.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
@@ -352,6 +354,39 @@ const ENDPOINTS: Attack[] = [
     }),
   ],
   [
+    'a token endpoint that denies the client',
+    'SSO136E',
+    'sso_unavailable',
+    () => ({ answer: { '/token': json({ error: 'invalid_client' }, 401) } }),
+  ],
+  [
+    'userinfo that answers HTML',
+    'SSO144E',
+    'sso_unavailable',
+    () => ({
+      claims: ({ email: _, ...claims }) => claims,
+      answer: { '/userinfo': html },
+    }),
+  ],
+  [
+    'userinfo that answers 10 MB',
+    'SSO142E',
+    'sso_unavailable',
+    () => ({
+      claims: ({ email: _, ...claims }) => claims,
+      answer: { '/userinfo': tenMegabytes },
+    }),
+  ],
+  [
+    'userinfo that knows no address',
+    'SSO170E',
+    'sso_no_access',
+    () => ({
+      claims: ({ email: _, ...claims }) => claims,
+      answer: { '/userinfo': json({ sub: GOOD.sub }) },
+    }),
+  ],
+  [
     'userinfo that redirects',
     'SSO143E',
     'sso_unavailable',
@@ -544,9 +579,9 @@ function status(code: number) {
     response.writeHead(code).end();
   };
 }
-function json(body: unknown) {
+function json(body: unknown, status = 200) {
   return (_: unknown, response: ServerResponse) => {
-    response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(body));
+    response.writeHead(status, { 'content-type': 'application/json' }).end(JSON.stringify(body));
   };
 }
 function html(_: unknown, response: ServerResponse) {
@@ -838,15 +873,14 @@ describe('two tenants', () => {
 
 test('two subjects that come at once for one member: one is bound', async () => {
   await addMember(server, tenant, 'carl@example.test', 'viewer');
-  const outcomes = await Promise.all(
-    Array.from({ length: 8 }, async (_, i) => {
-      const browser = newBrowser(server);
-      const start = await browser.send(`${BASE_URL}/auth/login?tenant=${tenant.id}`);
-      provider.person = { sub: `carl-${i}`, email: 'carl@example.test', email_verified: true };
-      const callback = await provider.authorize(start.headers.get('location')!);
-      return finish(server, browser, callback);
-    }),
-  );
+  const back: [browser: ReturnType<typeof newBrowser>, callback: string][] = [];
+  for (let i = 0; i < 8; i++) {
+    const browser = newBrowser(server);
+    const start = await browser.send(`${BASE_URL}/auth/login?tenant=${tenant.id}`);
+    provider.person = { sub: `carl-${i}`, email: 'carl@example.test', email_verified: true };
+    back.push([browser, await provider.authorize(start.headers.get('location')!)]);
+  }
+  const outcomes = await Promise.all(back.map(([browser, callback]) => finish(server, browser, callback)));
   expect(outcomes.filter((outcome) => outcome.who)).toHaveLength(1);
   const { body } = await server.call<{ identities: { email: string }[] }>(
     200,
@@ -854,6 +888,32 @@ test('two subjects that come at once for one member: one is bound', async () => 
     tenant.admin,
   );
   expect(body.identities.filter(({ email }) => email === 'carl@example.test')).toHaveLength(1);
+});
+
+test('a member who was removed is refused, and userinfo at an address within is not asked', async () => {
+  const dora = await addMember(server, tenant, 'dora@example.test', 'viewer');
+  provider.person = { sub: 'dora', email: 'dora@example.test', email_verified: true };
+  expect(await signIn()).toMatchObject({ path: '/policies' });
+  await server.call(204, `DELETE /v1/team/${dora}`, tenant.admin);
+  await expectRefused(await signIn(), 'SSO176E', 'sso_no_access');
+  provider.misbehaviour = {
+    document: (document) => ({ ...document, userinfo_endpoint: 'https://169.254.169.254/userinfo' }),
+    claims: ({ email: _, ...claims }) => claims,
+  };
+  await anew();
+  await expectRefused(await signIn(), 'SSO141E', 'sso_unavailable');
+  provider.misbehaviour = {};
+  await anew();
+  await server.call(400, 'PUT /v1/settings/sso', tenant.admin, { issuer_url: 'https://169.254.169.254', ...CLIENT });
+  expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO101E' });
+});
+
+test('every refusal of a provider or a sign-in was shown here, with its code', async () => {
+  const rows = await sql<{ code: string }>(server, `select distinct line::json->>'code' as code from audit_record`);
+  const shown = rows.map((row) => row.code).filter((code) => /^SSO1\d\dE$/.test(code));
+  const all = Object.values(AUDIT_ACTIONS).filter((code) => /^SSO1\d\dE$/.test(code));
+  expect(shown.sort()).toEqual([...all].sort());
+  expect(all.length).toBeGreaterThan(50);
 });
 
 test('nothing that was refused left a token, a claim or a secret in the log', () => {
