@@ -101,7 +101,8 @@ export class Notices {
     const entry = this.#receipts.get(receipt);
     if (!entry) return;
     const end = Date.now() + PATIENCE_MS;
-    const { rows } = await client.query<{ listeners: number }>(
+    const { rows } = await this.#ask<{ listeners: number }>(
+      client,
       `select count(*)::int as listeners from pg_stat_activity
        where datname = current_database() and application_name = $1`,
       [LISTENER],
@@ -116,6 +117,14 @@ export class Notices {
       });
     }
   }
+
+  /** One statement after the other: several notices at a time use the one connection. */
+  #ask<R extends pg.QueryResultRow>(client: pg.Client, text: string, values: unknown[]): Promise<pg.QueryResult<R>> {
+    const asked = this.#asking.then(() => client.query<R>(text, values));
+    this.#asking = asked.catch(() => undefined);
+    return asked;
+  }
+  #asking: Promise<unknown> = Promise.resolve();
 
   async #tell(notice: Notice, own: boolean): Promise<void> {
     await Promise.all([...(this.#handlers.get(notice.topic) ?? [])].map((handler) => handler(notice, own)));
@@ -142,7 +151,7 @@ export class Notices {
       const told = this.#tell({ topic, tenantId, id }, false);
       // a connection that breaks here is reported by its own event; the maker of the change then waits out its patience
       if (receipt)
-        told.then(() => client.query('select pg_notify($1, $2)', [RECEIPTS, receipt])).catch(() => undefined);
+        told.then(() => this.#ask(client, 'select pg_notify($1, $2)', [RECEIPTS, receipt])).catch(() => undefined);
     });
     await client.query(`set application_name = '${LISTENER}'`);
     await client.query(`listen ${CHANNEL}`);

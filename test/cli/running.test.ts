@@ -268,6 +268,15 @@ describe('care', () => {
     );
     expect(redis.stdout).toMatch(/^FAIL +Redis +.*ECONNREFUSED/m);
     expect(redis.stdout).not.toContain('hunter2');
+    const mail = { SVC_BASE_URL: 'https://svc.example.com' };
+    expect((await svcHere(0, { ...server.env, ...mail }, 'doctor')).stdout).toMatch(/^warn +mail +no SMTP_URL/m);
+    const smtp = await svcHere(
+      1,
+      { ...server.env, SMTP_URL: `smtp://me:hunter2@127.0.0.1:${await freePort()}` },
+      'doctor',
+    );
+    expect(smtp.stdout).toMatch(/^FAIL +mail +.*ECONNREFUSED/m);
+    expect(smtp.stdout).not.toContain('hunter2');
   });
 
   test('migrate has nothing to do, and a wrong master key stops every command before it changes anything', async () => {

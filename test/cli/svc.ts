@@ -8,7 +8,7 @@ import { main } from '../../server/cli/main.ts';
 
 const root = path.resolve(import.meta.dirname, '../..');
 
-const isSetting = (name: string) => /^(SVC_|PG|DATABASE_URL$|PORT$|HOST$|LOG_LEVEL$)/.test(name);
+const isSetting = (name: string) => /^(SVC_|PG|DATABASE_URL$|REDIS_URL$|SMTP_URL$|PORT$|HOST$|LOG_LEVEL$)/.test(name);
 /** The environment without settings, so that those of who runs the tests do not count. */
 const bare = {
   ...Object.fromEntries(Object.entries(process.env).filter(([name]) => !isSetting(name))),
