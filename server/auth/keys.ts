@@ -31,7 +31,7 @@ export class Keys {
   ): Promise<{ row: ApiKeyRow; secret: string }> {
     this.#assertAhead(input.expiresAt);
     return this.#db.transaction(tenantId, async (em) => {
-      await assertOwnerStands(em, tenantId, input.owner, input.scopes.includes('admin'));
+      await assertStand(em, tenantId, input.owner ? [{ id: input.owner, admin: input.scopes.includes('admin') }] : []);
       const { id, secret } = await this.#issue(em, tenantId, 'key');
       const row = em.create(ApiKey, {
         tenantId,
@@ -61,8 +61,10 @@ export class Keys {
   ): Promise<{ row: AgentKeyRow; secret: string }> {
     this.#assertAhead(input.expiresAt);
     return this.#db.transaction(tenantId, async (em, notify) => {
-      await assertOwnerStands(em, tenantId, input.owner, false);
-      if (by.actor.type === 'user') await assertOwnerStands(em, tenantId, by.actor.id, true);
+      await assertStand(em, tenantId, [
+        ...(input.owner ? [{ id: input.owner, admin: false }] : []),
+        ...(by.actor.type === 'user' ? [{ id: by.actor.id, admin: true }] : []),
+      ]);
       const { id, secret } = await this.#issue(em, tenantId, 'agent');
       const row = em.create(AgentKey, {
         tenantId,
@@ -195,23 +197,25 @@ export class Keys {
 }
 
 /**
- * A request may have been let in just before its person was removed or demoted. The row is locked, so that a removal
- * either finds the key that is made here and revokes it, or is found here and the key is not made. Owners who are no
+ * A request may have been let in just before its person was removed or demoted. The rows are locked, so that a removal
+ * either finds the key that is made here and revokes it, or is found here and the key is not made. Ids that are no
  * people (a key that an operator made) always stand.
  */
-async function assertOwnerStands(
+async function assertStand(
   em: EntityManager,
   tenantId: string,
-  owner: string | null,
-  admin: boolean,
+  people: readonly { id: string; admin: boolean }[],
 ): Promise<void> {
-  if (owner === null) return;
-  const [member] = await em.execute<{ removed: boolean; admin: boolean }[]>(
-    `select removed_at is not null as removed, 'admin' = any(roles) as admin from member
-     where tenant_id = ? and id = ? for share`,
-    [tenantId, owner],
-  );
-  if (member?.removed || (member && admin && !member.admin)) {
-    throw new AppError('FORBIDDEN', 'the person that the key would belong to may not have it any more');
+  // in the order of ids, as everywhere
+  for (const id of [...new Set(people.map((person) => person.id))].sort()) {
+    const [member] = await em.execute<{ removed: boolean; admin: boolean }[]>(
+      `select removed_at is not null as removed, 'admin' = any(roles) as admin from member
+       where tenant_id = ? and id = ? for share`,
+      [tenantId, id],
+    );
+    const needsAdmin = people.some((person) => person.id === id && person.admin);
+    if (member?.removed || (member && needsAdmin && !member.admin)) {
+      throw new AppError('FORBIDDEN', 'the person that the key would belong to may not have it any more');
+    }
   }
 }

@@ -165,8 +165,8 @@ export class Members {
   }
 
   /**
-   * One change of one person. The admins are locked first, always in the same order: of two changes that would leave no
-   * admin the later one sees the earlier, and an admin who was just removed changes nothing any more.
+   * One change of one person. They and the admins are locked first, in the order of ids as everywhere: of two changes that
+   * would leave no admin the later one sees the earlier, and an admin who was just removed changes nothing any more.
    */
   async #change(
     tenantId: string,
@@ -177,16 +177,15 @@ export class Members {
   ): Promise<void> {
     try {
       await this.#db.transaction(tenantId, async (em, notify) => {
-        const rows = await em.execute<{ id: string }[]>(
-          `select id from member where tenant_id = ? and 'admin' = any(roles) and removed_at is null
-           order by id for update`,
-          [tenantId],
+        const rows = await em.execute<{ id: string; admin: boolean }[]>(
+          `select id, 'admin' = any(roles) and removed_at is null as admin from member
+           where tenant_id = ? and (id = ? or ('admin' = any(roles) and removed_at is null)) order by id for update`,
+          [tenantId, userId],
         );
-        const admins = rows.map(({ id }) => id);
+        const admins = rows.filter(({ admin }) => admin).map(({ id }) => id);
         if (by.actor.type === 'user' && !admins.includes(by.actor.id)) {
           throw new AppError('FORBIDDEN', 'this needs the role admin');
         }
-        await em.execute('select 1 from member where tenant_id = ? and id = ? for update', [tenantId, userId]);
         const member = await em.findOne(Member, { tenantId, id: userId, removedAt: null });
         if (!member) throw notFound();
         const detail = (await change(member, { em, notify, admins })) ?? how.detail;
