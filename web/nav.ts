@@ -3,8 +3,11 @@ import {
   IconFileText,
   IconGitPullRequest,
   IconHistory,
+  IconKey,
   IconLayoutDashboard,
   IconListDetails,
+  IconServerBolt,
+  IconSettings,
   IconShieldCheck,
   IconSitemap,
 } from '@tabler/icons-react';
@@ -31,4 +34,7 @@ export const NAV: readonly NavEntry[] = [
   { to: '/forensics', label: 'Forensics', icon: IconShieldCheck, least: 'viewer', group: 'Prove' },
   { to: '/audit', label: 'Audit', icon: IconHistory, least: 'viewer', group: 'Prove' },
   { to: '/machines', label: 'Machines', icon: IconSitemap, least: 'viewer', group: 'Prove' },
+  { to: '/proxies', label: 'Proxies', icon: IconServerBolt, least: 'viewer', group: 'Connect' },
+  { to: '/keys', label: 'Keys', icon: IconKey, least: 'admin', group: 'Connect' },
+  { to: '/settings', label: 'Settings', icon: IconSettings, least: 'viewer', group: 'Manage' },
 ];

@@ -74,7 +74,19 @@ const audit = createRoute({
   component: lazyRouteComponent(() => import('./pages/audit/audit.tsx'), 'Audit'),
 });
 
-const routeTree = root.addChildren([signIn, app.addChildren([overview, forensics, audit, machines])]);
+const keys = createRoute({
+  getParentRoute: () => app,
+  path: '/keys',
+  validateSearch: ({ kind }: Record<string, unknown>): { kind?: 'agents' } => (kind === 'agents' ? { kind } : {}),
+  component: lazyRouteComponent(() => import('./pages/keys/keys.tsx'), 'Keys'),
+});
+const proxies = page('/proxies', () => import('./pages/proxies/proxies.tsx'), 'Proxies');
+const settings = page('/settings', () => import('./pages/settings/settings.tsx'), 'SettingsPage');
+
+const routeTree = root.addChildren([
+  signIn,
+  app.addChildren([overview, forensics, audit, machines, keys, proxies, settings]),
+]);
 
 export const router = createRouter({
   routeTree,

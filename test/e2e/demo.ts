@@ -60,16 +60,12 @@ export async function fillDemo(server: TestServer): Promise<Demo> {
     jonas: await member('jonas.weber', 'Jonas Weber', 'viewer'),
   };
   // sessions cannot begin in the past, so last week's work was done with keys
-  const keyOf = async (owner: string, label: string) => {
-    const made = await server.core.keys.createApiKey(
-      tenant.id,
-      { label, scopes: ['admin'], owner },
-      { actor: OPERATOR },
-    );
+  const keyOf = async (owner: string, label: string, scope: 'pipeline' | 'admin') => {
+    const made = await server.core.keys.createApiKey(tenant.id, { label, scopes: [scope], owner }, { actor: OPERATOR });
     return { key: made.secret };
   };
-  const author = await keyOf(people.tomas, 'Policies from Git');
-  const approver = await keyOf(people.aisha, 'Release desk');
+  const author = await keyOf(people.tomas, 'Policies from Git', 'pipeline');
+  const approver = await keyOf(people.maria, 'Release desk', 'admin');
   for (const [id, dsl_source] of Object.entries({
     refunds: REFUNDS,
     payments: PAYMENTS,
@@ -78,7 +74,6 @@ export async function fillDemo(server: TestServer): Promise<Demo> {
   })) {
     server.clock.advance(4 * 60_000);
     await server.call(201, 'POST /v1/policies', author, { id, dsl_source });
-    await server.call(200, `POST /v1/policies/${id}/submit`, author, { note: 'First version' });
     await server.call(200, `POST /v1/policies/${id}/approve`, approver, { version: 1, comment: 'Reads well.' });
   }
   await server.call(200, 'PATCH /v1/settings', tenant.admin, {
@@ -94,7 +89,6 @@ export async function fillDemo(server: TestServer): Promise<Demo> {
     proxy_id: 'edge-fra-2',
     version: '1.0.0',
     bundle_hash: `sha256:${'7c'.repeat(32)}`,
-    bundle_seq: 3,
     spooled_events: 1204,
     started_at: new Date(server.clock.now() - 90 * HOUR).toISOString(),
   });

@@ -40,6 +40,14 @@ const SCREENS: Record<string, Screen> = {
   },
   'machines-policy': { path: '/machines' },
   'machines-hold': { path: '/machines?machine=escrow' },
+  proxies: { path: '/proxies' },
+  keys: { path: '/keys' },
+  'keys-agents': { path: '/keys?kind=agents' },
+  'keys-create': {
+    path: '/keys',
+    prepare: (page) => page.getByRole('button', { name: 'New API key' }).click(),
+  },
+  settings: { path: '/settings' },
 };
 
 const VIEWS = {

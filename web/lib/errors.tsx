@@ -31,3 +31,13 @@ export function toastProblem(error: unknown): void {
 export function toastDone(title: string, message?: string): void {
   notifications.show({ color: 'pine', title, message: message ?? '', withBorder: true });
 }
+
+/** Runs what a dialog confirmed; a fault is told in the corner and thrown on, so that the dialog stays open. */
+export async function confirmed<T>(call: () => Promise<T>): Promise<T> {
+  try {
+    return await call();
+  } catch (error) {
+    toastProblem(error);
+    throw error;
+  }
+}

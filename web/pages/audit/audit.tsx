@@ -157,7 +157,6 @@ export function Audit() {
         position="right"
         size="lg"
         title={<strong>{open?.action}</strong>}
-        closeButtonProps={{ 'aria-label': 'Close' }}
       >
         {open ? (
           <Detail

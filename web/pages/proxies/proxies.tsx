@@ -1,0 +1,129 @@
+import { Text } from '@mantine/core';
+import { IconHeartbeat, IconPlugConnectedX, IconServerBolt, IconStack2 } from '@tabler/icons-react';
+import { useQuery } from '@tanstack/react-query';
+import { duration, useNow } from '../../lib/time.ts';
+import { type Answers, trpc } from '../../lib/trpc.ts';
+import { CodeBlock } from '../../ui/code.tsx';
+import { Id } from '../../ui/copy.tsx';
+import { DataTable } from '../../ui/data-table.tsx';
+import { Page } from '../../ui/page.tsx';
+import { EmptyState } from '../../ui/states.tsx';
+import { Tag } from '../../ui/status.tsx';
+import { When } from '../../ui/time.tsx';
+
+type Proxy = Answers['proxies']['list']['proxies'][number];
+
+/** The fleet: which proxy enforces which bundle, and which has fallen silent. */
+export function Proxies() {
+  const query = useQuery(trpc.proxies.list.queryOptions({}, { refetchInterval: 5_000 }));
+  const now = useNow(5_000);
+  const proxies = query.data?.proxies;
+  const silent = proxies?.filter(({ stale }) => stale).length ?? 0;
+  const newest = Math.max(0, ...(proxies ?? []).map(({ bundle_seq }) => bundle_seq ?? 0));
+  return (
+    <Page
+      title="Proxies"
+      lead={
+        proxies?.length
+          ? `${proxies.length - silent} of ${proxies.length} have spoken within three poll intervals.`
+          : 'What stands in front of the agents and enforces the policies.'
+      }
+    >
+      <DataTable<Proxy>
+        label="Proxies"
+        rows={proxies}
+        error={query.error}
+        retry={() => void query.refetch()}
+        rowKey={({ proxy_id }) => proxy_id}
+        empty={
+          <EmptyState icon={IconServerBolt} title="No proxy has come yet">
+            <p>
+              The reference proxy comes with this program. Make an API key with the scope proxy, then start it; it
+              appears here with its first heartbeat.
+            </p>
+            <div style={{ textAlign: 'left' }}>
+              <CodeBlock
+                text={`SVC_URL=${window.location.origin} \\\nSVC_PROXY_KEY=svc_key_… \\\nSVC_PROXY_ROUTES=routes.json npm run proxy`}
+                label="command"
+              />
+            </div>
+          </EmptyState>
+        }
+        columns={[
+          {
+            header: 'Proxy',
+            main: true,
+            cell: ({ proxy_id, version }) => (
+              <div>
+                <div style={{ fontWeight: 600 }}>{proxy_id}</div>
+                {version ? <span className="dim">version {version}</span> : null}
+              </div>
+            ),
+          },
+          {
+            header: 'State',
+            cell: ({ stale }) =>
+              stale ? (
+                <Tag tone="bad" icon={IconPlugConnectedX}>
+                  silent
+                </Tag>
+              ) : (
+                <Tag tone="ok" icon={IconHeartbeat}>
+                  alive
+                </Tag>
+              ),
+          },
+          {
+            header: 'Last seen',
+            cell: ({ last_seen_at, stale }) => (
+              <span style={stale ? { color: 'var(--mantine-color-error)', fontWeight: 600 } : undefined}>
+                <When at={last_seen_at} />
+              </span>
+            ),
+          },
+          {
+            header: 'Bundle',
+            cell: ({ bundle_seq, bundle_hash }) =>
+              bundle_hash ? (
+                <div>
+                  <div>
+                    {bundle_seq === undefined ? 'unnumbered' : `number ${bundle_seq}`}{' '}
+                    {bundle_seq !== undefined && bundle_seq < newest ? (
+                      <Tag tone="wait" icon={IconStack2}>
+                        older than others
+                      </Tag>
+                    ) : null}
+                  </div>
+                  <Id value={bundle_hash} length={20} />
+                </div>
+              ) : (
+                <span className="dim">none yet</span>
+              ),
+          },
+          {
+            header: 'Waiting events',
+            align: 'right',
+            cell: ({ spooled_events }) =>
+              spooled_events === undefined ? (
+                <span className="dim">unknown</span>
+              ) : (
+                <Text
+                  span
+                  fw={spooled_events > 1000 ? 650 : undefined}
+                  c={spooled_events > 1000 ? 'var(--wait)' : undefined}
+                >
+                  {spooled_events.toLocaleString()}
+                </Text>
+              ),
+          },
+          {
+            header: 'Running for',
+            align: 'right',
+            cell: ({ started_at, stale }) =>
+              started_at && !stale ? duration(now - new Date(started_at).getTime()) : <span className="dim">—</span>,
+          },
+        ]}
+      />
+    </Page>
+  );
+}

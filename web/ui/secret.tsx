@@ -1,0 +1,55 @@
+import '@mantine/core/styles/Checkbox.css';
+import { Alert, Button, Checkbox, Group, Modal, Stack, Text } from '@mantine/core';
+import { IconAlertTriangle } from '@tabler/icons-react';
+import { type ReactNode, useState } from 'react';
+import { CodeBlock } from './code.tsx';
+
+/** A secret that is shown this once. The dialog closes only when its reader says that they stored it. */
+export function SecretDialog({
+  secret,
+  title,
+  label,
+  children,
+  onClose,
+}: {
+  /** The dialog is open while there is one. */
+  secret: string | undefined;
+  title: string;
+  /** What it is, for the button that copies it. */
+  label: string;
+  children?: ReactNode;
+  onClose: () => void;
+}) {
+  return (
+    <Modal
+      opened={secret !== undefined}
+      onClose={onClose}
+      title={<strong>{title}</strong>}
+      size="lg"
+      withCloseButton={false}
+      closeOnClickOutside={false}
+      closeOnEscape={false}
+    >
+      {secret === undefined ? null : <Body {...{ secret, label, children, onClose }} />}
+    </Modal>
+  );
+}
+
+function Body({ secret, label, children, onClose }: Omit<Parameters<typeof SecretDialog>[0], 'title'>) {
+  const [stored, setStored] = useState(false);
+  return (
+    <Stack gap="sm">
+      <Alert color="yellow" variant="light" icon={<IconAlertTriangle aria-hidden />} p="xs">
+        <Text c="var(--mantine-color-text)">This is the only time it is shown. Only its hash is kept here.</Text>
+      </Alert>
+      <CodeBlock text={secret ?? ''} label={label} wrap />
+      {children}
+      <Checkbox label="I stored it" checked={stored} onChange={(event) => setStored(event.currentTarget.checked)} />
+      <Group justify="flex-end">
+        <Button disabled={!stored} onClick={onClose}>
+          Done
+        </Button>
+      </Group>
+    </Stack>
+  );
+}
