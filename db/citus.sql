@@ -11,6 +11,7 @@
 --   tenant group its own process, or the writer more shards, when that costs too much;
 -- * the timer of holds looks for due rows of all tenants with FOR UPDATE SKIP LOCKED, which Citus allows within one
 --   shard only: it has to ask tenant by tenant there;
+-- * so do the workers that look for events to fan out and destinations to serve;
 -- * LISTEN, NOTIFY and advisory locks are those of the coordinator: every process connects to it.
 
 begin;
@@ -50,5 +51,8 @@ select create_distributed_table('sso_domain', 'tenant_id', colocate_with => 'ten
 select create_distributed_table('sso_identity', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('sso_used_state', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('token_issuer', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('subscription', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('delivery_lane', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('delivery', 'tenant_id', colocate_with => 'tenant');
 
 commit;

@@ -17,6 +17,8 @@ export const TOPICS = [
   'holds',
   'signing_keys',
   'head',
+  /** Events to fan out, or deliveries to make. */
+  'outbox',
 ] as const;
 export type Topic = (typeof TOPICS)[number];
 

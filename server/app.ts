@@ -60,6 +60,8 @@ import { bundleRoute } from './policy/http.ts';
 import { AuthorLanguage } from './policy/language/author.ts';
 import { Policies } from './policy/policies.ts';
 import { Bundles } from './policy/publish.ts';
+import { Deliverer } from './subscriptions/deliver.ts';
+import { Subscriptions } from './subscriptions/subscriptions.ts';
 import { inviteRoutes } from './tenants/http.ts';
 import { Invitations } from './tenants/invitations.ts';
 import { Members } from './tenants/members.ts';
@@ -80,6 +82,7 @@ export interface Core extends Services {
   origins: readonly string[];
   registry: Registry;
   egress: Egress;
+  deliverer: Deliverer;
   singleSignOn: SingleSignOn;
   /** With several processes only. */
   redis: RedisLink | undefined;
@@ -267,6 +270,24 @@ export async function openCore(parts: Parts): Promise<Core> {
       registers: [registry],
     }),
   });
+  const subscriptions = new Subscriptions({ db, clock, audit, box, egress, appUrl: baseUrl });
+  const deliverer = new Deliverer({
+    db,
+    box,
+    egress,
+    log,
+    audit,
+    subscriptions,
+    queueMail,
+    appUrl: baseUrl,
+    clock: parts.clock,
+    attempts: new Counter({
+      name: 'svc_delivery_attempts_total',
+      help: 'Attempts to deliver an event, by what came of them',
+      labelNames: ['result'],
+      registers: [registry],
+    }),
+  });
   return {
     db,
     keyring,
@@ -286,6 +307,8 @@ export async function openCore(parts: Parts): Promise<Core> {
     fleet,
     holds,
     evidence,
+    subscriptions,
+    deliverer,
     checkpoints,
     verifications,
     audit,
@@ -405,7 +428,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
   }
   if (core && config.roles.includes('worker')) {
     core.checkpoints.start();
-    const { db, holds } = core;
+    const { db, holds, deliverer } = core;
     jobs = startJobs(
       [
         forgetInputs(core, clock),
@@ -414,6 +437,9 @@ export async function createProgram(parts: Parts): Promise<Program> {
         holdRecounts(holds, db.notices),
         mails(core),
         forgetEnded(core),
+        deliverer.job(),
+        { name: 'forget deliveries', everySeconds: 600, run: () => deliverer.forget() },
+        watchProxies(core),
       ],
       log,
     );
@@ -485,6 +511,20 @@ function forgetEnded({ sessions, links, invitations }: Core): Job {
       await sessions.forget();
       await links.forget();
       await invitations.forget();
+    },
+  };
+}
+
+/** Tells subscribers of proxies that have fallen silent. */
+function watchProxies({ fleet, pollSeconds }: Core): Job {
+  return {
+    name: 'silent proxies',
+    everySeconds: 5,
+    async run(signal) {
+      for (const tenantId of await fleet.watched()) {
+        if (signal.aborted) return;
+        await fleet.tellOffline(tenantId, await pollSeconds(tenantId));
+      }
     },
   };
 }

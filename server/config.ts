@@ -69,6 +69,7 @@ const environment = z.object({
   SVC_RATE_KEY: int(200, 1, 1e6).describe('other requests per second and key'),
   SVC_RATE_SESSION: int(50, 1, 1e6).describe('requests per second and session'),
   SVC_RATE_EXPORT: int(10, 1, 1e6).describe('exports per hour and person'),
+  SVC_RATE_SUBSCRIPTION_TEST: int(10, 1, 1e6).describe('tests of subscriptions per minute and tenant'),
   SVC_RATE_SIGN_IN: int(30, 1, 1e6).describe('sign-in requests per minute and address'),
   SVC_INSPECT: z
     .string()
@@ -107,6 +108,7 @@ export interface Config {
     readonly key: number;
     readonly session: number;
     readonly export: number;
+    readonly subscriptionTest: number;
     readonly signIn: number;
     readonly linkAddress: number;
     readonly linkIp: number;
@@ -160,6 +162,7 @@ export function readConfig(env: Record<string, string | undefined> = process.env
       key: e.SVC_RATE_KEY,
       session: e.SVC_RATE_SESSION,
       export: e.SVC_RATE_EXPORT,
+      subscriptionTest: e.SVC_RATE_SUBSCRIPTION_TEST,
       signIn: e.SVC_RATE_SIGN_IN,
       linkAddress: e.SVC_RATE_LINK_ADDRESS,
       linkIp: e.SVC_RATE_LINK_IP,

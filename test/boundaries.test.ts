@@ -44,6 +44,7 @@ const PURE = [
   'server/policy/action-hash.ts',
   'server/escrow/kinds/',
   'server/escrow/quorum.ts',
+  'server/subscriptions/signature.ts',
   'server/chain/record.ts',
   'server/chain/note.ts',
   'server/chain/verify.ts',

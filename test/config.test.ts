@@ -36,6 +36,7 @@ describe('without any setting', () => {
         key: 200,
         session: 50,
         export: 10,
+        subscriptionTest: 10,
         signIn: 30,
         linkAddress: 5,
         linkIp: 20,

@@ -280,6 +280,39 @@ export const ProxyInstance = defineEntity({
   filters: tenantFilter,
 });
 
+/** How a destination is used, beside its address. */
+export interface DestinationConfig {
+  /** Where the links of cards lead; absent: the server's own address. */
+  app_url?: string | undefined;
+}
+
+export const Subscription = defineEntity({
+  name: 'Subscription',
+  tableName: 'subscription',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    destinationType: p.enum(['webhook', 'slack', 'teams'] as const),
+    urlSealed: p.blob(),
+    secretSealed: p.blob().nullable(),
+    previousSecretSealed: p.blob().nullable(),
+    previousSecretUntil: time().nullable(),
+    /** Empty means every type. */
+    eventTypes: p.array(),
+    active: p.boolean(),
+    destinationConfig: p.json<DestinationConfig>().columnType('jsonb'),
+    /** When the server itself stopped sending there, and why. */
+    disabledAt: time().nullable(),
+    disabledReason: p.text().nullable(),
+    createdBy: p.string(),
+    createdAt: time(),
+    updatedAt: time(),
+    rowVersion: p.integer().version(),
+  },
+  filters: tenantFilter,
+});
+export type SubscriptionRow = InferEntity<typeof Subscription>;
+
 export const entities = [
   Tenant,
   Member,
@@ -292,4 +325,5 @@ export const entities = [
   Hold,
   EvidencePackage,
   ProxyInstance,
+  Subscription,
 ];

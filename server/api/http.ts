@@ -245,11 +245,13 @@ function beginner(config: Config, authenticator: Authenticator | undefined, redi
     key: new RateLimiter({ name: 'key', limit: rates.key, seconds: 1 }, redis),
     session: new RateLimiter({ name: 'session', limit: rates.session, seconds: 1 }, redis),
     export: new RateLimiter({ name: 'export', limit: rates.export, seconds: 3600 }, redis),
+    subscriptionTest: new RateLimiter({ name: 'subscription-test', limit: rates.subscriptionTest, seconds: 60 }, redis),
     signIn: new RateLimiter({ name: 'sign-in', limit: rates.signIn, seconds: 60 }, redis),
   };
   const limiterFor = (principal: Principal | null, path: string): [RateLimiter, string] | undefined => {
     if (!principal || isSignIn(path)) return undefined;
     if (path === '/v1/forensics/export') return [limiters.export, `${principal.tenantId}/${personOf(principal)}`];
+    if (path === '/v1/subscriptions/{id}/test') return [limiters.subscriptionTest, principal.tenantId];
     if (path === '/v1/evaluate') return [limiters.evaluate, principal.id];
     if (principal.kind === 'session') return [limiters.session, principal.id];
     return [INGEST.has(path) ? limiters.ingest : limiters.key, principal.id];

@@ -19,6 +19,8 @@ import { fleetRouter } from '../policy/fleet-router.ts';
 import { actionEntities } from '../policy/language/schema.ts';
 import type { Policies } from '../policy/policies.ts';
 import { policyRouter } from '../policy/router.ts';
+import { subscriptionsRouter } from '../subscriptions/router.ts';
+import type { Subscriptions } from '../subscriptions/subscriptions.ts';
 import type { Invitations } from '../tenants/invitations.ts';
 import type { Members } from '../tenants/members.ts';
 import { invitesRouter, usersRouter } from '../tenants/people-router.ts';
@@ -43,6 +45,7 @@ export interface Services {
   fleet: Fleet;
   holds: Holds;
   evidence: Evidence;
+  subscriptions: Subscriptions;
   db: Database;
   decider: Decider;
   pollSeconds: (tenantId: string) => Promise<number>;
@@ -63,6 +66,7 @@ export function buildRouter(s: Services) {
     policies: policyRouter(s.policies, (tenantId) => s.tenants.settings(tenantId)),
     proxies: fleetRouter(s.fleet, s.pollSeconds, (tenantId) => s.tokenIssuers.list(tenantId)),
     escrow: escrowRouter(s.holds),
+    subscriptions: subscriptionsRouter(s.subscriptions),
     evaluate: evaluateProcedure(s.decider),
     events: eventsRouter(s.db),
     chain: chainRouter(s.db),

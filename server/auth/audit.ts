@@ -145,8 +145,17 @@ export const AUDIT_ACTIONS = {
   'escrow.consumed': 'ESC008I',
   'escrow.consume_unrecorded': 'ESC008E',
   'escrow.expired': 'ESC009I',
+  'escrow.notify_failed': 'ESC010E',
   'forensics.exported': 'FOR001I',
   'forensics.verification_failed': 'FOR002E',
+  'subscription.created': 'SUB001I',
+  'subscription.refused': 'SUB001E',
+  'subscription.updated': 'SUB002I',
+  'subscription.deleted': 'SUB003I',
+  'subscription.secret_rotated': 'SUB004I',
+  'subscription.disabled': 'SUB005I',
+  'subscription.tested': 'SUB006I',
+  'subscription.redelivered': 'SUB007I',
 } as const;
 export type AuditAction = keyof typeof AUDIT_ACTIONS;
 

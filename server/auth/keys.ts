@@ -1,6 +1,7 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { AgentKey, type AgentKeyRow, ApiKey, type ApiKeyRow, Member } from '../../db/entities/index.ts';
 import type { Database, Notify } from '../../db/index.ts';
+import { addEvent } from '../../db/outbox.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
@@ -44,6 +45,13 @@ export class Keys {
         expiresAt: input.expiresAt ?? null,
       });
       await em.flush();
+      await this.#tell(em, tenantId, 'key.created', by.actor, {
+        key_id: id,
+        kind: 'api_key',
+        label: row.label,
+        prefix: row.prefix,
+        scopes: row.scopes,
+      });
       await this.#audit(em, tenantId, {
         ...by,
         action: 'key.created',
@@ -81,6 +89,14 @@ export class Keys {
       });
       await em.flush();
       await notify('settings');
+      await this.#tell(em, tenantId, 'key.created', by.actor, {
+        key_id: id,
+        kind: 'agent_key',
+        label: row.label,
+        prefix: row.prefix,
+        agent_id: row.agentId,
+        agent_role: row.agentRole,
+      });
       await this.#audit(em, tenantId, {
         ...by,
         action: 'agent_key.created',
@@ -118,6 +134,7 @@ export class Keys {
       if (changed !== 1) throw new AppError('NOT_FOUND', 'there is no such key');
       await em.execute('delete from credential where tenant_id = ? and id = ?', [tenantId, id]);
       await notify('credential', id);
+      await this.#tell(em, tenantId, 'key.revoked', by.actor, { key_id: id, kind });
       await this.#audit(em, tenantId, {
         ...by,
         action: kind === 'api_key' ? 'key.revoked' : 'agent_key.revoked',
@@ -174,6 +191,18 @@ export class Keys {
     throw new AppError('VALIDATION_FAILED', undefined, {
       faults: [{ pointer: '/owner_id', message: 'is no member of this tenant' }],
     });
+  }
+
+  #tell(
+    em: EntityManager,
+    tenantId: string,
+    type: 'key.created' | 'key.revoked',
+    actor: Actor,
+    key: Record<string, unknown>,
+  ): Promise<void> {
+    const at = this.#clock.now();
+    const created_at = new Date(at).toISOString();
+    return addEvent(em, tenantId, { type, at, payload: { ...key, actor_id: actor.id, created_at } });
   }
 
   #assertAhead(end: Date | undefined): void {

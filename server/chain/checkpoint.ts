@@ -3,6 +3,7 @@ import { mkdir, open } from 'node:fs/promises';
 import path from 'node:path';
 import type pg from 'pg';
 import type { Database } from '../../db/index.ts';
+import { addEventBy, type OutboxEvent } from '../../db/outbox.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { Log } from '../lib/log.ts';
 import { type ChainHead, openHead, signHead } from './note.ts';
@@ -149,6 +150,7 @@ export class Checkpoints {
           'insert into chain_checkpoint (tenant_id, chain, seq, kid, note, created_at) values ($1, $2, $3, $4, $5, $6)',
           [tenantId, chain, checkpoint.seq, checkpoint.kid, checkpoint.note, checkpoint.createdAt],
         );
+        await addEventBy(client, tenantId, checkpointEvent(checkpoint));
       }
       await client.query('commit');
       if (checkpoint) this.publish([checkpoint]);
@@ -301,6 +303,15 @@ export class Checkpoints {
       }
     }
   }
+}
+
+/** What subscribers are told of a checkpoint: with the note they can hold this server to it. */
+export function checkpointEvent({ chain, seq, hash, kid, note, createdAt }: Checkpoint): OutboxEvent {
+  return {
+    type: 'forensics.checkpoint',
+    at: Date.parse(createdAt),
+    payload: { chain, seq, hash, kid, note, created_at: createdAt },
+  };
 }
 
 interface CheckpointRow {

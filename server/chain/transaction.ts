@@ -1,5 +1,6 @@
 import pg from 'pg';
-import type { Checkpoint } from './checkpoint.ts';
+import { outboxRow } from '../../db/outbox.ts';
+import { type Checkpoint, checkpointEvent } from './checkpoint.ts';
 import { ConnectionLost, type CopyRows, type ServerError } from './copy.ts';
 import { DECISIONS, type DecisionEvent, idHash } from './record.ts';
 
@@ -59,7 +60,12 @@ function insertCheckpoints(checkpoints: readonly Checkpoint[]): string {
     const [t, c, k, n, at] = [tenantId, chain, kid, note, createdAt].map((field) => pg.escapeLiteral(field));
     return `(${t}, ${c}, ${seq}, ${k}, ${n}, ${at})`;
   });
-  return `insert into chain_checkpoint (tenant_id, chain, seq, kid, note, created_at) values ${rows.join(', ')};`;
+  const events = checkpoints.map((checkpoint) => {
+    const fields = outboxRow(checkpoint.tenantId, checkpointEvent(checkpoint));
+    return `(${fields.map((field) => pg.escapeLiteral(field instanceof Date ? field.toISOString() : field)).join(', ')})`;
+  });
+  return `insert into chain_checkpoint (tenant_id, chain, seq, kid, note, created_at) values ${rows.join(', ')};
+insert into event_outbox (tenant_id, id, event_type, payload, created_at) values ${events.join(', ')};`;
 }
 
 /** A row for COPY_RECORDS. Without an event it is the genesis record's, whose derived columns are 0. */

@@ -9,6 +9,7 @@ import {
   PolicyRevision,
 } from '../../db/entities/index.ts';
 import type { Database, Notify } from '../../db/index.ts';
+import { addEvent } from '../../db/outbox.ts';
 import {
   createHold,
   elapse,
@@ -603,18 +604,13 @@ export class Holds {
   async #perform(em: EntityManager, notify: Notify, hold: HoldRow, now: number, done: readonly Done[]): Promise<void> {
     await notify('holds', hold.id);
     const events = done.flatMap(({ effects }) => effects.filter((effect) => effect.type === 'emit'));
-    for (const [at, { params }] of events.entries()) {
-      await em.execute(
-        'insert into event_outbox (tenant_id, id, event_type, payload, created_at) values (?, ?, ?, ?, ?)',
-        [
-          hold.tenantId,
-          // a millisecond apart, so that the events of one transaction keep their order
-          newId('oev', now + at),
-          params.event,
-          JSON.stringify(eventPayload(params.event, hold)),
-          new Date(now),
-        ],
-      );
+    for (const [n, { params }] of events.entries()) {
+      await addEvent(em, hold.tenantId, {
+        type: params.event,
+        // a millisecond apart, so that the events of one transaction keep their order
+        at: now + n,
+        payload: eventPayload(hold),
+      });
     }
     for (const { effects, by, ...more } of done) {
       for (const effect of effects) {
@@ -794,11 +790,9 @@ function faultsOf(request: HoldRequest): Fault[] {
 }
 
 /** What subscribers are told of a hold. */
-export function eventPayload(event: string, hold: HoldRow) {
+function eventPayload(hold: HoldRow) {
   return {
-    event,
     escrow_id: hold.id,
-    tenant_id: hold.tenantId,
     agent_role: hold.agentRole,
     agent_id: hold.agentId,
     action_type: hold.actionType,

@@ -1,6 +1,7 @@
 import { sign } from 'node:crypto';
 import { EvidencePackage } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
+import { addEvent } from '../../db/outbox.ts';
 import type { Actor, WriteAudit } from '../auth/audit.ts';
 import type { Checkpoints } from '../chain/checkpoint.ts';
 import { idHash, ZERO_HASH } from '../chain/record.ts';
@@ -158,6 +159,21 @@ export class Evidence {
           bytes,
         ],
       );
+      const { package_id, purpose, record_count, chain_intact, public_key_fingerprint, created_at } = summary;
+      await addEvent(em, tenantId, {
+        type: 'forensics.exported',
+        at: now.getTime(),
+        payload: {
+          package_id,
+          purpose,
+          record_count,
+          chain_intact,
+          package_hash,
+          public_key_fingerprint,
+          actor_id: by.person,
+          created_at,
+        },
+      });
       await this.#audit(em, tenantId, {
         actor: by.actor,
         requestId: by.requestId,

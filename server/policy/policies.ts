@@ -8,6 +8,7 @@ import {
   type ReviewRecord,
 } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
+import { addEvent, EVENT_TYPES, type EventType } from '../../db/outbox.ts';
 import {
   createPolicy,
   POLICY_MACHINE_VERSION,
@@ -447,8 +448,27 @@ export class Policies {
       detail?: string | undefined;
     },
   ): Promise<void> {
-    for (const effect of effects) {
-      if (effect.type !== 'audit') continue;
+    const actions = effects.filter((effect) => effect.type === 'audit');
+    const now = this.#clock.now();
+    for (const [n, { params }] of actions.entries()) {
+      if (!(params.action in EVENT_TYPES)) continue;
+      await addEvent(em, policy.tenantId, {
+        type: params.action as EventType,
+        // a millisecond apart, so that the events of one transaction keep their order
+        at: now + n,
+        payload: {
+          policy_id: policy.id,
+          version: policy.version,
+          content_hash: more.after,
+          status: policy.status,
+          live_version: policy.liveVersion ?? null,
+          actor_id: by.person,
+          ...(more.reason !== undefined && { reason: more.reason }),
+          created_at: new Date(now).toISOString(),
+        },
+      });
+    }
+    for (const effect of actions) {
       await this.#audit(em, policy.tenantId, {
         actor: by.actor,
         action: effect.params.action as AuditAction,

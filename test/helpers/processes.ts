@@ -54,7 +54,10 @@ export class ServerProcess {
         SVC_MASTER_KEY: MASTER_KEY,
         LOG_LEVEL: 'info',
         ...Object.fromEntries(
-          ['KEY', 'SESSION', 'EVALUATE', 'INGEST', 'SIGN_IN', 'EXPORT'].map((name) => [`SVC_RATE_${name}`, '100000']),
+          ['KEY', 'SESSION', 'EVALUATE', 'INGEST', 'SIGN_IN', 'EXPORT', 'SUBSCRIPTION_TEST'].map((name) => [
+            `SVC_RATE_${name}`,
+            '100000',
+          ]),
         ),
         ...this.#env,
         ...env,

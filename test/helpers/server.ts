@@ -6,6 +6,7 @@ import { type Core, createProgram, type Program } from '../../server/app.ts';
 import { OPERATOR } from '../../server/auth/audit.ts';
 import { readConfig } from '../../server/config.ts';
 import type { Clock } from '../../server/lib/clock.ts';
+import type { Egress } from '../../server/lib/egress.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { createTenant } from '../../server/provision.ts';
 import { useDatabase } from './database.ts';
@@ -74,11 +75,15 @@ let counter = 0;
  * The real program on a database of the test file's own, over real HTTP. `browsed`: at an address that a browser can
  * open; else its base URL is a name that nothing resolves.
  */
-export function useServer(env: Record<string, string> = {}, options: { browsed?: boolean } = {}): TestServer {
+export function useServer(
+  env: Record<string, string> = {},
+  options: { browsed?: boolean; egress?: Egress } = {},
+): TestServer {
   const box = useDatabase();
   const state = {} as { program: Program; url: string; origin: string; dir: string };
   const clock = new TestClock();
   const logged: string[] = [];
+  const egress = options.egress && { egress: options.egress };
   beforeAll(async () => {
     state.dir = mkdtempSync(path.join(tmpdir(), 'svc-server-'));
     const port = options.browsed ? await freePort() : 0;
@@ -94,10 +99,13 @@ export function useServer(env: Record<string, string> = {}, options: { browsed?:
       SVC_RATE_LINK_ADDRESS: '100000',
       SVC_RATE_LINK_IP: '100000',
       SVC_RATE_EXPORT: '100000',
+      SVC_RATE_SUBSCRIPTION_TEST: '100000',
+      // nobody answers there: no test asks a name server of the outside
+      SVC_DNS_SERVERS: '127.0.0.1:9',
       ...env,
     });
     const log = createLog('debug', { write: (line: string) => logged.push(line) });
-    state.program = await createProgram({ config, databaseUrl: box.url, log, clock });
+    state.program = await createProgram({ config, databaseUrl: box.url, log, clock, ...egress });
     state.url = await state.program.listen();
     state.origin = config.origins[0]!;
   });

@@ -1,0 +1,101 @@
+import { Migration } from '@mikro-orm/migrations';
+
+/** Subscriptions, the deliveries to them, and what the workers know of each destination. */
+export class Subscriptions extends Migration {
+  override name = '0004-subscriptions';
+
+  override up(): void {
+    // URLs and secrets rest sealed: the URL of a chat is what its secret is
+    this.addSql(`
+      create table subscription (
+        tenant_id text collate "C" not null references tenant,
+        id text collate "C" not null,
+        destination_type text not null check (destination_type in ('webhook', 'slack', 'teams')),
+        url_sealed bytea not null,
+        secret_sealed bytea,
+        previous_secret_sealed bytea,
+        previous_secret_until timestamptz(3),
+        event_types text[] not null,
+        active boolean not null,
+        destination_config jsonb not null,
+        disabled_at timestamptz(3),
+        disabled_reason text,
+        created_by text collate "C" not null,
+        created_at timestamptz(3) not null,
+        updated_at timestamptz(3) not null,
+        row_version integer not null default 1,
+        primary key (tenant_id, id),
+        check ((destination_type = 'webhook') = (secret_sealed is not null)),
+        check ((previous_secret_sealed is null) = (previous_secret_until is null)),
+        check ((disabled_at is null) = (disabled_reason is null)),
+        check (not (active and disabled_at is not null))
+      )`);
+    // One row for each destination: a subscription (of the same id), or a notify target of holds, whose URL is here. Who
+    // holds the lease is the only one that sends there; whatever takes the lease away raises the fence.
+    this.addSql(`
+      create table delivery_lane (
+        tenant_id text collate "C" not null references tenant,
+        id text collate "C" not null,
+        target_sealed bytea,
+        due_at timestamptz(3),
+        not_before timestamptz(3),
+        leased_until timestamptz(3),
+        fence bigint not null default 0,
+        failing_since timestamptz(3),
+        primary key (tenant_id, id)
+      ) with (fillfactor = 50)`);
+    this.addSql(`create index delivery_lane_due on delivery_lane (due_at) where due_at is not null`);
+    // an event's id sorts by its time, which is the order in which a destination is told
+    this.addSql(`
+      create table delivery (
+        tenant_id text collate "C" not null references tenant,
+        id text collate "C" not null,
+        lane_id text collate "C" not null,
+        event_id text collate "C" not null,
+        event_type text not null,
+        status text not null check (status in ('retrying', 'delivered', 'failed')),
+        machine_version integer not null,
+        machine_context jsonb not null,
+        attempts integer not null,
+        http_status integer,
+        result text,
+        failure_reason text,
+        next_attempt_at timestamptz(3),
+        created_at timestamptz(3) not null,
+        last_attempt_at timestamptz(3),
+        delivered_at timestamptz(3),
+        duration_ms integer,
+        primary key (tenant_id, id),
+        unique (tenant_id, lane_id, event_id),
+        foreign key (tenant_id, lane_id) references delivery_lane on delete cascade,
+        foreign key (tenant_id, event_id) references event_outbox,
+        check ((status = 'retrying') = (next_attempt_at is not null))
+      ) with (fillfactor = 80)`);
+    this.addSql(`create index delivery_waiting on delivery (tenant_id, lane_id, event_id) where status = 'retrying'`);
+    this.addSql(`create index delivery_event on delivery (tenant_id, event_id)`);
+    this.addSql(`create index delivery_ended on delivery (created_at) where status <> 'retrying'`);
+    // what was written before there were subscriptions is of interest to none of them
+    this.addSql(`alter table event_outbox add column fanned_out_at timestamptz(3)`);
+    this.addSql(`update event_outbox set fanned_out_at = created_at`);
+    this.addSql(`create index event_outbox_waiting on event_outbox (tenant_id, created_at, id)
+      where fanned_out_at is null`);
+    this.addSql(`create index event_outbox_age on event_outbox (created_at)`);
+    // set when the silence of a proxy was told of; its next heartbeat takes it away
+    this.addSql(`alter table proxy_instance add column offline_at timestamptz(3)`);
+    for (const [table, grants] of [
+      ['subscription', 'select, insert, update, delete'],
+      ['delivery_lane', 'select, insert, update, delete'],
+      ['delivery', 'select, update, delete'],
+    ]) {
+      this.addSql(`alter table ${table} enable row level security`);
+      this.addSql(`create policy tenant_isolation on ${table} to svc_app
+        using (tenant_id = nullif(current_setting('app.tenant', true), ''))
+        with check (tenant_id = nullif(current_setting('app.tenant', true), ''))`);
+      this.addSql(`grant ${grants} on ${table} to svc_app`);
+    }
+  }
+
+  override down(): void {
+    throw new Error('subscriptions and their deliveries cannot be taken back');
+  }
+}

@@ -1,0 +1,114 @@
+import type { Message } from './destination.ts';
+
+/** What a chat shows of an event, before it takes the form of one chat or the other. All of it is plain text. */
+export interface Card {
+  title: string;
+  /** The held action: what an agent wrote. */
+  quote?: string;
+  facts: [label: string, value: string][];
+  buttons: { label: string; url: string; style?: 'primary' | 'danger' }[];
+}
+
+const TITLES: Readonly<Record<string, string>> = {
+  'escrow.created': 'Approval needed',
+  'escrow.vote_cast': 'A vote was cast',
+  'escrow.released': 'Released: the agent may act',
+  'escrow.rejected': 'Rejected',
+  'escrow.expired': 'Expired',
+  'escrow.cancelled': 'Cancelled',
+  'escrow.consumed': 'Carried out',
+  'policy.created': 'Policy created',
+  'policy.updated': 'Policy updated',
+  'policy.submitted': 'Policy submitted for review',
+  'policy.approved': 'Policy approved',
+  'policy.rejected': 'Policy rejected',
+  'policy.changes_requested': 'Changes to a policy requested',
+  'policy.revoked': 'Policy revoked',
+  'policy.rolled_back': 'Policy rolled back',
+  'policy.break_glass': 'Break glass: a policy is enforced without approval',
+  'key.created': 'Key created',
+  'key.revoked': 'Key revoked',
+  'forensics.exported': 'Evidence package exported',
+  'forensics.checkpoint': 'Chain checkpoint signed',
+  'proxy.offline': 'A proxy is silent',
+  'subscription.disabled': 'A subscription was disabled',
+  'svc.test': 'Test message: this destination works',
+};
+
+const HOLD_TYPES: Readonly<Record<string, string>> = {
+  single: 'one approval',
+  multi_party: 'several approvals',
+  conditional: 'approval by a condition',
+  time_delayed: 'released by time unless rejected',
+};
+
+/** What may still be voted on when this event is told. */
+const OPEN = new Set(['escrow.created', 'escrow.vote_cast']);
+
+/** The card of an event. Of values that agents and people wrote, only so much as a card can hold, on one line. */
+export function cardOf({ eventType, payload, appUrl }: Message): Card {
+  const title = TITLES[eventType] ?? eventType;
+  const facts: Card['facts'] = [];
+  const fact = (label: string, value: unknown, max = 120) => {
+    if (value !== undefined && value !== null && value !== '') facts.push([label, oneLine(String(value), max)]);
+  };
+  if (typeof payload.escrow_id === 'string') {
+    const url = `${appUrl}/approvals/${encodeURIComponent(payload.escrow_id)}`;
+    fact('Agent role', payload.agent_role);
+    fact('Agent', payload.agent_id);
+    fact('Hold type', HOLD_TYPES[String(payload.hold_type)] ?? payload.hold_type);
+    fact('Approvals required', payload.required_approvals);
+    fact('Expires', time(payload.expires_at));
+    fact('Action type', payload.action_type);
+    if (payload.estimated_value !== undefined) {
+      fact('Value', `${payload.estimated_value} ${payload.value_currency ?? ''}`.trim());
+    }
+    fact('Risk', payload.risk_score);
+    const buttons: Card['buttons'] = OPEN.has(eventType)
+      ? [
+          { label: 'Approve', url: `${url}?vote=approve`, style: 'primary' },
+          { label: 'Deny', url: `${url}?vote=deny`, style: 'danger' },
+          { label: 'Open', url },
+        ]
+      : [{ label: 'Open', url }];
+    return { title, quote: oneLine(String(payload.action_summary ?? ''), 400), facts, buttons };
+  }
+  fact('Policy', payload.policy_id);
+  fact('Version', payload.version);
+  fact('Status', payload.status);
+  fact('Key', payload.key_id);
+  fact('Label', payload.label);
+  fact('Package', payload.package_id);
+  fact('Proxy', payload.proxy_id);
+  fact('Last seen', time(payload.last_seen_at));
+  fact('Subscription', payload.subscription_id);
+  fact('Chain', payload.chain);
+  fact('Record', payload.seq);
+  fact('By', payload.actor_id);
+  fact('Reason', payload.reason, 400);
+  fact('Time', time(payload.created_at));
+  const place =
+    typeof payload.policy_id === 'string'
+      ? `/policies/${encodeURIComponent(payload.policy_id)}`
+      : typeof payload.subscription_id === 'string'
+        ? '/subscriptions'
+        : '';
+  return { title, facts, buttons: place ? [{ label: 'Open', url: appUrl + place }] : [] };
+}
+
+/**
+ * Text on one line, without characters that cannot be seen or that turn the direction of writing (a card must not be
+ * made to show what was not written), cut between characters.
+ */
+export function oneLine(text: string, max: number): string {
+  const seen = text
+    .toWellFormed()
+    .replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\s]+/gu, ' ')
+    .trim();
+  const characters = [...seen];
+  return characters.length <= max ? seen : `${characters.slice(0, max - 1).join('')}…`;
+}
+
+function time(value: unknown): string | undefined {
+  return typeof value === 'string' ? value.replace(/^(\d{4}-\d\d-\d\d)T(\d\d:\d\d).*Z$/, '$1 $2 UTC') : undefined;
+}

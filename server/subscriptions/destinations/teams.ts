@@ -1,0 +1,46 @@
+import { cardOf, oneLine } from './card.ts';
+import type { Destination } from './destination.ts';
+
+/**
+ * A Workflows URL of Microsoft Teams, which takes an Adaptive Card of at most 28 KB. What agents and people wrote goes
+ * into TextRuns only, which know no Markdown.
+ */
+export const teams: Destination = {
+  description: 'an Adaptive Card with buttons, to a Workflows URL of Microsoft Teams',
+  signed: false,
+  paceMs: 1000,
+  gone: [404, 410],
+  note: (status) =>
+    status === 202 ? 'Teams has queued the message (202); whether it was posted shows in the channel only.' : undefined,
+  request(message) {
+    const { title, quote, facts, buttons } = cardOf(message);
+    const body: unknown[] = [{ type: 'TextBlock', text: title, size: 'large', weight: 'bolder', wrap: true }];
+    if (quote) body.push(runs({ text: quote }));
+    for (const [label, value] of facts) body.push(runs({ text: `${label}: `, weight: 'bolder' }, { text: value }));
+    const content = {
+      $schema: 'http://adaptivecards.io/schemas/adaptive-card.json',
+      type: 'AdaptiveCard',
+      version: '1.4',
+      fallbackText: oneLine(title, 100),
+      body,
+      ...(buttons.length > 0 && {
+        actions: buttons.map(({ label, url, style }) => ({
+          type: 'Action.OpenUrl',
+          title: label,
+          url,
+          ...(style && { style: style === 'primary' ? 'positive' : 'destructive' }),
+        })),
+      }),
+    };
+    const attachment = { contentType: 'application/vnd.microsoft.card.adaptive', contentUrl: null, content };
+    return {
+      body: JSON.stringify({ type: 'message', attachments: [attachment] }),
+      headers: { 'content-type': 'application/json; charset=utf-8' },
+    };
+  },
+};
+
+function runs(...inlines: { text: string; weight?: string }[]) {
+  const spacing = 'small';
+  return { type: 'RichTextBlock', spacing, inlines: inlines.map((inline) => ({ type: 'TextRun', ...inline })) };
+}

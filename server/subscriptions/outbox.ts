@@ -1,0 +1,159 @@
+import type pg from 'pg';
+import type { Database } from '../../db/index.ts';
+import { createDelivery, DELIVERY_MACHINE_VERSION } from '../../machines/delivery.ts';
+import { type SecretBox, sha256 } from '../lib/crypto.ts';
+import { newId } from '../lib/ids.ts';
+
+/** Events that are fanned out in one transaction. */
+const BATCH = 200;
+/** Tenants that are looked after in one round. */
+const TENANTS = 50;
+/** A hold with more targets than its route lets through was not made by it. */
+const MAX_TARGETS = 20;
+
+/** Where the URL of a notify target is sealed to. */
+export const targetPlace = (tenantId: string, laneId: string) => `${tenantId}/delivery_lane/${laneId}/target`;
+
+interface Planned {
+  laneId: string;
+  eventId: string;
+  eventType: string;
+}
+
+/**
+ * Makes deliveries of the events that wait, one for each active subscription that asks for the type and existed when it
+ * happened, and one for each notify target of a hold. An event is done when its deliveries are committed, all of them or
+ * none. Any number of these may run at once: a tenant's events are in one hand at a time. Resolves to how many events.
+ */
+export async function fanOut(db: Database, box: SecretBox, now: () => number): Promise<number> {
+  const { rows } = await db.owner.query<{ tenant_id: string }>(
+    'select distinct tenant_id from event_outbox where fanned_out_at is null limit $1',
+    [TENANTS],
+  );
+  let done = 0;
+  for (const { tenant_id } of rows) done += await fanOutTenant(db, box, tenant_id, now());
+  return done;
+}
+
+async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now: number): Promise<number> {
+  const client = await db.owner.connect();
+  let broken: Error | undefined;
+  try {
+    await client.query('begin');
+    const { rows: lock } = await client.query<{ mine: boolean }>(
+      `select pg_try_advisory_xact_lock(hashtextextended('svc fan-out ' || $1, 0)) as mine`,
+      [tenantId],
+    );
+    const events = lock[0]!.mine ? await waiting(client, tenantId) : [];
+    if (events.length > 0) {
+      const { rows: subscriptions } = await client.query<{ id: string; event_types: string[]; created_at: Date }>(
+        'select id, event_types, created_at from subscription where tenant_id = $1 and active order by id',
+        [tenantId],
+      );
+      const planned: Planned[] = [];
+      const targets = new Map<string, string>();
+      for (const { id: eventId, event_type: eventType, created_at, targets: urls } of events) {
+        for (const { id, event_types, created_at: since } of subscriptions) {
+          if (since > created_at || (event_types.length > 0 && !event_types.includes(eventType))) continue;
+          planned.push({ laneId: id, eventId, eventType });
+        }
+        for (const url of new Set(targetsOf(urls))) {
+          const laneId = targetLane(tenantId, url);
+          targets.set(laneId, url);
+          planned.push({ laneId, eventId, eventType });
+        }
+      }
+      await insert(client, box, tenantId, planned, targets, now);
+      await client.query('update event_outbox set fanned_out_at = $3 where tenant_id = $1 and id = any($2)', [
+        tenantId,
+        events.map(({ id }) => id),
+        new Date(now),
+      ]);
+    }
+    await client.query('commit');
+    return events.length;
+  } catch (error) {
+    await client.query('rollback').catch((rollback: Error) => {
+      broken = rollback;
+    });
+    throw error;
+  } finally {
+    client.release(broken);
+  }
+}
+
+async function waiting(client: pg.PoolClient, tenantId: string) {
+  const { rows } = await client.query<{ id: string; event_type: string; created_at: Date; targets: unknown }>(
+    `select id, event_type, created_at, payload->'notify_targets' as targets from event_outbox
+     where tenant_id = $1 and fanned_out_at is null order by created_at, id limit $2`,
+    [tenantId, BATCH],
+  );
+  return rows;
+}
+
+async function insert(
+  client: pg.PoolClient,
+  box: SecretBox,
+  tenantId: string,
+  planned: readonly Planned[],
+  targets: ReadonlyMap<string, string>,
+  now: number,
+): Promise<void> {
+  if (planned.length === 0) return;
+  const [snapshot] = createDelivery(now);
+  const at = new Date(now);
+  for (const [laneId, url] of [...targets].sort()) {
+    // locked by this, whether it is new or not: it must not be forgotten before it has something to send
+    await client.query(
+      `insert into delivery_lane (tenant_id, id, target_sealed) values ($1, $2, $3)
+       on conflict (tenant_id, id) do update set target_sealed = excluded.target_sealed`,
+      [tenantId, laneId, box.seal(url, targetPlace(tenantId, laneId))],
+    );
+  }
+  // A subscription that was deleted meanwhile has no lane any more, and a paused one takes nothing. Its lane is locked
+  // in the order of the ids, before anything refers to it: a pause comes wholly before this or wholly after.
+  const { rows: open } = await client.query<{ id: string }>(
+    `select l.id from delivery_lane l
+     where l.tenant_id = $1 and l.id = any($2) order by l.id for no key update`,
+    [tenantId, [...new Set(planned.map(({ laneId }) => laneId))]],
+  );
+  const { rows: active } = await client.query<{ id: string }>(
+    'select id from subscription where tenant_id = $1 and active',
+    [tenantId],
+  );
+  const takes = new Set(active.map(({ id }) => id));
+  const lanes = new Set(open.map(({ id }) => id).filter((id) => targets.has(id) || takes.has(id)));
+  const rows = planned.filter(({ laneId }) => lanes.has(laneId));
+  if (rows.length === 0) return;
+  await client.query(
+    `insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context,
+       attempts, next_attempt_at, created_at)
+     select $1, x.id, x.lane_id, x.event_id, x.event_type, $6, $7, $8, 0, $9, $9
+     from unnest($2::text[], $3::text[], $4::text[], $5::text[]) x (id, lane_id, event_id, event_type)
+     on conflict do nothing`,
+    [
+      tenantId,
+      rows.map(() => newId('dlv', now)),
+      rows.map(({ laneId }) => laneId),
+      rows.map(({ eventId }) => eventId),
+      rows.map(({ eventType }) => eventType),
+      snapshot.value,
+      DELIVERY_MACHINE_VERSION,
+      JSON.stringify(snapshot.context),
+      at,
+    ],
+  );
+  await client.query(
+    'update delivery_lane set due_at = least(coalesce(due_at, $3), $3) where tenant_id = $1 and id = any($2)',
+    [tenantId, [...lanes], at],
+  );
+}
+
+/** The destination of a notify target: all holds of a tenant that name the same URL share it. */
+function targetLane(tenantId: string, url: string): string {
+  return `ntf_${sha256(`${tenantId}\n${url}`).toString('hex').slice(0, 32)}`;
+}
+
+function targetsOf(value: unknown): string[] {
+  return Array.isArray(value) ? value.filter((url) => typeof url === 'string').slice(0, MAX_TARGETS) : [];
+}

@@ -1,0 +1,212 @@
+import { z } from 'zod';
+import { EVENT_TYPES, type EventType } from '../../db/outbox.ts';
+import { DELIVERY_STATES, RESULTS } from '../../machines/delivery.ts';
+import { type Context, route, text, trpc } from '../api/trpc.ts';
+import { actorOf, type Doer } from '../auth/audit.ts';
+import type { Principal } from '../auth/scopes.ts';
+import { DESTINATION_TYPES } from './destinations/destination.ts';
+import { DESTINATIONS } from './destinations/index.ts';
+import { eventTypes, type Subscriptions } from './subscriptions.ts';
+
+const Type = z.enum(Object.keys(EVENT_TYPES) as [EventType, ...EventType[]]);
+const DestinationConfigOut = z.object({
+  app_url: z.string().optional().describe('where Approve and Deny lead; absent: this server'),
+});
+
+const SubscriptionOut = z
+  .object({
+    id: z.string(),
+    url: z.string().describe('of a chat only its beginning: the rest is its secret'),
+    destination_type: z.enum(DESTINATION_TYPES),
+    event_types: z.array(z.string()).describe('empty: every event'),
+    active: z.boolean(),
+    destination_config: DestinationConfigOut,
+    created_at: z.iso.datetime(),
+    updated_at: z.iso.datetime(),
+    previous_secret_until: z.iso.datetime().optional().describe('until then the secret before signs as well'),
+    disabled_at: z.iso.datetime().optional().describe('when the server stopped sending there by itself'),
+    disabled_reason: z.string().optional(),
+    failing_since: z.iso.datetime().optional().describe('since when nothing was accepted there'),
+  })
+  .meta({ id: 'Subscription' });
+
+const DeliveryOut = z
+  .object({
+    id: z.string(),
+    subscription_id: z.string(),
+    event_id: z.string().describe('the same on every attempt, as webhook-id'),
+    event_type: z.string(),
+    status: z.enum(DELIVERY_STATES).describe('retrying also before the first attempt'),
+    attempts: z.int(),
+    http_status: z.int().nullable(),
+    result: z.enum(RESULTS).nullable().describe('of the last attempt'),
+    failure_reason: z.string().nullable().describe('in plain words'),
+    next_attempt_at: z.iso.datetime().nullable(),
+    created_at: z.iso.datetime(),
+    last_attempt_at: z.iso.datetime().nullable(),
+    delivered_at: z.iso.datetime().nullable(),
+    duration_ms: z.int().nullable(),
+    note: z.string().optional().describe('what an accepted delivery does not mean'),
+  })
+  .meta({ id: 'Delivery' });
+
+const HttpUrl = text(2000).refine((url) => {
+  const parsed = URL.parse(url);
+  return (
+    (parsed?.protocol === 'http:' || parsed?.protocol === 'https:') && parsed.username === '' && parsed.password === ''
+  );
+}, 'must be an http(s) URL without a user name or password');
+
+const Secret = text(500, 8).describe(
+  'signs what is sent to a webhook; write-only. Standard Webhooks writes whsec_<base64>',
+);
+const EventTypes = z.array(Type).max(100).describe('empty: every event');
+const AppUrl = HttpUrl.refine((url) => {
+  const { search, hash } = URL.parse(url) ?? { search: '', hash: '' };
+  return search === '' && hash === '';
+}, 'must have no query and no fragment').transform((url) => url.replace(/\/+$/, ''));
+const DestinationConfig = z.strictObject({ app_url: AppUrl.optional() });
+
+const CreateIn = z.strictObject({
+  url: HttpUrl,
+  secret: Secret.optional(),
+  destination_type: z
+    .enum(DESTINATION_TYPES)
+    .default('webhook')
+    .describe(DESTINATION_TYPES.map((type) => `${type}: ${DESTINATIONS[type].description}`).join('; ')),
+  event_types: EventTypes.default([]),
+  active: z.boolean().default(true),
+  destination_config: DestinationConfig.default({}),
+});
+
+const Id = { id: text(100) };
+const PatchIn = z.strictObject({
+  ...Id,
+  url: HttpUrl.optional(),
+  secret: Secret.optional(),
+  secret_overlap_seconds: z
+    .int()
+    .min(0)
+    .max(7 * 24 * 3600)
+    .optional()
+    .describe('how long the secret before signs beside a new one; absent: 24 hours'),
+  event_types: EventTypes.optional(),
+  active: z.boolean().optional(),
+  destination_config: DestinationConfig.optional(),
+});
+
+const admin = { keys: [], role: 'admin' } as const;
+const tag = 'subscriptions';
+
+function by(ctx: Context & { principal: Principal }): Doer {
+  return { actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId };
+}
+
+export function subscriptionsRouter(subscriptions: Subscriptions) {
+  const change = {
+    summary: 'Change what is named: url, secret, event_types, active, destination_config',
+    description:
+      'Pausing (active: false) ends what is queued. A new secret signs beside the one before while the overlap lasts.',
+    tag,
+    problems: ['NOT_FOUND'] as const,
+  };
+  return trpc.router({
+    list: route('GET /v1/subscriptions', admin, { summary: 'List subscriptions, the newest first', tag })
+      .input(
+        z.strictObject({
+          limit: z.int().min(1).max(200).default(50),
+          offset: z.int().min(0).max(1_000_000).default(0),
+        }),
+      )
+      .output(z.object({ subscriptions: z.array(SubscriptionOut), total: z.int(), limit: z.int(), offset: z.int() }))
+      .query(async ({ ctx, input }) => ({ ...(await subscriptions.list(ctx.tenantId, input)), ...input })),
+
+    create: route('POST /v1/subscriptions', admin, {
+      summary: 'Subscribe a destination to events',
+      description:
+        'A webhook needs a secret; a chat takes none. An address that is private, loopback, metadata or otherwise reserved is refused, here and at each delivery.',
+      tag,
+      status: 201,
+      problems: ['CONFLICT'],
+    })
+      .input(CreateIn)
+      .output(SubscriptionOut)
+      .mutation(({ ctx, input }) => subscriptions.create(ctx.tenantId, input, by(ctx))),
+
+    get: route('GET /v1/subscriptions/{id}', admin, { summary: 'Read a subscription', tag, problems: ['NOT_FOUND'] })
+      .input(z.strictObject(Id))
+      .output(SubscriptionOut)
+      .query(({ ctx, input }) => subscriptions.get(ctx.tenantId, input.id)),
+
+    update: route('PATCH /v1/subscriptions/{id}', admin, change)
+      .input(PatchIn)
+      .output(SubscriptionOut)
+      .mutation(({ ctx, input: { id, ...patch } }) => subscriptions.update(ctx.tenantId, id, patch, by(ctx))),
+
+    replace: route('PUT /v1/subscriptions/{id}', admin, { ...change, summary: `The same as PATCH. ${change.summary}` })
+      .input(PatchIn)
+      .output(SubscriptionOut)
+      .mutation(({ ctx, input: { id, ...patch } }) => subscriptions.update(ctx.tenantId, id, patch, by(ctx))),
+
+    remove: route('DELETE /v1/subscriptions/{id}', admin, {
+      summary: 'Delete a subscription; what is queued is not sent',
+      tag,
+      status: 204,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject(Id))
+      .output(z.void())
+      .mutation(({ ctx, input }) => subscriptions.remove(ctx.tenantId, input.id, by(ctx))),
+
+    test: route('POST /v1/subscriptions/{id}/test', admin, {
+      summary: 'Send a test event now and tell what came of it',
+      tag,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject(Id))
+      .output(
+        z.object({
+          delivered: z.boolean(),
+          result: z.enum(RESULTS),
+          reason: z.string().describe('in plain words'),
+          http_status: z.int().nullable(),
+          duration_ms: z.int(),
+          payload: z.record(z.string(), z.unknown()).optional().describe('what was sent; for webhooks'),
+        }),
+      )
+      .mutation(({ ctx, input }) => subscriptions.test(ctx.tenantId, input.id, by(ctx))),
+
+    deliveries: route('GET /v1/subscriptions/{id}/deliveries', admin, {
+      summary: 'Recent deliveries, the newest event first',
+      description: 'Deliveries that have ended are kept for 30 days.',
+      tag,
+      problems: ['NOT_FOUND'],
+    })
+      .input(
+        z.strictObject({
+          ...Id,
+          status: z.enum(DELIVERY_STATES).optional(),
+          event_type: Type.optional(),
+          limit: z.int().min(1).max(200).default(50),
+          cursor: text(500).optional(),
+        }),
+      )
+      .output(z.object({ deliveries: z.array(DeliveryOut), next_cursor: z.string().nullable(), has_more: z.boolean() }))
+      .query(({ ctx, input: { id, ...filter } }) => subscriptions.deliveries(ctx.tenantId, id, filter)),
+
+    redeliver: route('POST /v1/subscriptions/{id}/deliveries/{delivery_id}/redeliver', admin, {
+      summary: 'Queue a delivery again, whatever became of it',
+      description: 'The receiver gets the same event id as before. The 24 hours of its attempts begin anew.',
+      tag,
+      problems: ['NOT_FOUND', 'INVALID_STATUS'],
+    })
+      .input(z.strictObject({ ...Id, delivery_id: text(100) }))
+      .output(DeliveryOut)
+      .mutation(({ ctx, input }) => subscriptions.redeliver(ctx.tenantId, input.id, input.delivery_id, by(ctx))),
+
+    eventTypes: route('GET /v1/event-types', admin, { summary: 'The events that a subscription can ask for', tag })
+      .input(z.strictObject({}))
+      .output(z.object({ event_types: z.array(z.object({ type: z.string(), description: z.string() })) }))
+      .query(() => ({ event_types: eventTypes })),
+  });
+}

@@ -1,0 +1,553 @@
+import { execFileSync } from 'node:child_process';
+import { setTimeout as delay } from 'node:timers/promises';
+import { Webhook } from 'standardwebhooks';
+import { afterAll, describe, expect, test } from 'vitest';
+import { EVENT_TYPES } from '../../db/outbox.ts';
+import { deploy, GUARD, sql } from '../helpers/api.ts';
+import { Receiver } from '../helpers/receiver.ts';
+import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
+
+const server = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32' });
+const SECRET = 'whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw';
+
+interface Sub {
+  id: string;
+  url: string;
+  active: boolean;
+  [field: string]: unknown;
+}
+interface Delivery {
+  id: string;
+  event_id: string;
+  event_type: string;
+  status: string;
+  attempts: number;
+  result: string | null;
+  http_status: number | null;
+  failure_reason: string | null;
+  next_attempt_at: string | null;
+}
+
+let receiver: Receiver;
+let tenant: TestTenant;
+let admin: Credential;
+afterAll(() => receiver.stop());
+
+/** A tenant and a receiver of the test's own: what earlier tests left in the queue finds nobody. */
+async function fresh(): Promise<void> {
+  await receiver?.stop();
+  receiver = await Receiver.start();
+  tenant = await server.tenant();
+  admin = tenant.admin;
+}
+
+const subscribe = async (body: Record<string, unknown> = {}): Promise<Sub> =>
+  (await server.call<Sub>(201, 'POST /v1/subscriptions', admin, { url: receiver.url(), secret: SECRET, ...body })).body;
+const hold = async (more: Record<string, unknown> = {}) =>
+  (
+    await server.call<{ id: string }>(201, 'POST /v1/escrow', await tenant.key('proxy'), {
+      agent_role: 'clerk',
+      agent_id: 'agent-1',
+      action_type: 'api_call',
+      action_summary: 'pays a bill',
+      action_hash: `sha256:${'0'.repeat(64)}`,
+      hold_type: 'single',
+      required_approvals: 1,
+      ttl_seconds: 600,
+      ...more,
+    })
+  ).body.id;
+const deliveries = async (id: string, query = '') =>
+  (
+    await server.call<{ deliveries: Delivery[]; next_cursor: string | null; has_more: boolean }>(
+      200,
+      `GET /v1/subscriptions/${id}/deliveries${query}`,
+      admin,
+    )
+  ).body;
+/** Waits until a subscription's deliveries are as they should be. */
+const settled = async (id: string, check: (all: Delivery[]) => boolean) => {
+  let all: Delivery[] = [];
+  const look = async () => {
+    all = (await deliveries(id)).deliveries;
+    return check(all);
+  };
+  await expect.poll(look, { timeout: 15_000, interval: 50 }).toBe(true);
+  return all;
+};
+const types = () => receiver.received.map(({ json }) => json.event);
+
+describe('a subscription', () => {
+  test('is created, listed, changed and deleted; its secret is never shown', async () => {
+    await fresh();
+    const made = await subscribe({
+      event_types: ['escrow.created'],
+      destination_config: { app_url: 'https://d.test/x/' },
+    });
+    expect(made).toMatchObject({
+      url: receiver.url(),
+      destination_type: 'webhook',
+      event_types: ['escrow.created'],
+      active: true,
+      destination_config: { app_url: 'https://d.test/x' },
+    });
+    expect(Date.parse(String(made.created_at))).toBeGreaterThan(0);
+    const { body: changed } = await server.call<Sub>(200, `PATCH /v1/subscriptions/${made.id}`, admin, {
+      event_types: [],
+      active: false,
+    });
+    expect(changed).toMatchObject({ event_types: [], active: false, url: made.url });
+    const put = await server.call<Sub>(200, `PUT /v1/subscriptions/${made.id}`, admin, { url: receiver.url('/other') });
+    expect(put.body).toMatchObject({ url: receiver.url('/other'), active: false });
+    const list = await server.call<{ subscriptions: Sub[]; total: number }>(200, 'GET /v1/subscriptions', admin);
+    expect(list.body).toMatchObject({ total: 1, subscriptions: [put.body] });
+    expect((await server.call(200, `GET /v1/subscriptions/${made.id}`, admin)).body).toEqual(put.body);
+    const rows = await sql(server, 'select to_jsonb(s)::text as line from subscription s');
+    for (const text of [list.text, put.text, JSON.stringify(rows), server.logged.join('\n')]) {
+      expect(text).not.toContain(SECRET);
+    }
+    await server.call(204, `DELETE /v1/subscriptions/${made.id}`, admin);
+    await server.call(404, `GET /v1/subscriptions/${made.id}`, admin);
+    await server.call(404, `DELETE /v1/subscriptions/${made.id}`, admin);
+    const { body: audit } = await server.call<{ records: { action: string; code: string }[] }>(
+      200,
+      'GET /v1/audit?target_type=subscription',
+      admin,
+    );
+    expect(audit.records.map(({ code }) => code)).toEqual(['SUB003I', 'SUB002I', 'SUB002I', 'SUB001I']);
+  });
+
+  test('is refused for a wrong secret, type, event or URL, with the place of the fault', async () => {
+    await fresh();
+    const ok = { url: receiver.url(), secret: SECRET };
+    const cases: [Record<string, unknown>, string][] = [
+      [{ url: ok.url }, '/secret'],
+      [{ ...ok, secret: 'short' }, '/secret'],
+      [{ ...ok, destination_type: 'slack' }, '/secret'],
+      [{ ...ok, destination_type: 'pager' }, '/destination_type'],
+      [{ ...ok, event_types: ['escrow.created', 'escrow.nonsense'] }, '/event_types/1'],
+      [{ ...ok, url: 'ftp://127.0.0.1/' }, '/url'],
+      [{ ...ok, url: 'https://user:pass@hooks.example.invalid/' }, '/url'],
+      [{ ...ok, url: 'http://10.0.0.1/' }, '/url'],
+      [{ ...ok, url: 'http://169.254.169.254/latest/meta-data' }, '/url'],
+      [{ ...ok, destination_config: { app_url: 'javascript:alert(1)' } }, '/destination_config/app_url'],
+      [{ ...ok, surprise: 1 }, '/surprise'],
+    ];
+    for (const [body, pointer] of cases) {
+      const { body: problem } = await server.call<{ code: string; errors: { pointer: string }[] }>(
+        400,
+        'POST /v1/subscriptions',
+        admin,
+        body,
+      );
+      expect(problem.code).toBe('VALIDATION_FAILED');
+      expect(problem.errors.map((fault) => fault.pointer)).toEqual([pointer]);
+    }
+    const { id } = await subscribe();
+    await server.call(400, `PATCH /v1/subscriptions/${id}`, admin, { url: 'http://10.0.0.1/' });
+    await server.call(400, `PATCH /v1/subscriptions/${id}`, admin, { secret_overlap_seconds: 5 });
+    const { body: audit } = await server.call<{ records: { code: string; detail: string }[] }>(
+      200,
+      'GET /v1/audit?action=subscription.refused',
+      admin,
+    );
+    expect(audit.records.map(({ detail }) => detail)).toEqual([
+      '10.0.0.1: DESTINATION_BLOCKED',
+      '169.254.169.254: DESTINATION_BLOCKED',
+      '10.0.0.1: DESTINATION_BLOCKED',
+    ]);
+  });
+
+  test('of a chat shows only the beginning of its URL', async () => {
+    await fresh();
+    const url = receiver.url('/services/T000/B000/hushhushhush');
+    const made = await subscribe({ url, secret: undefined, destination_type: 'slack' });
+    expect(made.url).toBe(`${receiver.url('/services/')}…`);
+    await server.call(200, `POST /v1/subscriptions/${made.id}/test`, admin, {});
+    await hold();
+    await settled(made.id, ([one]) => one?.status === 'delivered');
+    const audit = await server.call(200, 'GET /v1/audit', admin);
+    const stored = await sql(
+      server,
+      `select (to_jsonb(s) || to_jsonb(l))::text as line from subscription s join delivery_lane l using (tenant_id, id)`,
+    );
+    for (const text of [audit.text, JSON.stringify(stored), server.logged.join('\n')]) {
+      expect(text).not.toContain('hushhush');
+    }
+  });
+
+  test('can ask for what /v1/event-types lists', async () => {
+    await fresh();
+    const { body } = await server.call<{ event_types: { type: string }[] }>(200, 'GET /v1/event-types', admin);
+    const all = body.event_types.map(({ type }) => type);
+    expect(all).toEqual(Object.keys(EVENT_TYPES));
+    await subscribe({ event_types: all });
+  });
+});
+
+describe('a delivery', () => {
+  test('is the event as signed JSON; someone else’s verifier takes it, and openssl computes the same', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    const escrow = await hold({ estimated_value: 12.5, value_currency: 'EUR', risk_score: 0.25 });
+    const [one] = await settled(id, ([first]) => first?.status === 'delivered');
+    const got = receiver.received.find(({ json }) => json.event === 'escrow.created')!;
+    expect(got.json).toEqual({
+      event: 'escrow.created',
+      event_id: one!.event_id,
+      escrow_id: escrow,
+      tenant_id: tenant.id,
+      agent_role: 'clerk',
+      agent_id: 'agent-1',
+      action_type: 'api_call',
+      action_summary: 'pays a bill',
+      estimated_value: 12.5,
+      value_currency: 'EUR',
+      risk_score: 0.25,
+      hold_type: 'single',
+      required_approvals: 1,
+      ttl: 600,
+      expires_at: expect.any(String),
+      created_at: expect.any(String),
+      notify_targets: [],
+    });
+    expect(got.headers).toMatchObject({
+      'content-type': 'application/json; charset=utf-8',
+      'x-svc-event': 'escrow.created',
+      'x-svc-delivery': one!.id,
+      'webhook-id': one!.event_id,
+    });
+    expect(new Webhook(SECRET).verify(got.body, got.headers as Record<string, string>)).toEqual(got.json);
+    const [, t, v1] = /^t=(\d+),v1=([0-9a-f]{64})$/.exec(String(got.headers['x-svc-signature']))!;
+    const hex = execFileSync('openssl', ['dgst', '-sha256', '-hmac', SECRET, '-hex'], { input: `${t}.${got.body}` });
+    expect(String(hex).trim().split(' ').at(-1)).toBe(v1);
+    expect(one).toMatchObject({ result: 'DELIVERED', http_status: 200, attempts: 1, failure_reason: null });
+  });
+
+  test('carries both signatures while a rotation lasts, and the new one alone afterwards', async () => {
+    await fresh();
+    const { id } = await subscribe();
+    const next = 'another secret, without a prefix';
+    const { body: rotated } = await server.call<Sub>(200, `PATCH /v1/subscriptions/${id}`, admin, {
+      secret: next,
+      secret_overlap_seconds: 600,
+    });
+    expect(Date.parse(String(rotated.previous_secret_until))).toBeGreaterThan(server.clock.now() + 500_000);
+    const test = () => server.call(200, `POST /v1/subscriptions/${id}/test`, admin, {});
+    await test();
+    server.clock.advance(601_000);
+    await test();
+    const [during, after] = receiver.received.filter(({ json }) => json.event === 'svc.test');
+    const plain = `whsec_${Buffer.from(next).toString('base64')}`;
+    const verify = (secret: string, got: typeof during) =>
+      new Webhook(secret).sign(
+        String(got!.headers['webhook-id']),
+        new Date(Number(got!.headers['webhook-timestamp']) * 1000),
+        got!.body,
+      );
+    expect(String(during!.headers['webhook-signature']).split(' ')).toEqual([
+      verify(plain, during),
+      verify(SECRET, during),
+    ]);
+    expect(String(during!.headers['x-svc-signature']).match(/v1=/g)).toHaveLength(2);
+    expect(String(after!.headers['webhook-signature'])).toBe(verify(plain, after));
+    expect(String(after!.headers['x-svc-signature']).match(/v1=/g)).toHaveLength(1);
+    expect((await server.call<Sub>(200, `GET /v1/subscriptions/${id}`, admin)).body).not.toHaveProperty(
+      'previous_secret_until',
+    );
+  });
+
+  test('is made for the types asked for, in the order of the events', async () => {
+    await fresh();
+    const some = await subscribe({ event_types: ['policy.approved', 'key.revoked'] });
+    const all = await subscribe({ url: receiver.url('/all') });
+    const off = await subscribe({ url: receiver.url('/off'), active: false });
+    await deploy(server, admin, 'guard', GUARD);
+    const key = await server.call<{ id: string }>(201, 'POST /v1/keys', admin, { label: 'k', scopes: ['proxy'] });
+    await server.call(204, `DELETE /v1/keys/${key.body.id}`, admin);
+    const agent = await tenant.agent('agent-1', 'clerk');
+    const { body: held } = await server.call<{ escrow: { id: string } }>(200, 'POST /v1/evaluate', agent, {
+      action_type: 'tool_call',
+      tool_name: 'pay',
+    });
+    const approver = await tenant.person('approver');
+    await server.call(200, `POST /v1/escrow/${held.escrow.id}/vote`, approver, { decision: 'reject', reason: 'no' });
+    await server.call(201, 'POST /v1/forensics/export', approver, { purpose: 'audit' });
+    const expected = [
+      ...['policy.created', 'policy.approved', 'key.created', 'key.revoked', 'key.created', 'escrow.created'],
+      ...['escrow.vote_cast', 'escrow.rejected', 'forensics.checkpoint', 'forensics.exported'],
+    ];
+    await settled(all.id, (list) => list.filter(({ status }) => status === 'delivered').length >= expected.length);
+    const at = (path: string) => receiver.received.filter((got) => got.path === path).map(({ json }) => json);
+    // a chain may be signed at any time
+    const others = (list: Record<string, unknown>[]) => list.filter(({ chain }) => chain !== 'audit');
+    expect(others(at('/all')).map(({ event }) => event)).toEqual(expected);
+    expect(at('/hook').map(({ event }) => event)).toEqual(['policy.approved', 'key.revoked']);
+    expect(at('/hook')[0]).toEqual({
+      event: 'policy.approved',
+      event_id: expect.stringMatching(/^oev_/),
+      tenant_id: tenant.id,
+      policy_id: 'guard',
+      version: 1,
+      content_hash: expect.stringMatching(/^sha256:/),
+      status: 'deployed',
+      live_version: 1,
+      actor_id: expect.any(String),
+      created_at: expect.any(String),
+    });
+    expect((await deliveries(some.id)).deliveries).toHaveLength(2);
+    expect((await deliveries(off.id)).deliveries).toEqual([]);
+  });
+
+  test('that fails is tried again after the back-off, under the same id, until it is accepted', async () => {
+    await fresh();
+    receiver.behavior = 500;
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await hold();
+    const [first] = await settled(id, ([one]) => one?.attempts === 1);
+    expect(first).toMatchObject({ status: 'retrying', result: 'DESTINATION_ERROR', http_status: 500 });
+    expect(first!.failure_reason).toBe('The destination answered 500: it has a fault of its own.');
+    const pause = Date.parse(first!.next_attempt_at!) - server.clock.now();
+    expect(pause).toBeGreaterThan(0);
+    expect(pause).toBeLessThan(6100);
+    server.clock.advance(7_000);
+    await settled(id, ([one]) => one?.attempts === 2);
+    receiver.behavior = 204;
+    server.clock.advance(40_000);
+    const [last] = await settled(id, ([one]) => one?.status === 'delivered');
+    expect(last).toMatchObject({ attempts: 3, http_status: 204, failure_reason: null, next_attempt_at: null });
+    expect(new Set(receiver.received.map(({ headers }) => headers['webhook-id'])).size).toBe(1);
+    expect(receiver.received).toHaveLength(3);
+  });
+
+  test('is failed when 24 hours are over, and can be sent again by hand', async () => {
+    await fresh();
+    receiver.behavior = 503;
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await hold();
+    for (let attempts = 1; ; attempts++) {
+      const [one] = await settled(id, ([d]) => d?.attempts === attempts || d?.status === 'failed');
+      if (one!.status === 'failed') {
+        expect(one).toMatchObject({ result: 'DESTINATION_ERROR', next_attempt_at: null });
+        expect(one!.attempts).toBeGreaterThan(10);
+        break;
+      }
+      server.clock.advance(Math.max(0, Date.parse(one!.next_attempt_at!) - server.clock.now()) + 1);
+    }
+    receiver.behavior = 200;
+    const [failed] = (await deliveries(id, '?status=failed')).deliveries;
+    await server.call(200, `POST /v1/subscriptions/${id}/deliveries/${failed!.id}/redeliver`, admin, {});
+    await settled(id, ([one]) => one?.status === 'delivered');
+    await server.call(404, `POST /v1/subscriptions/${id}/deliveries/dlv_none/redeliver`, admin, {});
+  });
+
+  test('to an address that turned forbidden fails at once and is not tried again', async () => {
+    await fresh();
+    const { id } = await subscribe({ event_types: ['escrow.created'], url: 'http://rebinds.invalid/' });
+    const forbidden = 'http://10.9.8.7/hook';
+    await sql(server, 'update subscription set url_sealed = $2 where id = $1', [
+      id,
+      server.core.box.seal(forbidden, `${tenant.id}/subscription/${id}/url`),
+    ]);
+    await hold();
+    const [one] = await settled(id, ([d]) => d?.status === 'failed');
+    expect(one).toMatchObject({ attempts: 1, result: 'DESTINATION_BLOCKED', http_status: null, next_attempt_at: null });
+  });
+
+  test('is not sent after its subscription was paused or deleted', async () => {
+    await fresh();
+    receiver.behavior = 500;
+    const paused = await subscribe({ event_types: ['escrow.created'] });
+    const deleted = await subscribe({ event_types: ['escrow.created'], url: receiver.url('/deleted') });
+    await hold();
+    for (const { id } of [paused, deleted]) await settled(id, ([one]) => one?.attempts === 1);
+    await server.call(200, `PATCH /v1/subscriptions/${paused.id}`, admin, { active: false });
+    await server.call(204, `DELETE /v1/subscriptions/${deleted.id}`, admin);
+    const [one] = (await deliveries(paused.id)).deliveries;
+    expect(one).toMatchObject({ status: 'failed', attempts: 1, next_attempt_at: null });
+    expect(one!.failure_reason).toMatch(/paused/);
+    await server.call(409, `POST /v1/subscriptions/${paused.id}/deliveries/${one!.id}/redeliver`, admin, {});
+    receiver.behavior = 200;
+    server.clock.advance(60_000);
+    // what happens while it is paused is not told later
+    await hold({ agent_id: 'agent-2' });
+    await server.call(200, `PATCH /v1/subscriptions/${paused.id}`, admin, { active: true });
+    await hold({ agent_id: 'agent-3' });
+    await settled(paused.id, ([newest]) => newest?.status === 'delivered');
+    expect(receiver.received.map(({ json }) => json.agent_id)).toEqual(['agent-1', 'agent-1', 'agent-3']);
+  });
+
+  test('is found by status and type, page by page, and by nobody else', async () => {
+    await fresh();
+    const { id } = await subscribe();
+    for (let n = 0; n < 5; n++) await hold({ agent_id: `agent-${n}` });
+    await settled(id, (all) => all.filter(({ status }) => status === 'delivered').length === 10);
+    const seen: string[] = [];
+    for (let cursor: string | null = ''; cursor !== null; ) {
+      const page = await deliveries(id, `?event_type=escrow.created&limit=2${cursor && `&cursor=${cursor}`}`);
+      seen.push(...page.deliveries.map((one) => one.event_id));
+      cursor = page.next_cursor;
+      expect(page.has_more).toBe(cursor !== null);
+    }
+    expect(seen).toHaveLength(5);
+    expect(seen).toEqual([...seen].sort().reverse());
+    expect((await deliveries(id, '?status=failed')).deliveries).toEqual([]);
+    await server.call(400, `GET /v1/subscriptions/${id}/deliveries?cursor=nonsense`, admin);
+    const other = await server.tenant();
+    await server.call(404, `GET /v1/subscriptions/${id}/deliveries`, other.admin);
+    await server.call(404, `POST /v1/subscriptions/${id}/test`, other.admin, {});
+  });
+
+  test('heeds Retry-After, and leaves the destination alone meanwhile', async () => {
+    await fresh();
+    receiver.behavior = (_, response) => response.writeHead(429, { 'retry-after': '120' }).end();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await hold();
+    const [one] = await settled(id, ([d]) => d?.attempts === 1);
+    expect(Date.parse(one!.next_attempt_at!) - server.clock.now()).toBeGreaterThan(100_000);
+    receiver.behavior = 200;
+    await hold({ agent_id: 'agent-2' });
+    await settled(id, (all) => all.length === 2);
+    await delay(300);
+    expect(receiver.received).toHaveLength(1);
+    server.clock.advance(121_000);
+    await settled(id, (all) => all.every(({ status }) => status === 'delivered'));
+  });
+});
+
+describe('a destination', () => {
+  test('that accepts nothing for five days is disabled, and the admins and other subscribers are told', async () => {
+    await fresh();
+    receiver.behavior = (got, response) => response.writeHead(got.path === '/hook' ? 500 : 200).end();
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await subscribe({ url: receiver.url('/watch'), event_types: ['subscription.disabled'] });
+    await hold();
+    await settled(id, ([one]) => one?.attempts === 1);
+    const { body: failing } = await server.call<Sub>(200, `GET /v1/subscriptions/${id}`, admin);
+    expect(failing.failing_since).toEqual(expect.any(String));
+    server.clock.advance(5 * 24 * 3600_000);
+    await expect
+      .poll(async () => (await server.call<Sub>(200, `GET /v1/subscriptions/${id}`, admin)).body.active, {
+        timeout: 9000,
+      })
+      .toBe(false);
+    const { body: sub } = await server.call<Sub>(200, `GET /v1/subscriptions/${id}`, admin);
+    expect(sub.disabled_reason).toMatch(/^Nothing was accepted there for five days/);
+    expect((await deliveries(id)).deliveries.every(({ status }) => status === 'failed')).toBe(true);
+    await expect.poll(types, { timeout: 5000 }).toContain('subscription.disabled');
+    const mails = await sql<{ n: number }>(server, `select count(*)::int as n from mail_message where tenant_id = $1`, [
+      tenant.id,
+    ]);
+    const mailed = server.logged.some((line) => line.includes('a mail was written'));
+    expect(mails[0]!.n > 0 || mailed).toBe(true);
+    const { body: audit } = await server.call<{ records: { code: string }[] }>(
+      200,
+      'GET /v1/audit?action=subscription.disabled',
+      admin,
+    );
+    expect(audit.records).toMatchObject([{ code: 'SUB005I', severity: 'warning', actor: { type: 'system' } }]);
+    await server.call(200, `PATCH /v1/subscriptions/${id}`, admin, { active: true });
+    const { body: again } = await server.call<Sub>(200, `GET /v1/subscriptions/${id}`, admin);
+    expect(again).not.toHaveProperty('disabled_at');
+    expect(again).not.toHaveProperty('failing_since');
+  });
+
+  test.each([
+    ['slack', 404],
+    ['slack', 410],
+    ['teams', 404],
+    ['teams', 410],
+    ['webhook', 410],
+  ])('of type %s that answers %i is gone and disabled at once', async (destination_type, status) => {
+    await fresh();
+    receiver.behavior = status;
+    const secret = destination_type === 'webhook' ? SECRET : undefined;
+    const { id } = await subscribe({ destination_type, secret, event_types: ['escrow.created'] });
+    await hold();
+    await expect
+      .poll(async () => (await server.call<Sub>(200, `GET /v1/subscriptions/${id}`, admin)).body.active)
+      .toBe(false);
+    expect((await deliveries(id)).deliveries).toMatchObject([{ status: 'failed', attempts: 1, http_status: status }]);
+  });
+
+  test('of a webhook that answers 404 is tried again', async () => {
+    await fresh();
+    receiver.behavior = 404;
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    await hold();
+    const [one] = await settled(id, ([d]) => d?.attempts === 1);
+    expect(one).toMatchObject({ status: 'retrying', result: 'NOT_FOUND' });
+  });
+
+  test('that hangs does not delay another', async () => {
+    await fresh();
+    const release: (() => void)[] = [];
+    receiver.behavior = (got, response) => {
+      if (got.path === '/hook') response.writeHead(200).end();
+      else release.push(() => response.writeHead(200).end());
+    };
+    for (let n = 0; n < 20; n++) await subscribe({ url: receiver.url(`/hangs/${n}`), event_types: ['escrow.created'] });
+    const { id } = await subscribe({ event_types: ['escrow.created'] });
+    for (let n = 0; n < 5; n++) await hold({ agent_id: `agent-${n}` });
+    await settled(id, (all) => all.filter(({ status }) => status === 'delivered').length === 5);
+    expect(release).toHaveLength(20);
+    for (const end of release) end();
+  });
+});
+
+describe('notify targets of a hold', () => {
+  test('are told of its events, unsigned and without the other targets, again until they accept', async () => {
+    await fresh();
+    let refusals = 1;
+    receiver.behavior = (_, response) => response.writeHead(refusals-- > 0 ? 500 : 200).end();
+    const id = await hold({ notify_targets: [receiver.url('/target'), 'http://10.1.2.3/inside'] });
+    await expect.poll(() => receiver.received.length).toBe(1);
+    server.clock.advance(7000);
+    await expect.poll(() => receiver.received.length, { timeout: 5000 }).toBe(2);
+    for (const got of receiver.received) {
+      expect(got).toMatchObject({ path: '/target', json: { event: 'escrow.created', escrow_id: id } });
+      expect(got.json).not.toHaveProperty('notify_targets');
+      expect(got.headers).not.toHaveProperty('x-svc-signature');
+      expect(got.headers).not.toHaveProperty('webhook-signature');
+    }
+    const approver = await tenant.person('approver');
+    await server.call(200, `POST /v1/escrow/${id}/vote`, approver, { decision: 'approve', reason: 'good' });
+    await expect.poll(types).toEqual(['escrow.created', 'escrow.created', 'escrow.vote_cast', 'escrow.released']);
+    await expect
+      .poll(async () => {
+        const { body } = await server.call<{ records: { detail: string; code: string }[] }>(
+          200,
+          'GET /v1/audit?action=escrow.notify_failed',
+          admin,
+        );
+        return body.records.map(({ code, detail }) => `${code} ${detail}`).sort();
+      })
+      .toEqual(['created', 'released', 'vote_cast'].map((event) => `ESC010E escrow.${event}: DESTINATION_BLOCKED`));
+  });
+});
+
+describe('a proxy that falls silent', () => {
+  test('is told of once, until it was heard of again', async () => {
+    await fresh();
+    const proxy = await tenant.key('proxy');
+    const beat = () => server.call(200, 'POST /v1/proxies/heartbeat', proxy, { proxy_id: 'proxy-1', version: '1.0.0' });
+    const { id } = await subscribe({ event_types: ['proxy.offline'] });
+    const { fleet } = server.core;
+    const tell = () => fleet.tellOffline(tenant.id, 15);
+    await beat();
+    expect(await tell()).toBe(0);
+    server.clock.advance(46_000);
+    // the server's own job may be there first
+    await Promise.all([tell(), tell()]);
+    await settled(id, ([one]) => one?.status === 'delivered');
+    expect(await tell()).toBe(0);
+    await beat();
+    server.clock.advance(46_000);
+    await tell();
+    await settled(id, (all) => all.length === 2 && all.every(({ status }) => status === 'delivered'));
+    expect(receiver.received.map(({ json }) => [json.event, json.proxy_id])).toEqual([
+      ['proxy.offline', 'proxy-1'],
+      ['proxy.offline', 'proxy-1'],
+    ]);
+  });
+});
