@@ -157,7 +157,10 @@ export async function openCore(parts: Parts): Promise<Core> {
     labelNames: ['reason'],
     registers: [registry],
   });
-  const failed = (reason: string) => signInFailures.inc({ reason });
+  const failed = (reason: string, { ip, requestId }: { ip: string; requestId: string }) => {
+    signInFailures.inc({ reason });
+    log.warn({ reason, ip, reqId: requestId }, 'a sign-in by a link failed');
+  };
   const policy: SignInPolicyOf = async (tenantId) => {
     const { sso_only, magic_link_confirm } = await settings(tenantId);
     return { linkFor: () => !sso_only, confirm: magic_link_confirm };

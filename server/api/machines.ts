@@ -103,7 +103,8 @@ export function machinesRouter(features: { policies: Policies; holds: Holds }, a
     const rule = access(sender);
     return {
       route: sender,
-      ...(rule.role && { role: rule.role }),
+      // what a machine is sent is never for whoever is signed in
+      ...(rule.role && rule.role !== 'any' && { role: rule.role }),
       ...(rule.keys && { scopes: SCOPES.filter((scope) => scope === 'admin' || rule.keys?.includes(scope)) }),
     };
   };

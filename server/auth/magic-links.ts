@@ -55,8 +55,8 @@ interface Parts {
   policy: SignInPolicyOf;
   baseUrl: string;
   limits: { address: RateLimiter; ip: RateLimiter };
-  /** Counts a sign-in that failed, by its reason. */
-  failed: (reason: string) => void;
+  /** Counts and logs a sign-in that failed: for the unknown ones there is no tenant whose chain could tell. */
+  failed: (reason: string, origin: { ip: string; requestId: string }) => void;
 }
 
 /**
@@ -113,7 +113,7 @@ export class MagicLinks {
         box.seal(JSON.stringify(request), placeOf(id)),
         now,
       ]);
-    } else failed('too many links asked for');
+    } else failed('too many links asked for', origin);
     const secure = this.#parts.baseUrl.startsWith('https:') ? '; Secure' : '';
     return `${NONCE_COOKIE}=${nonce}; Path=/auth; Max-Age=${LINK_SECONDS}; HttpOnly; SameSite=Lax${secure}`;
   }
@@ -155,7 +155,7 @@ export class MagicLinks {
     const { origin } = request;
     const tenantId = await this.#tenantOf(token);
     if (!tenantId) {
-      failed('unknown link');
+      failed('unknown link', origin);
       return { kind: 'refused' };
     }
     const id = secretHash(token).toString('hex');
@@ -200,7 +200,7 @@ export class MagicLinks {
       );
       return { kind: 'session', tenantId, ...session };
     });
-    if (result.kind === 'refused') failed('dead link');
+    if (result.kind === 'refused') failed('dead link', origin);
     return result;
   }
 
@@ -248,10 +248,7 @@ export class MagicLinks {
        where m.email = $1 and m.removed_at is null order by m.tenant_id`,
       [request.email],
     );
-    if (rows.length === 0) {
-      failed('unknown address');
-      log.info({ id: row.id }, 'a sign-in link was asked for an address that nobody has');
-    }
+    if (rows.length === 0) failed('unknown address', { ip: request.ip, requestId: request.request_id });
     for (const member of rows) await this.#mail(row, request, member);
   }
 

@@ -250,7 +250,7 @@ export function sessionsRouter(sessions: Sessions) {
     requestId: ctx.requestId,
   });
   return trpc.router({
-    list: route('GET /v1/sessions', { role: 'viewer' }, { summary: 'List your own sessions', tag })
+    list: route('GET /v1/sessions', { role: 'any' }, { summary: 'List your own sessions', tag })
       .input(z.strictObject({}))
       .output(z.object({ sessions: z.array(SessionOut) }))
       .query(async ({ ctx }) => {
@@ -258,7 +258,7 @@ export function sessionsRouter(sessions: Sessions) {
         return { sessions: rows.map((row) => sessionOut(row, ctx.principal)) };
       }),
 
-    endOthers: route('DELETE /v1/sessions', { role: 'viewer' }, { summary: 'End all your other sessions', tag })
+    endOthers: route('DELETE /v1/sessions', { role: 'any' }, { summary: 'End all your other sessions', tag })
       .input(z.strictObject({}))
       .output(Ended)
       .mutation(async ({ ctx }) => {
@@ -268,7 +268,7 @@ export function sessionsRouter(sessions: Sessions) {
 
     end: route(
       'DELETE /v1/sessions/{id}',
-      { role: 'viewer' },
+      { role: 'any' },
       { summary: 'End one of your sessions', tag, status: 204, problems: ['NOT_FOUND'] },
     )
       .input(z.strictObject({ id: text(64) }))
@@ -326,7 +326,7 @@ export function authRouter(sessions: Sessions, links: MagicLinks) {
 
     me: route(
       'GET /auth/me',
-      { keys: ['proxy', 'pipeline'], role: 'viewer' },
+      { keys: ['proxy', 'pipeline'], role: 'any' },
       { summary: 'Who the caller is', tag: 'auth' },
     )
       .input(z.strictObject({}))

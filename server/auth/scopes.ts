@@ -47,7 +47,8 @@ export type Principal =
 export interface Access {
   readonly public?: true;
   readonly keys?: readonly Exclude<Scope, 'admin'>[];
-  readonly role?: Role;
+  /** The least role of a signed-in person; `any`: whoever is signed in, also without a role. */
+  readonly role?: Role | 'any';
   readonly agent?: true;
 }
 
@@ -67,7 +68,7 @@ export function refusal(access: Access, principal: Principal | null): Refusal | 
     case 'agent_key':
       return access.agent ? undefined : { code: 'KEY_SCOPE', detail: 'agent keys do not reach this route' };
     case 'session':
-      if (access.role && hasRole(principal.roles, access.role)) return undefined;
+      if (access.role === 'any' || (access.role && hasRole(principal.roles, access.role))) return undefined;
       return {
         code: 'FORBIDDEN',
         detail: access.role ? `this needs the role ${access.role}` : 'this is not for signed-in people',

@@ -39,8 +39,8 @@ interface Parts {
     tenantId: string,
     start: { member: MemberRow; authMethod: 'magic_link'; now: Date; origin: Origin },
   ) => Promise<{ cookie: string; expiresAt: Date }>;
-  /** Counts a sign-in that failed, by its reason. */
-  failed: (reason: string) => void;
+  /** Counts and logs a sign-in that failed. */
+  failed: (reason: string, origin: Origin) => void;
 }
 
 /** What the invited person sees before they join. */
@@ -196,7 +196,7 @@ export class Invitations {
     const { db, clock, audit, openSession, failed } = this.#parts;
     const tenantId = await this.#tenantOf(token);
     if (!tenantId) {
-      failed('unknown invitation');
+      failed('unknown invitation', origin);
       return undefined;
     }
     const result = await db.transaction(tenantId, async (em, notify) => {
@@ -233,7 +233,7 @@ export class Invitations {
       return { ...session, tenantId, member };
     });
     if (typeof result === 'object') return result;
-    failed('dead invitation');
+    failed('dead invitation', origin);
     if (result === 'single sign-on only') {
       throw new AppError('FORBIDDEN', 'this organization lets people in through its own sign-on only: sign in there');
     }

@@ -9,7 +9,8 @@ import { type Credential, useServer } from '../helpers/server.ts';
 const server = useServer();
 
 /**
- * Who may call what, written by hand from the specification: the least role of a signed-in person, then the key scopes.
+ * Who may call what, written by hand from the specification: the least role of a signed-in person (`any`: none is
+ * needed), then the key scopes.
  * `-` is nobody of that kind. The scope admin reaches every route that any key can.
  */
 const TABLE: Record<string, [role: string, keys: string, agent?: 'agent']> = {
@@ -22,10 +23,10 @@ const TABLE: Record<string, [role: string, keys: string, agent?: 'agent']> = {
   'POST /auth/magic-link/verify': ['public', ''],
   'GET /auth/invite': ['public', ''],
   'POST /auth/invite': ['public', ''],
-  'GET /auth/me': ['viewer', 'admin pipeline proxy'],
-  'GET /v1/sessions': ['viewer', '-'],
-  'DELETE /v1/sessions': ['viewer', '-'],
-  'DELETE /v1/sessions/{id}': ['viewer', '-'],
+  'GET /auth/me': ['any', 'admin pipeline proxy'],
+  'GET /v1/sessions': ['any', '-'],
+  'DELETE /v1/sessions': ['any', '-'],
+  'DELETE /v1/sessions/{id}': ['any', '-'],
   'GET /v1/users': ['admin', 'admin'],
   'GET /v1/users/{id}': ['admin', 'admin'],
   'POST /v1/users/{id}/roles': ['admin', 'admin'],

@@ -108,6 +108,13 @@ describe('roles', () => {
     await server.call(200, 'GET /v1/policies', person);
     await revoke(200, tenant.admin, person.userId, 'viewer');
     await server.call(403, 'GET /v1/policies', person);
+    // who has no role is still told who they are, and can leave
+    expect((await server.call(200, 'GET /auth/me', person)).body).toMatchObject({
+      user: { id: person.userId },
+      roles: [],
+    });
+    await server.call(200, 'GET /v1/sessions', person);
+    await server.call(200, 'POST /auth/logout', person);
   });
 
   test('are granted once; one that was revoked can be granted again; each is audited, refusals apart', async () => {

@@ -286,6 +286,7 @@ describe('a mailed link', () => {
     const text = await page.text();
     expect(text).toContain('This link does not work');
     expect(text).not.toMatch(/<script|svc_link_x/);
+    expect(server.logged.some((line) => line.includes('a sign-in by a link failed'))).toBe(true);
     const problem = await server.call(401, `GET ${VERIFY}svc_link_x`, { headers: { accept: 'application/json' } });
     expect(problem.headers.get('content-type')).toMatch(/^application\/problem\+json/);
   });

@@ -54,6 +54,8 @@ describe('an access rule', () => {
       }),
     );
     expect(refusal({ public: true }, null)).toBeUndefined();
+    expect(refusal({ role: 'any' }, person())).toBeUndefined();
+    for (const other of [null, key('admin'), agent]) expect(refusal({ role: 'any' }, other)).toBeDefined();
     expect(hasRole([], 'viewer')).toBe(false);
   });
 

@@ -15,7 +15,7 @@ export interface Operation {
 
 interface DocumentOperation {
   operationId: string;
-  security?: { apiKey?: string[]; session?: [Role]; agentKey?: [] }[];
+  security?: { apiKey?: string[]; session?: [Role | 'any']; agentKey?: [] }[];
 }
 
 export const document = describeApi() as {
