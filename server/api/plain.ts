@@ -82,7 +82,8 @@ function mountOne(app: FastifyInstance, route: PlainRoute, begin: Begin): void {
     assertAccess(route.access, context.principal);
     const query = querySchema.safeParse(request.query);
     if (!query.success) throw toAppError(query.error, 'query');
-    const form = formSchema.safeParse(route.form ? (request.body ?? {}) : {});
+    const body = route.form && request.body !== undefined ? request.body : {};
+    const form = formSchema.safeParse(body);
     if (!form.success) throw toAppError(form.error);
     return route.handler({
       context,

@@ -1,5 +1,6 @@
 import { z } from 'zod';
 import { type PlainCall, type PlainRoute, sendPage } from '../api/plain.ts';
+import { text } from '../api/trpc.ts';
 import { ROLES } from '../auth/scopes.ts';
 import { AppError } from '../errors.ts';
 import { html, page, wantsPage } from '../lib/page.ts';
@@ -68,7 +69,7 @@ export function inviteRoutes(
       access: { public: true },
       summary: 'Accept an invitation, by the button of its page',
       tag: 'auth',
-      form: { token: Token, name: z.string().max(200).optional() },
+      form: { token: text(200, 0).optional(), name: text(200, 0).optional() },
       page: true,
       answers: { 200: json, 303: { description: 'Joined; the cookie is set' } },
       problems: ['UNAUTHENTICATED', 'FORBIDDEN'],

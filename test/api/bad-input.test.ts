@@ -20,6 +20,8 @@ import { type Credential, useServer } from '../helpers/server.ts';
 const server = useServer();
 const writes = operations.filter(({ method, line }) => method !== 'GET' && line !== 'POST /auth/logout');
 const ingests = ['POST /v1/events/ingest', 'POST /v1/forensics/records'];
+/** The routes of the server's own pages, which take forms. */
+const forms = ['POST /auth/magic-link/verify', 'POST /auth/invite'];
 /** Routes that take text and answer what is wrong with it, rather than refusing it. */
 const checkers = ['POST /v1/policies/validate', 'POST /v1/policies/format'];
 
@@ -250,7 +252,9 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
         'nonsense',
       ]) {
         const answer = await send(target(operation), who, body, { 'content-type': type });
-        wrong.push(...notRefused(`${operation.line} as ${type}`, answer, 'UNSUPPORTED_MEDIA_TYPE'));
+        const form = forms.includes(operation.line) && type.endsWith('urlencoded');
+        const code = form ? 'VALIDATION_FAILED' : 'UNSUPPORTED_MEDIA_TYPE';
+        wrong.push(...notRefused(`${operation.line} as ${type}`, answer, code));
       }
       const large = `{"a":"${'x'.repeat(1024 * 1024)}"}`;
       wrong.push(
@@ -443,6 +447,8 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
     for (const operation of operations.filter(({ path }) => path.includes('{id}'))) {
       await Promise.all(
         ids.map(async (id) => {
+          // the client itself makes another path of it, which is a route
+          if (id === '%2e%2e' && operation.path.endsWith('/{id}/sessions')) return;
           const body = operation.method === 'GET' ? undefined : JSON.stringify(BODIES[operation.line]);
           const answer = await send(fill(operation.line, { id }), allowed(world, operation), body);
           wrong.push(...notRefused(`${operation.line} ${id.slice(0, 30)}`, answer));
@@ -475,7 +481,7 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
       'POST /v1/events',
       'PUT /v1/keys',
       'DELETE /v1/events/x',
-      'POST /auth/magic-link/verify',
+      'PUT /auth/magic-link/verify',
     ]) {
       wrong.push(
         ...notRefused(line, await send(line, world.credential.adminKey, '{}'), 'NOT_FOUND', 'METHOD_NOT_ALLOWED'),
