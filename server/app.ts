@@ -70,7 +70,6 @@ import { Tenants } from './tenants/tenants.ts';
 /** The parts of a running program that its commands and tests reach for. */
 export interface Core extends Services {
   keyring: Keyring;
-  bundles: Bundles;
   checkpoints: Checkpoints;
   verifications: Verifications;
   audit: WriteAudit;

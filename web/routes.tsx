@@ -10,7 +10,10 @@ import { problemOf } from './lib/errors.tsx';
 import { localPath, takeNext } from './lib/next.ts';
 import { onSignedOut, queryClient } from './lib/query.ts';
 import { meOptions } from './lib/session.ts';
+import { readHoldFilter } from './pages/approvals/filter.ts';
 import { readAuditFilter } from './pages/audit/filter.ts';
+import { readSearch } from './pages/decisions/search.ts';
+import { readPolicyFilter, readPolicyTab } from './pages/policies/search.ts';
 import { Broken, NotFound } from './ui/broken.tsx';
 import { Shell } from './ui/shell.tsx';
 import { Loading } from './ui/states.tsx';
@@ -28,7 +31,7 @@ const signIn = createRoute({
     request_id:
       typeof search.request_id === 'string' && /^req_\w{1,40}$/.test(search.request_id) ? search.request_id : undefined,
   }),
-  component: lazyRouteComponent(() => import('./pages/sign-in.tsx'), 'SignIn'),
+  component: lazy(() => import('./pages/sign-in.tsx'), 'SignIn'),
 });
 
 /** Every page of a signed-in person. */
@@ -49,43 +52,128 @@ const app = createRoute({
   },
 });
 
-const page = <const Path extends string, const Name extends string>(
-  path: Path,
-  load: () => Promise<Record<Name, (props: never) => React.ReactNode>>,
-  name: Name,
-) => createRoute({ getParentRoute: () => app, path, component: lazyRouteComponent(load as never, name) });
+const lazy = lazyRouteComponent;
+const below = { getParentRoute: () => app } as const;
 
-const overview = page('/', () => import('./pages/overview/overview.tsx'), 'Overview');
+/* The pages below the shell. What a page imports is loaded when it is opened, or when the pointer nears its link. */
+
+const overview = createRoute({
+  ...below,
+  path: '/',
+  component: lazy(() => import('./pages/overview/overview.tsx'), 'Overview'),
+});
+const start = createRoute({
+  ...below,
+  path: '/start',
+  component: lazy(() => import('./pages/start/start.tsx'), 'Start'),
+});
+const decisions = createRoute({
+  ...below,
+  path: '/decisions',
+  validateSearch: readSearch,
+  component: lazy(() => import('./pages/decisions/decisions.tsx'), 'Decisions'),
+});
+const policies = createRoute({
+  ...below,
+  path: '/policies',
+  validateSearch: readPolicyFilter,
+  component: lazy(() => import('./pages/policies/list.tsx'), 'PolicyList'),
+});
+const newPolicy = createRoute({
+  ...below,
+  path: '/policies/new',
+  validateSearch: (search: Record<string, unknown>): { template?: string } =>
+    typeof search.template === 'string' ? { template: search.template } : {},
+  component: lazy(() => import('./pages/policies/new.tsx'), 'NewPolicy'),
+});
+const policy = createRoute({
+  ...below,
+  path: '/policies/$id',
+  validateSearch: readPolicyTab,
+  component: lazy(() => import('./pages/policies/policy.tsx'), 'PolicyPage'),
+});
+const reviewQueue = createRoute({
+  ...below,
+  path: '/review',
+  component: lazy(() => import('./pages/review/queue.tsx'), 'ReviewQueue'),
+});
+const review = createRoute({
+  ...below,
+  path: '/review/$id',
+  component: lazy(() => import('./pages/review/review.tsx'), 'ReviewPage'),
+});
+const inbox = createRoute({
+  ...below,
+  path: '/approvals',
+  validateSearch: readHoldFilter,
+  component: lazy(() => import('./pages/approvals/inbox.tsx'), 'Inbox'),
+});
+const hold = createRoute({
+  ...below,
+  path: '/approvals/$id',
+  validateSearch: (search: Record<string, unknown>): { vote?: 'approve' | 'deny' } =>
+    search.vote === 'approve' || search.vote === 'deny' ? { vote: search.vote } : {},
+  component: lazy(() => import('./pages/approvals/hold.tsx'), 'HoldPage'),
+});
 
 const machines = createRoute({
-  getParentRoute: () => app,
+  ...below,
   path: '/machines',
   validateSearch: ({ machine }: Record<string, unknown>): { machine?: string } =>
     typeof machine === 'string' ? { machine } : {},
-  component: lazyRouteComponent(() => import('./pages/machines/machines.tsx'), 'Machines'),
+  component: lazy(() => import('./pages/machines/machines.tsx'), 'Machines'),
 });
 
-const forensics = page('/forensics', () => import('./pages/forensics/forensics.tsx'), 'Forensics');
+const forensics = createRoute({
+  ...below,
+  path: '/forensics',
+  component: lazy(() => import('./pages/forensics/forensics.tsx'), 'Forensics'),
+});
 
 const audit = createRoute({
-  getParentRoute: () => app,
+  ...below,
   path: '/audit',
   validateSearch: readAuditFilter,
-  component: lazyRouteComponent(() => import('./pages/audit/audit.tsx'), 'Audit'),
+  component: lazy(() => import('./pages/audit/audit.tsx'), 'Audit'),
 });
 
 const keys = createRoute({
-  getParentRoute: () => app,
+  ...below,
   path: '/keys',
   validateSearch: ({ kind }: Record<string, unknown>): { kind?: 'agents' } => (kind === 'agents' ? { kind } : {}),
-  component: lazyRouteComponent(() => import('./pages/keys/keys.tsx'), 'Keys'),
+  component: lazy(() => import('./pages/keys/keys.tsx'), 'Keys'),
 });
-const proxies = page('/proxies', () => import('./pages/proxies/proxies.tsx'), 'Proxies');
-const settings = page('/settings', () => import('./pages/settings/settings.tsx'), 'SettingsPage');
+const proxies = createRoute({
+  ...below,
+  path: '/proxies',
+  component: lazy(() => import('./pages/proxies/proxies.tsx'), 'Proxies'),
+});
+const settings = createRoute({
+  ...below,
+  path: '/settings',
+  component: lazy(() => import('./pages/settings/settings.tsx'), 'SettingsPage'),
+});
 
 const routeTree = root.addChildren([
   signIn,
-  app.addChildren([overview, forensics, audit, machines, keys, proxies, settings]),
+  app.addChildren([
+    overview,
+    start,
+    decisions,
+    policies,
+    newPolicy,
+    policy,
+    reviewQueue,
+    review,
+    inbox,
+    hold,
+    forensics,
+    audit,
+    machines,
+    keys,
+    proxies,
+    settings,
+  ]),
 ]);
 
 export const router = createRouter({

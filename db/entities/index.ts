@@ -155,7 +155,7 @@ export type PolicyRow = InferEntity<typeof Policy>;
 
 /** One decision of a reviewer (or of the emergency path) on a revision. */
 export interface ReviewRecord {
-  status: 'approved' | 'rejected' | 'changes_requested' | 'break_glass' | 'dismissed';
+  status: 'approved' | 'rejected' | 'changes_requested' | 'break_glass' | 'dismissed' | 'commented';
   decided_by: string;
   decided_at: string;
   comment?: string;

@@ -18,13 +18,14 @@ import type { Fleet } from '../policy/fleet.ts';
 import { fleetRouter } from '../policy/fleet-router.ts';
 import { actionEntities } from '../policy/language/schema.ts';
 import type { Policies } from '../policy/policies.ts';
+import type { Bundles } from '../policy/publish.ts';
 import { policyRouter } from '../policy/router.ts';
 import { subscriptionsRouter } from '../subscriptions/router.ts';
 import type { Subscriptions } from '../subscriptions/subscriptions.ts';
 import type { Invitations } from '../tenants/invitations.ts';
 import type { Members } from '../tenants/members.ts';
 import { invitesRouter, usersRouter } from '../tenants/people-router.ts';
-import { settingsRouter } from '../tenants/router.ts';
+import { peopleRouter, settingsRouter } from '../tenants/router.ts';
 import type { Tenants } from '../tenants/tenants.ts';
 import { accessByLine, machinesRouter } from './machines.ts';
 import { metaRouter } from './meta.ts';
@@ -42,6 +43,7 @@ export interface Services {
   domains: Domains;
   tokenIssuers: TokenIssuers;
   policies: Policies;
+  bundles: Bundles;
   fleet: Fleet;
   holds: Holds;
   evidence: Evidence;
@@ -60,11 +62,17 @@ export function buildRouter(s: Services) {
     invites: invitesRouter(s.invitations),
     keys: keysRouter(s.keys),
     agentKeys: agentKeysRouter(s.keys),
+    people: peopleRouter(s.tenants),
     settings: settingsRouter(s.tenants, actionEntities),
     sso: ssoRouter(s.connections, s.domains),
     tokenIssuers: tokenIssuersRouter(s.tokenIssuers),
     policies: policyRouter(s.policies, (tenantId) => s.tenants.settings(tenantId)),
-    proxies: fleetRouter(s.fleet, s.pollSeconds, (tenantId) => s.tokenIssuers.list(tenantId)),
+    proxies: fleetRouter(
+      s.fleet,
+      s.pollSeconds,
+      (tenantId) => s.tokenIssuers.list(tenantId),
+      (tenantId, hash) => s.bundles.isCurrent(tenantId, hash),
+    ),
     escrow: escrowRouter(s.holds),
     subscriptions: subscriptionsRouter(s.subscriptions),
     evaluate: evaluateProcedure(s.decider),

@@ -135,6 +135,7 @@ export const AUDIT_ACTIONS = {
   'policy.revoked': 'POL007I',
   'policy.rolled_back': 'POL008I',
   'policy.break_glass': 'POL009I',
+  'policy.commented': 'POL010I',
   'escrow.created': 'ESC001I',
   'escrow.cancelled': 'ESC002I',
   'escrow.vote_cast': 'ESC003I',

@@ -8,6 +8,7 @@ import { HOLD_TYPES } from '../policy/types.ts';
 import type { Decider } from './decide.ts';
 import { IngestAnswer, IngestBody } from './ingest.ts';
 import { EventQuery, getEvent, MAX_PAGE, searchEvents } from './search.ts';
+import { countDecisions } from './summary.ts';
 
 const EvaluateIn = z.strictObject({
   action_type: text(64),
@@ -144,6 +145,24 @@ export function eventsRouter(db: Database) {
       .output(z.object({ events: z.array(EventOut), next_cursor: z.string().nullable(), has_more: z.boolean() }))
       .query(({ ctx, input }) => searchEvents(db, ctx.tenantId, input)),
 
+    summary: route(
+      'GET /v1/events/summary',
+      { keys: ['pipeline'], role: 'viewer' },
+      {
+        summary: 'Count decisions over time',
+        description: 'Of the last `hours` until now, in `buckets` equal steps.',
+        tag: 'decisions',
+      },
+    )
+      .input(
+        z.strictObject({
+          hours: z.int().min(1).max(744).default(24),
+          buckets: z.int().min(1).max(96).default(24),
+        }),
+      )
+      .output(SummaryOut)
+      .query(({ ctx, input }) => countDecisions(db, ctx.tenantId, input)),
+
     get: route(
       'GET /v1/events/{id}',
       { keys: [], role: 'viewer' },
@@ -154,6 +173,31 @@ export function eventsRouter(db: Database) {
       .query(({ ctx, input }) => getEvent(db, ctx.tenantId, input.id)),
   });
 }
+
+const Count = z.int();
+
+const SummaryOut = z
+  .object({
+    since: z.iso.datetime(),
+    until: z.iso.datetime(),
+    bucket_seconds: z.number(),
+    buckets: z.array(
+      z.object({
+        at: z.iso.datetime().describe('where it begins'),
+        allow: Count,
+        allow_with_masking: Count,
+        deny: Count,
+        escrow: Count,
+        rate_limited: Count,
+      }),
+    ),
+    complete_since: z.iso
+      .datetime()
+      .nullable()
+      .describe('counts before are not complete: there were more than 50,000 of one kind other than allow'),
+    head: z.object({ seq: z.int(), at: z.iso.datetime() }).nullable().describe('the end of the chain'),
+  })
+  .meta({ id: 'DecisionSummary' });
 
 export const INGEST_ACCESS = { keys: ['proxy'] } as const;
 

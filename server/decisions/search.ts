@@ -279,7 +279,7 @@ function conditions(query: EventQuery): { indexed: string; scanned: string; valu
 }
 
 /** Every query here has an index that gives its rows in order. Before its first ANALYZE the planner sorts a chain. */
-const PLAN = {
+export const PLAN = {
   name: 'plan_by_index',
   text: `select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
     set_config('enable_sort', 'off', true)`,
@@ -298,7 +298,12 @@ async function lastSeq(client: pg.PoolClient, tenantId: string): Promise<number>
  * The first seq, up to `last` + 1, that was received at `since` or later. Time never goes back within a chain, so this
  * is a binary search over the primary key and needs no index.
  */
-async function firstSince(client: pg.PoolClient, tenantId: string, last: number, since: string): Promise<number> {
+export async function firstSince(
+  client: pg.PoolClient,
+  tenantId: string,
+  last: number,
+  since: string,
+): Promise<number> {
   const { rows } = await client.query<{ seq: number }>({
     name: 'first_since',
     text: `with recursive search (low, high) as (

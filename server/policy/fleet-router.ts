@@ -19,6 +19,7 @@ export function fleetRouter(
   fleet: Fleet,
   pollSeconds: (tenantId: string) => Promise<number>,
   tokenIssuers: (tenantId: string) => Promise<TokenIssuer[]>,
+  isCurrent: (tenantId: string, bundleHash: string) => Promise<boolean | null>,
 ) {
   return trpc.router({
     heartbeat: route('POST /v1/proxies/heartbeat', { keys: ['proxy'] }, { summary: 'A proxy says that it lives', tag })
@@ -41,11 +42,20 @@ export function fleetRouter(
               first_seen_at: z.iso.datetime(),
               last_seen_at: z.iso.datetime(),
               stale: z.boolean().describe('silent for three poll intervals'),
+              up_to_date: z.boolean().nullable().describe('enforces the newest bundle; null when it named none'),
             }),
           ),
         }),
       )
-      .query(async ({ ctx }) => ({ proxies: await fleet.list(ctx.tenantId, await pollSeconds(ctx.tenantId)) })),
+      .query(async ({ ctx }) => {
+        const proxies = await fleet.list(ctx.tenantId, await pollSeconds(ctx.tenantId));
+        const hashes = [...new Set(proxies.flatMap(({ bundle_hash }) => bundle_hash ?? []))];
+        const current = new Map<string, boolean | null>();
+        for (const hash of hashes) current.set(hash, await isCurrent(ctx.tenantId, hash));
+        return {
+          proxies: proxies.map((proxy) => ({ ...proxy, up_to_date: current.get(proxy.bundle_hash ?? '') ?? null })),
+        };
+      }),
 
     config: route(
       'GET /v1/proxy-config',

@@ -24,10 +24,11 @@ import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
-import type { AuthorLanguage } from './language/author.ts';
+import type { Verdict } from './evaluate.ts';
+import type { AuthorLanguage, Trial } from './language/author.ts';
 import type { Compilation, CompiledStatement } from './language/compile.ts';
-import { type OwnActionTypes, schemaFor } from './language/schema.ts';
-import type { Diagnostic } from './types.ts';
+import { actionEntities, type OwnActionTypes, schemaFor } from './language/schema.ts';
+import type { ActionRequest, BundleStatement, Diagnostic } from './types.ts';
 
 /** Who acts: the person that counts for author and approver, and how the audit chain names the credential. */
 export interface By {
@@ -56,8 +57,13 @@ export interface PolicyView {
   scopes: string[];
 }
 
+/** A statement that no request meets: agents have ids. */
+const NO_RULE = 'forbid(principal == Agent::"", action, resource == Tool::"");';
+
+/** Decisions and remarks on one version. */
+const MOST_REVIEWS = 500;
 /** Ids that are words of the routes. */
-const RESERVED = new Set(['bundle', 'validate', 'format']);
+const RESERVED = new Set(['bundle', 'validate', 'format', 'try']);
 
 /**
  * The life of policies. Each change is one transaction: the policy's row is locked, the machine takes the event or the
@@ -89,6 +95,37 @@ export class Policies {
     const { action_types } = await this.#rules(tenantId);
     const compiled = await this.#language.compile(policyId, source, schemaFor(action_types));
     return compiled.errors.length > 0 ? compiled : { ...compiled, errors: nulFaults(source, compiled) };
+  }
+
+  /**
+   * What a text would decide on a request, and what is decided now. With `alone` the text stands by itself, else in the
+   * place of the policy's live version among all live ones. Nothing is saved, counted or recorded.
+   */
+  async tryOut(
+    tenantId: string,
+    input: { id?: string | undefined; dsl_source: string; alone: boolean; request: Omit<ActionRequest, 'now'> },
+  ): Promise<Trial & { live: Verdict | null }> {
+    const { action_types } = await this.#rules(tenantId);
+    const policyId = input.id ?? 'policy';
+    const rows = await this.#db.query<{ policy_id: string; version: number; statements: BundleStatement[] }>(
+      tenantId,
+      `select r.policy_id, r.version, r.statements from policy p
+       join policy_revision r on r.tenant_id = p.tenant_id and r.policy_id = p.id and r.version = p.live_version
+       where p.tenant_id = $1`,
+      [tenantId],
+    );
+    const live = rows.flatMap(({ version, statements }) => statements.map((one) => ({ ...one, version })));
+    const common = {
+      schema: schemaFor(action_types),
+      actionEntities: actionEntities(action_types),
+      request: { ...input.request, now: new Date(this.#clock.now()).toISOString() },
+    };
+    const beside = input.alone ? [] : live.filter(({ policy_id }) => policy_id !== policyId);
+    const trial = await this.#language.tryOut({ policyId, text: input.dsl_source, beside, ...common });
+    // a text that permits nothing and forbids nothing stands for no draft at all
+    const now =
+      trial.verdict && (await this.#language.tryOut({ policyId: '', text: NO_RULE, beside: live, ...common }));
+    return { ...trial, live: now?.verdict ?? null };
   }
 
   async format(source: string): Promise<{ formatted?: string; errors: Diagnostic[] }> {
@@ -192,6 +229,29 @@ export class Policies {
       (revision) => this.#review(revision, 'changes_requested', by, comment),
       { reason: comment },
     );
+  }
+
+  /** A remark on the newest version. It decides nothing. */
+  async comment(tenantId: string, id: string, version: number, comment: string, by: By): Promise<PolicyView> {
+    return this.#db.transaction(tenantId, async (em, notify) => {
+      const policy = await lock(em, id);
+      if (policy.version !== version) {
+        throw new AppError('VERSION_CHANGED', `the current version is ${policy.version}, not ${version}`);
+      }
+      const revision = await em.findOneOrFail(PolicyRevision, { policyId: id, version });
+      if (revision.reviews.length >= MOST_REVIEWS) throw new AppError('CONFLICT', 'the version has too many remarks');
+      this.#review(revision, 'commented', by, comment);
+      await em.flush();
+      await notify('revisions', id);
+      await this.#audit(em, tenantId, {
+        actor: by.actor,
+        requestId: by.requestId,
+        action: 'policy.commented',
+        target: { type: 'policy', id },
+        detail: `version ${version}`,
+      });
+      return view(policy, revision);
+    });
   }
 
   /** The policy is in no bundle when this resolves. */
@@ -525,7 +585,7 @@ function view(policy: PolicyRow, newest: PolicyRevisionRow): PolicyView {
 }
 
 function versionView(revision: PolicyRevisionRow, live: number | null) {
-  const last = revision.reviews.at(-1);
+  const last = revision.reviews.findLast(({ status }) => status !== 'commented');
   const byEmergency = revision.reviews.some((review) => review.status === 'break_glass');
   return {
     version: revision.version,
@@ -536,7 +596,8 @@ function versionView(revision: PolicyRevisionRow, live: number | null) {
     live: revision.version === live,
     ...(revision.rolledBackFrom != null && { rolled_back_from: revision.rolledBackFrom }),
     ...(revision.note != null && { note: revision.note }),
-    ...(last && { review: last, reviews: revision.reviews }),
+    ...(last && { review: last }),
+    ...(revision.reviews.length > 0 && { reviews: revision.reviews }),
   };
 }
 

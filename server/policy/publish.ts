@@ -132,6 +132,21 @@ export class Bundles {
     }
   }
 
+  /** Whether a bundle with this hash is the one in force for the scopes that it was made for; null for an unknown hash. */
+  async isCurrent(tenantId: string, hash: string): Promise<boolean | null> {
+    const sets = await this.#db.query<{ scope_set: string }>(
+      tenantId,
+      'select distinct scope_set from policy_bundle where tenant_id = $1 and hash = $2',
+      [tenantId, hash],
+    );
+    if (sets.length === 0) return null;
+    for (const { scope_set } of sets) {
+      const scopes = scope_set === '' ? null : scope_set.slice(1).split(',').filter(Boolean);
+      if ((await this.current(tenantId, scopes)).hash === hash) return true;
+    }
+    return false;
+  }
+
   async #build(tenantId: string, scopes: string[] | null, scopeSet: string): Promise<PublishedBundle> {
     const types = await this.#actionTypes(tenantId);
     return this.#db.transaction(tenantId, async (em) => {

@@ -3,8 +3,10 @@ import { type Context, route, text, trpc } from '../api/trpc.ts';
 import { actorOf } from '../auth/audit.ts';
 import { type Principal, personOf } from '../auth/scopes.ts';
 import { AppError } from '../errors.ts';
+import type { Verdict } from './evaluate.ts';
 import { LIMITS } from './language/scan.ts';
 import type { By, Policies } from './policies.ts';
+import { HOLD_TYPES } from './types.ts';
 
 const STATUSES = ['draft', 'pending_approval', 'deployed', 'revoked'] as const;
 const tag = 'policies';
@@ -31,7 +33,7 @@ const PolicyOut = z
   .meta({ id: 'Policy' });
 
 const ReviewOut = z.object({
-  status: z.enum(['approved', 'rejected', 'changes_requested', 'break_glass', 'dismissed']),
+  status: z.enum(['approved', 'rejected', 'changes_requested', 'break_glass', 'dismissed', 'commented']),
   decided_by: z.string(),
   decided_at: z.iso.datetime(),
   comment: z.string().optional(),
@@ -53,6 +55,43 @@ const VersionOut = z
   .meta({ id: 'PolicyVersion' });
 
 const DiagnosticOut = z.object({ line: z.int(), column: z.int(), message: z.string() }).meta({ id: 'Diagnostic' });
+
+const VerdictOut = z
+  .object({
+    decision: z.enum(['allow', 'allow_with_masking', 'deny', 'escrow', 'rate_limited']),
+    rule_id: z.string().nullable().describe('the rule that decided'),
+    policy_id: z.string().nullable(),
+    deny_reason: z.string().optional(),
+    masks: z.array(z.string()).optional(),
+    hold: z
+      .object({
+        hold_type: z.enum(HOLD_TYPES),
+        required_approvals: z.int(),
+        ttl_seconds: z.int(),
+        reason: z.string().optional(),
+      })
+      .optional()
+      .describe('the hold that it would open'),
+  })
+  .meta({ id: 'Verdict' });
+
+function verdictOut({ decision, rule_id, policy_id, deny_reason, masks, escrow }: Verdict): z.input<typeof VerdictOut> {
+  return {
+    decision,
+    rule_id,
+    policy_id,
+    ...(deny_reason !== undefined && { deny_reason }),
+    ...(masks && { masks }),
+    ...(escrow && {
+      hold: {
+        hold_type: escrow.hold_type,
+        required_approvals: escrow.required_approvals,
+        ttl_seconds: escrow.ttl_seconds,
+        ...(escrow.reason !== undefined && { reason: escrow.reason }),
+      },
+    }),
+  };
+}
 
 /** Pipeline keys and authors write policies. */
 const write = { keys: ['pipeline'], role: 'author' } as const;
@@ -118,6 +157,64 @@ export function policyRouter(
       .mutation(async ({ ctx, input }) => {
         const { errors, warnings } = await policies.validate(ctx.tenantId, input.dsl_source, input.id);
         return { valid: errors.length === 0, errors, warnings };
+      }),
+
+    try: route('POST /v1/policies/try', read, {
+      summary: 'What a policy text would decide on a request; nothing is saved or recorded',
+      description:
+        'The text stands in the place of the live version of policy `id` among all live policies, or by itself with `alone`. Rate limits count as not reached.',
+      tag,
+    })
+      .input(
+        z.strictObject({
+          id: PolicyId.optional(),
+          dsl_source: Source,
+          alone: z.boolean().default(false),
+          request: z.strictObject({
+            agent_id: text(200),
+            agent_role: text(200),
+            action_type: text(64),
+            tool_name: text(200),
+            tool_server: text(200).optional(),
+            method: text(32).optional(),
+            resource: text(2000).optional(),
+            arguments: z.record(z.string(), z.unknown()).optional(),
+            session_id: text(200).optional(),
+            estimated_value: z.number().min(0).max(1e14).optional(),
+            value_currency: text(10).optional(),
+            risk_score: z.number().min(0).max(1).optional().describe('absent counts as 1'),
+            context: z.record(z.string(), z.unknown()).optional(),
+          }),
+        }),
+      )
+      .output(
+        z.object({
+          valid: z.boolean(),
+          errors: z.array(DiagnosticOut),
+          verdict: VerdictOut.optional(),
+          live: VerdictOut.optional().describe('what the live policies decide now'),
+          hits: z.array(
+            z.object({
+              rule_id: z.string(),
+              policy_id: z.string(),
+              effect: z.enum(['permit', 'forbid']),
+              guardrail: z.boolean(),
+              line: z.int().optional().describe('in the tried text'),
+            }),
+          ),
+          detail: z.string().optional().describe('why the request could not be evaluated'),
+        }),
+      )
+      .mutation(async ({ ctx, input }) => {
+        const { errors, verdict, live, hits, detail } = await policies.tryOut(ctx.tenantId, input);
+        return {
+          valid: errors.length === 0,
+          errors,
+          hits,
+          ...(verdict && { verdict: verdictOut(verdict) }),
+          ...(live && { live: verdictOut(live) }),
+          ...(detail !== undefined && { detail }),
+        };
       }),
 
     format: route('POST /v1/policies/format', read, { summary: 'Lay out a policy text; nothing is saved', tag })
@@ -243,6 +340,15 @@ export function policyRouter(
         await assertPerson(ctx);
         return policies.breakGlass(ctx.tenantId, input.id, input.reason, by(ctx));
       }),
+
+    comment: route(
+      'POST /v1/policies/{id}/comments',
+      { keys: [], role: 'author' },
+      { summary: 'Remark on the newest version; decides nothing', tag, problems: ['NOT_FOUND', 'VERSION_CHANGED'] },
+    )
+      .input(z.strictObject({ ...Id, version: Version, comment: text(2000) }))
+      .output(PolicyOut)
+      .mutation(({ ctx, input }) => policies.comment(ctx.tenantId, input.id, input.version, input.comment, by(ctx))),
 
     version: route('GET /v1/policies/{id}/versions/{version}', read, {
       summary: 'Read one version with its text',

@@ -5,6 +5,23 @@ import { AppError } from '../errors.ts';
 import { Settings, SettingsPatch } from './settings.ts';
 import type { Tenants } from './tenants.ts';
 
+export function peopleRouter(tenants: Tenants) {
+  return trpc.router({
+    directory: route(
+      'GET /v1/directory',
+      { keys: ['pipeline'], role: 'viewer' },
+      { summary: 'The names of the tenant’s people, also of those who left', tag: 'people' },
+    )
+      .input(z.strictObject({}))
+      .output(
+        z.object({
+          people: z.array(z.object({ id: z.string(), name: z.string(), avatar_url: z.string().nullable() })),
+        }),
+      )
+      .query(async ({ ctx }) => ({ people: await tenants.directory(ctx.tenantId) })),
+  });
+}
+
 /** `assertActionTypes` throws a RangeError on action types that no policy schema can have. */
 export function settingsRouter(tenants: Tenants, assertActionTypes: (own: Settings['action_types']) => void) {
   return trpc.router({

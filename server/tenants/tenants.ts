@@ -134,6 +134,12 @@ export class Tenants {
     return outcome;
   }
 
+  /** Who the people of the tenant are, those who left included: for lists that name them by id. */
+  async directory(tenantId: string): Promise<{ id: string; name: string; avatar_url: string | null }[]> {
+    const members = await this.#db.reader(tenantId).find(Member, {}, { orderBy: { name: 'asc', id: 'asc' } });
+    return members.map(({ id, name, avatarUrl }) => ({ id, name, avatar_url: avatarUrl ?? null }));
+  }
+
   /**
    * Takes a person out of the approver groups within the caller's transaction; resolves to the names of the groups. The
    * caller writes the audit record.

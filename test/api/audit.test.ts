@@ -43,6 +43,7 @@ const EXEMPT = new Set([
   'POST /v1/proxies/heartbeat',
   'POST /v1/policies/validate',
   'POST /v1/policies/format',
+  'POST /v1/policies/try',
 ]);
 const mutations = operations.filter(({ method, line }) => method !== 'GET' && !EXEMPT.has(line));
 

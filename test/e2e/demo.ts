@@ -38,6 +38,13 @@ forbid(principal, action, resource)
 when { context.str.hasTag("sql") && (context.str.getTag("sql") like "*DROP *" || context.str.getTag("sql") like "*DELETE *") };
 `;
 
+const LOYALTY = `@id("grant") @scope("support") @rate("10/h")
+permit(principal in AgentRole::"support", action, resource == Tool::"grant_points");
+`;
+const EXPORTS = `@id("no-exports") @reason("customer data is not exported by agents")
+forbid(principal, action, resource == Tool::"export_customers");
+`;
+
 export interface Demo {
   tenant: TestTenant;
   /** Who is signed in on the pictures. */
@@ -99,9 +106,14 @@ export async function fillDemo(server: TestServer): Promise<Demo> {
   const lin = await tenant.enter(people.lin);
   await server.call(200, `POST /v1/escrow/${hold}/vote`, lin, { decision: 'approve', reason: 'Matches invoice 4471.' });
   const tomas = await tenant.enter(people.tomas);
+  const remark = 'Is 20 an hour enough on the day after a holiday? Last month there were two such days.';
   const raised = REFUNDS.replaceAll('50.0', '80.0').replaceAll('50', '80').replaceAll('80.0"', '80.0"');
   await server.call(200, 'PUT /v1/policies/refunds', tomas, { dsl_source: raised });
   await server.call(200, 'POST /v1/policies/refunds/submit', tomas, { note: 'The desk asks for 80: most are below.' });
+  await server.call(200, 'POST /v1/policies/refunds/comments', lin, { version: 2, comment: remark });
+  await server.call(201, 'POST /v1/policies', tomas, { id: 'loyalty-points', dsl_source: LOYALTY });
+  await server.call(200, 'POST /v1/policies/loyalty-points/submit', tomas, {});
+  await server.call(201, 'POST /v1/policies', tomas, { id: 'exports', dsl_source: EXPORTS });
   return { tenant, admin, people, hold };
 }
 

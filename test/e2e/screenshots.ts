@@ -9,12 +9,61 @@ import { type Demo, fillDemo } from './demo.ts';
 /** Pictures of every screen in light, dark and narrow, of a demo tenant: `npm run screenshots` writes ./screenshots. */
 interface Screen {
   path: string | ((demo: Demo) => string);
+  /** Who looks at it; the admin where nobody is named, nobody where null stands. */
+  who?: keyof Demo['people'] | null;
   /** Opens what is shown: a drawer, a dialog, a tab. */
   prepare?: (page: Page, demo: Demo) => Promise<unknown>;
 }
 
 const SCREENS: Record<string, Screen> = {
+  'sign-in': { path: '/sign-in', who: null },
   overview: { path: '/' },
+  'first-run': { path: '/start' },
+  decisions: { path: '/decisions' },
+  decision: {
+    path: '/decisions?decision=deny',
+    prepare: async (page) => {
+      await page
+        .getByRole('button', { name: /details/ })
+        .first()
+        .click();
+      await page.getByText('Place in the chain').waitFor();
+    },
+  },
+  policies: { path: '/policies' },
+  'policy-new': { path: '/policies/new' },
+  policy: {
+    path: '/policies/payments',
+    who: 'tomas',
+    prepare: async (page) => {
+      await editor(page);
+      await page.getByRole('textbox', { name: 'Agent role' }).fill('payments');
+      await page.getByRole('textbox', { name: 'Tool' }).fill('wire_transfer');
+      await page.getByRole('combobox', { name: 'Action type' }).selectOption('payment');
+      await page.getByRole('button', { name: 'Try this request' }).click();
+      await page.getByText('Decided by').waitFor();
+    },
+  },
+  'policy-problem': {
+    path: '/policies/new?template=refunds',
+    who: 'tomas',
+    prepare: async (page) => {
+      await page.locator('.cm-content').click();
+      await page.keyboard.press('Control+End');
+      await page.keyboard.type('@escro("single")\npermit(principal, action, resource);');
+      await page.getByText('did you mean').first().waitFor();
+    },
+  },
+  'policy-changes': { path: '/policies/refunds?tab=diff', prepare: editor },
+  'policy-rules': { path: '/policies/payments?tab=rules' },
+  'policy-history': { path: '/policies/refunds?tab=history' },
+  'review-queue': { path: '/review', who: 'aisha' },
+  review: { path: '/review/refunds', who: 'aisha', prepare: editor },
+  'review-own': { path: '/review/refunds', who: 'tomas', prepare: editor },
+  approvals: { path: '/approvals', who: 'aisha' },
+  hold: { path: (demo) => `/approvals/${demo.hold}`, who: 'aisha' },
+  'hold-from-mail': { path: (demo) => `/approvals/${demo.hold}?vote=approve`, who: 'aisha' },
+  'not-found': { path: '/policies/there-is-none' },
   forensics: {
     path: '/forensics',
     prepare: async (page) => {
@@ -50,6 +99,10 @@ const SCREENS: Record<string, Screen> = {
   settings: { path: '/settings' },
 };
 
+async function editor(page: Page): Promise<void> {
+  await page.locator('.cm-content').first().waitFor();
+}
+
 const VIEWS = {
   light: { colorScheme: 'light', width: 1280, height: 860 },
   dark: { colorScheme: 'dark', width: 1280, height: 860 },
@@ -69,14 +122,19 @@ describeInBrowser('pictures of', () => {
 
   for (const [name, screen] of Object.entries(SCREENS)) {
     test(name, async () => {
-      const { page, open } = await browser.visitor(demo.admin);
+      const { who } = screen;
+      const person = who ? await demo.tenant.enter(demo.people[who]) : who === null ? undefined : demo.admin;
+      const { page, open, expectFault } = await browser.visitor(person);
+      if (name === 'not-found') expectFault(/404/);
       for (const [view, { colorScheme, ...size }] of Object.entries(VIEWS)) {
         await page.setViewportSize(size);
         await page.emulateMedia({ colorScheme, reducedMotion: 'reduce' });
         await open(typeof screen.path === 'string' ? screen.path : screen.path(demo));
         await screen.prepare?.(page, demo);
         await settled(page);
-        await page.screenshot({ path: path.join(directory, `${name}-${view}.png`), fullPage: true });
+        // of a long list its beginning says enough
+        const whole = Number(await page.evaluate('document.documentElement.scrollHeight'));
+        await page.screenshot({ path: path.join(directory, `${name}-${view}.png`), fullPage: whole < 1700 });
       }
     });
   }

@@ -67,6 +67,11 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /v1/policies': { id: 'new-policy', dsl_source: 'permit(principal, action, resource == Tool::"read");' },
   'POST /v1/policies/validate': { dsl_source: 'permit(principal, action, resource);' },
   'POST /v1/policies/format': { dsl_source: 'permit(principal, action, resource);' },
+  'POST /v1/policies/try': {
+    dsl_source: 'permit(principal, action, resource);',
+    request: { agent_id: 'agent-1', agent_role: 'clerk', action_type: 'tool_call', tool_name: 'read' },
+  },
+  'POST /v1/policies/{id}/comments': { version: 1, comment: 'why?' },
   'PUT /v1/policies/{id}': { dsl_source: 'permit(principal, action, resource == Tool::"write");' },
   'DELETE /v1/policies/{id}': { reason: 'over' },
   'POST /v1/policies/{id}/rollback': { target_version: 1 },

@@ -29,7 +29,12 @@ export function toastProblem(error: unknown): void {
 }
 
 export function toastDone(title: string, message?: string): void {
-  notifications.show({ color: 'pine', title, message: message ?? '', withBorder: true });
+  notifications.show({
+    color: 'pine',
+    title,
+    message: message ?? '',
+    withBorder: true,
+  });
 }
 
 /** Runs what a dialog confirmed; a fault is told in the corner and thrown on, so that the dialog stays open. */

@@ -12,11 +12,11 @@ type Hint = { topic: string; id: string };
 
 /** What a hint makes stale. */
 const STALE: Record<string, () => readonly { queryKey?: unknown }[]> = {
-  events: () => [trpc.events.pathFilter()],
-  holds: () => [trpc.escrow.pathFilter()],
-  policies: () => [trpc.policies.pathFilter()],
-  settings: () => [trpc.settings.pathFilter()],
-  members: () => [trpc.auth.me.pathFilter()],
+  events: () => [trpc.events.summary.pathFilter(), trpc.events.list.pathFilter()],
+  holds: () => [trpc.escrow.pathFilter(), trpc.machines.escrow.pathFilter()],
+  policies: () => [trpc.policies.pathFilter(), trpc.machines.policy.pathFilter()],
+  settings: () => [trpc.settings.pathFilter(), trpc.machines.pathFilter()],
+  members: () => [trpc.auth.me.pathFilter(), trpc.people.pathFilter(), trpc.machines.pathFilter()],
   keys: () => [trpc.keys.pathFilter(), trpc.agentKeys.pathFilter()],
 };
 /** Hints that come together are acted on together. */

@@ -1,10 +1,10 @@
-import { Alert, Button, Paper, Stack, Text, TextInput, Title } from '@mantine/core';
-import { IconMailCheck } from '@tabler/icons-react';
+import { Button, Paper, Stack, Text, TextInput, Title } from '@mantine/core';
 import { getRouteApi } from '@tanstack/react-router';
 import { type FormEvent, useEffect, useState } from 'react';
 import { problemOf, toastProblem } from '../lib/errors.tsx';
 import { rememberNext } from '../lib/next.ts';
 import { Mark } from '../ui/mark.tsx';
+import { Notice } from '../ui/notice.tsx';
 
 /** Why the identity provider did not lead in, by the code in the address: what to do next, not what was wrong. */
 const FAILURES: Readonly<Record<string, string>> = {
@@ -58,24 +58,24 @@ export function SignIn() {
           to the agent governance control plane
         </Text>
         {failure && !sent && (
-          <Alert color="red" role="alert" mb="md" title="You are not signed in">
+          <Notice tone="bad" title="You are not signed in" urgent>
             {failure}
             {requestId && (
               <Text size="xs" mt="xs">
                 Request {requestId}
               </Text>
             )}
-          </Alert>
+          </Notice>
         )}
         {sent ? (
-          <Alert color="pine" icon={<IconMailCheck aria-hidden />} title="Look into your mail" role="status">
+          <Notice tone="ok" title="Look into your mail">
             If {email} belongs to a member, a link is on its way. It works once, for 15 minutes, in this browser.
             <div>
               <Button mt="sm" size="xs" variant="default" onClick={() => setSent(false)}>
                 Use another address
               </Button>
             </div>
-          </Alert>
+          </Notice>
         ) : (
           <form onSubmit={send}>
             <Stack gap="sm">

@@ -1,15 +1,11 @@
-import { Anchor, Button, Group } from '@mantine/core';
+import { Button, Group } from '@mantine/core';
 import { IconCompassOff, IconLock, IconPlugConnectedX } from '@tabler/icons-react';
 import type { ErrorComponentProps } from '@tanstack/react-router';
-import { Link } from '@tanstack/react-router';
 import { problemOf } from '../lib/errors.tsx';
+import { PageLink } from './link.tsx';
 import { EmptyState, ErrorState } from './states.tsx';
 
-const back = (
-  <Anchor component={Link} to="/">
-    To the overview
-  </Anchor>
-);
+const back = <PageLink to="/">To the overview</PageLink>;
 
 /** There is no such page, or nothing that this person may see under it: the two are not told apart. */
 export function NotFound() {

@@ -14,6 +14,7 @@ export function ConfirmDialog({
   danger = true,
   typed,
   reason,
+  size,
   onConfirm,
 }: {
   opened: boolean;
@@ -25,10 +26,18 @@ export function ConfirmDialog({
   danger?: boolean;
   typed?: string;
   reason?: { label: string; required?: boolean; placeholder?: string };
+  /** How wide it is. */
+  size?: string;
   onConfirm: (reason: string) => Promise<unknown>;
 }) {
   return (
-    <Modal opened={opened} onClose={onClose} title={<strong>{title}</strong>}>
+    <Modal
+      opened={opened}
+      onClose={onClose}
+      size={size}
+      title={<strong>{title}</strong>}
+      closeButtonProps={{ 'aria-label': 'Close' }}
+    >
       <Body {...{ onClose, children, action, danger, typed, reason, onConfirm }} />
     </Modal>
   );
@@ -42,7 +51,7 @@ function Body({
   typed,
   reason,
   onConfirm,
-}: Omit<Parameters<typeof ConfirmDialog>[0], 'opened' | 'title'>) {
+}: Omit<Parameters<typeof ConfirmDialog>[0], 'opened' | 'title' | 'size'>) {
   const [word, setWord] = useState('');
   const [why, setWhy] = useState('');
   const [busy, setBusy] = useState(false);

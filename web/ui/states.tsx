@@ -1,7 +1,8 @@
-import { Alert, Button, Skeleton, Stack, Text, Title } from '@mantine/core';
-import { IconAlertTriangle } from '@tabler/icons-react';
+import { Button, Skeleton, Stack, Text, Title } from '@mantine/core';
+import type { IconAlertTriangle } from '@tabler/icons-react';
 import type { ReactNode } from 'react';
 import { problemOf } from '../lib/errors.tsx';
+import { Notice } from './notice.tsx';
 
 /** Nothing is here yet: why, and the first step. */
 export function EmptyState({
@@ -38,7 +39,7 @@ export function EmptyState({
 export function ErrorState({ error, retry }: { error: unknown; retry?: () => void }) {
   const { title, detail, request_id } = problemOf(error);
   return (
-    <Alert color="red" variant="light" icon={<IconAlertTriangle aria-hidden />} title={title} role="alert">
+    <Notice tone="bad" title={title} urgent>
       {detail && detail !== title ? <Text size="sm">{detail}</Text> : null}
       {request_id ? (
         <Text size="xs" c="dimmed" className="mono">
@@ -50,7 +51,7 @@ export function ErrorState({ error, retry }: { error: unknown; retry?: () => voi
           Try again
         </Button>
       ) : null}
-    </Alert>
+    </Notice>
   );
 }
 

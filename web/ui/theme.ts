@@ -75,7 +75,7 @@ export const theme = createTheme({
     },
     Drawer: { defaultProps: { closeButtonProps: { 'aria-label': 'Close' } } },
     Notification: { defaultProps: { closeButtonProps: { 'aria-label': 'Close this message' } } },
-    Anchor: { defaultProps: { underline: 'hover' } },
+    Anchor: { defaultProps: { underline: 'always' } },
   },
 });
 

@@ -1,17 +1,38 @@
 import { Worker } from 'node:worker_threads';
-import type { Diagnostic } from '../types.ts';
+import type { Verdict } from '../evaluate.ts';
+import type { ActionRequest, BundleStatement, Diagnostic } from '../types.ts';
 import { type Compilation, ENGINE_FAILED, failed } from './compile.ts';
 import { LIMITS } from './scan.ts';
 
 export type AuthorJob =
   | { kind: 'compile'; policyId: string; text: string; schema: string }
-  | { kind: 'format'; text: string };
+  | { kind: 'format'; text: string }
+  | {
+      kind: 'try';
+      policyId: string;
+      text: string;
+      schema: string;
+      /** Statements of the other policies that the text is tried with. */
+      beside: readonly BundleStatement[];
+      actionEntities: Record<string, string[]>;
+      request: ActionRequest;
+    };
 export interface Formatted {
   /** Present when there are no errors. */
   formatted?: string;
   errors: Diagnostic[];
 }
-export type AuthorResult = Compilation | Formatted;
+/** What a text would decide. */
+export interface Trial {
+  errors: Diagnostic[];
+  /** Absent when the text has errors. */
+  verdict?: Verdict;
+  /** Every rule that was hit, sorted by id; `line` for those of the tried text. */
+  hits: { rule_id: string; policy_id: string; effect: 'permit' | 'forbid'; guardrail: boolean; line?: number }[];
+  /** Why the request could not be evaluated. */
+  detail?: string;
+}
+export type AuthorResult = Compilation | Formatted | Trial;
 
 interface Waiting {
   job: AuthorJob;
@@ -50,6 +71,11 @@ export class AuthorLanguage {
 
   format(text: string): Promise<Formatted> {
     return this.#submit({ kind: 'format', text });
+  }
+
+  /** What the text would decide on a request, together with the statements beside it. Counters count as empty. */
+  tryOut(job: Omit<Extract<AuthorJob, { kind: 'try' }>, 'kind'>): Promise<Trial> {
+    return this.#submit({ kind: 'try', ...job }) as Promise<Trial>;
   }
 
   /** Ends the thread. Calls that have not been answered reject. */
@@ -115,7 +141,9 @@ export class AuthorLanguage {
   #giveUp(message: string): void {
     void this.#drop();
     const place = { line: 1, column: 1, message };
-    this.#finish(this.#current?.job.kind === 'format' ? { errors: [place] } : failed(place));
+    const kind = this.#current?.job.kind;
+    if (kind === 'try') this.#finish({ errors: [place], hits: [] });
+    else this.#finish(kind === 'format' ? { errors: [place] } : failed(place));
   }
 
   #lost(worker: Worker, error: Error): void {

@@ -1,5 +1,286 @@
+import { Group, Paper, Text, Title } from '@mantine/core';
+import { IconClockPause, IconGitPullRequest, IconLink, IconRocket, IconRouter } from '@tabler/icons-react';
+import { keepPreviousData, useQuery } from '@tanstack/react-query';
+import { type ReactNode, useState } from 'react';
+import { problemOf } from '../../lib/errors.tsx';
+import { trpc } from '../../lib/trpc.ts';
+import { count, money } from '../../lib/words.ts';
+import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
+import { EmptyState, Shown } from '../../ui/states.tsx';
+import { DecisionTag, type Tone } from '../../ui/status.tsx';
+import { Clock, Countdown, When } from '../../ui/time.tsx';
+import { DecisionChart } from './chart.tsx';
+import './overview.css';
 
+const SPANS = [
+  { hours: 24, buckets: 24, label: '24 hours' },
+  { hours: 168, buckets: 28, label: '7 days' },
+  { hours: 720, buckets: 30, label: '30 days' },
+] as const;
+
+/** At a glance: what was decided, who waits for us, and whether what was approved is enforced and provable. */
 export function Overview() {
-  return <Page title="Overview">soon</Page>;
+  const [span, setSpan] = useState<(typeof SPANS)[number]>(SPANS[0]);
+  const summary = useQuery(
+    trpc.events.summary.queryOptions(
+      { hours: span.hours, buckets: span.buckets },
+      { placeholderData: keepPreviousData, refetchInterval: 60_000 },
+    ),
+  );
+  const policies = useQuery(trpc.policies.list.queryOptions({ limit: 1 }));
+  const fresh = policies.data?.total === 0 && summary.data?.head === null;
+  return (
+    <Page title="Overview">
+      {fresh ? (
+        <Paper mb="md">
+          <EmptyState
+            icon={IconRocket}
+            title="Nothing is governed yet"
+            action={<ButtonLink to="/start">Start: the first governed call in five minutes</ButtonLink>}
+          >
+            Make a key for an agent, write a first policy from a template, and watch the first decision arrive here.
+          </EmptyState>
+        </Paper>
+      ) : null}
+      <div className="tiles">
+        <Holds />
+        <Reviews />
+        <Fleet />
+        <Chain head={summary.data?.head} />
+      </div>
+      <Paper mt="md">
+        <Group justify="space-between" mb="sm">
+          <Title order={2}>Decisions</Title>
+          <fieldset className="segments" aria-label="Time span">
+            {SPANS.map((one) => (
+              <button key={one.hours} type="button" aria-pressed={one === span} onClick={() => setSpan(one)}>
+                {one.label}
+              </button>
+            ))}
+          </fieldset>
+        </Group>
+        <Shown query={summary} lines={8}>
+          {(data) => (
+            <>
+              <DecisionChart buckets={data.buckets} hours={span.hours} />
+              {data.complete_since ? (
+                <Text size="xs" c="dimmed" mt="xs">
+                  Counts before <When at={data.complete_since} exact /> are not complete: there were very many.
+                </Text>
+              ) : null}
+            </>
+          )}
+        </Shown>
+      </Paper>
+      <div className="halves">
+        <Waiting />
+        <Denied />
+      </div>
+    </Page>
+  );
+}
+
+function Tile({
+  icon: Shape,
+  title,
+  to,
+  value,
+  tone,
+  children,
+}: {
+  icon: typeof IconLink;
+  title: string;
+  to?: string;
+  value: ReactNode;
+  tone?: Tone;
+  children?: ReactNode;
+}) {
+  return (
+    <Paper className="tile" data-tone={tone}>
+      <div className="tile-title">
+        <Shape size={17} stroke={1.7} aria-hidden />
+        {to ? (
+          <PageLink to={to} c="inherit" inherit>
+            {title}
+          </PageLink>
+        ) : (
+          title
+        )}
+      </div>
+      <div className="tile-value">{value}</div>
+      <div className="tile-note">{children}</div>
+    </Paper>
+  );
+}
+
+/** The holds that end soonest: most open first on the server, so a few pages of them are looked at. */
+const useHeld = () => useQuery(trpc.escrow.list.queryOptions({ status: 'held', limit: 200 }));
+const soonest = <T extends { expires_at: string }>(holds: readonly T[]) =>
+  [...holds].sort((a, b) => a.expires_at.localeCompare(b.expires_at));
+
+function Holds() {
+  const { data } = useHeld();
+  const next = data && soonest(data.holds)[0];
+  return (
+    <Tile
+      icon={IconClockPause}
+      title="Pending approvals"
+      to="/approvals"
+      value={data?.total ?? '–'}
+      tone={data?.total ? 'wait' : undefined}
+    >
+      {next ? <Countdown until={next.expires_at} /> : 'nobody waits'}
+    </Tile>
+  );
+}
+
+function Reviews() {
+  const { data } = useQuery(trpc.policies.list.queryOptions({ status: 'pending_approval', limit: 1 }));
+  return (
+    <Tile
+      icon={IconGitPullRequest}
+      title="Policies to review"
+      to="/review"
+      value={data?.total ?? '–'}
+      tone={data?.total ? 'wait' : undefined}
+    >
+      {data?.policies[0] ? (
+        <>
+          {data.policies[0].id}, <When at={data.policies[0].updated_at} />
+        </>
+      ) : (
+        'all reviewed'
+      )}
+    </Tile>
+  );
+}
+
+function Fleet() {
+  const { data } = useQuery(trpc.proxies.list.queryOptions({}, { refetchInterval: 15_000 }));
+  const proxies = data?.proxies ?? [];
+  const stale = proxies.filter((proxy) => proxy.stale).length;
+  const current = proxies.filter((proxy) => !proxy.stale && proxy.up_to_date === true).length;
+  const well = current === proxies.length;
+  return (
+    <Tile
+      icon={IconRouter}
+      title="Proxies on the newest bundle"
+      value={data ? (proxies.length === 0 ? 'none' : `${current} of ${proxies.length}`) : '–'}
+      tone={stale > 0 ? 'bad' : well ? undefined : 'wait'}
+    >
+      {proxies.length === 0
+        ? 'agents ask the control plane'
+        : stale > 0
+          ? `${count(stale, 'proxy is', 'proxies are')} silent`
+          : well
+            ? 'all enforce what was approved'
+            : 'some still fetch it'}
+    </Tile>
+  );
+}
+
+function Chain({ head }: { head: { seq: number; at: string } | null | undefined }) {
+  const checkpoint = useQuery(trpc.chain.checkpoint.queryOptions({}, { retry: false, refetchInterval: 60_000 }));
+  const none = checkpoint.error && problemOf(checkpoint.error).code === 'NOT_FOUND';
+  return (
+    <Tile icon={IconLink} title="Decision chain" value={head ? `#${head.seq.toLocaleString()}` : '–'}>
+      {checkpoint.data ? (
+        <>
+          signed up to #{checkpoint.data.seq.toLocaleString()}, <When at={checkpoint.data.created_at} />
+        </>
+      ) : none ? (
+        'no checkpoint yet'
+      ) : null}
+    </Tile>
+  );
+}
+
+function Waiting() {
+  const held = useHeld();
+  return (
+    <Paper p={0}>
+      <Group justify="space-between" px="md" pt="sm" pb="xs">
+        <Title order={2}>Waiting for approval</Title>
+        <PageLink to="/approvals" size="sm">
+          All approvals
+        </PageLink>
+      </Group>
+      <Shown query={held} lines={4}>
+        {({ holds }) =>
+          holds.length === 0 ? (
+            <Text c="dimmed" px="md" pb="md">
+              No action is held.
+            </Text>
+          ) : (
+            <ul className="lines">
+              {soonest(holds)
+                .slice(0, 5)
+                .map((hold) => (
+                  <li key={hold.id}>
+                    <div className="lines-main">
+                      <PageLink to="/approvals/$id" params={{ id: hold.id }} fw={600} c="inherit">
+                        {hold.action_summary}
+                      </PageLink>
+                      <div className="dim">
+                        {hold.agent_id} ({hold.agent_role}) · {hold.current_approvals} of {hold.required_approvals}{' '}
+                        approvals
+                      </div>
+                    </div>
+                    <div className="lines-side">
+                      {hold.estimated_value === undefined ? null : (
+                        <strong>{money(hold.estimated_value, hold.value_currency)}</strong>
+                      )}
+                      <Countdown until={hold.expires_at} />
+                    </div>
+                  </li>
+                ))}
+            </ul>
+          )
+        }
+      </Shown>
+    </Paper>
+  );
+}
+
+function Denied() {
+  const denied = useQuery(trpc.events.list.queryOptions({ decision: 'deny', limit: 5 }));
+  return (
+    <Paper p={0}>
+      <Group justify="space-between" px="md" pt="sm" pb="xs">
+        <Title order={2}>Denied lately</Title>
+        <PageLink to="/decisions" search={{ decision: 'deny' }} size="sm">
+          All denials
+        </PageLink>
+      </Group>
+      <Shown query={denied} lines={4}>
+        {({ events }) =>
+          events.length === 0 ? (
+            <Text c="dimmed" px="md" pb="md">
+              Nothing was denied.
+            </Text>
+          ) : (
+            <ul className="lines">
+              {events.map((event) => (
+                <li key={event.id}>
+                  <div className="lines-main">
+                    <PageLink to="/decisions" search={{ event: event.id }} fw={600} c="inherit">
+                      {event.tool_name}
+                    </PageLink>
+                    <div className="dim">
+                      {event.agent_id} · {event.deny_reason ?? 'no reason given'}
+                    </div>
+                  </div>
+                  <div className="lines-side">
+                    <DecisionTag decision={event.decision} />
+                    <Clock at={event.created_at} />
+                  </div>
+                </li>
+              ))}
+            </ul>
+          )
+        }
+      </Shown>
+    </Paper>
+  );
 }

@@ -1,0 +1,216 @@
+import { autocompletion, closeBrackets, closeBracketsKeymap, completionKeymap } from '@codemirror/autocomplete';
+import { defaultKeymap, history, historyKeymap, indentWithTab } from '@codemirror/commands';
+import { bracketMatching } from '@codemirror/language';
+import { type Diagnostic, forceLinting, linter, lintGutter, lintKeymap } from '@codemirror/lint';
+import { EditorState, type Text } from '@codemirror/state';
+import {
+  EditorView,
+  highlightActiveLine,
+  highlightActiveLineGutter,
+  hoverTooltip,
+  keymap,
+  lineNumbers,
+} from '@codemirror/view';
+import { IconAlertTriangle, IconCircleCheck, IconCircleX } from '@tabler/icons-react';
+import { useEffect, useImperativeHandle, useRef, useState } from 'react';
+import { api } from '../lib/trpc.ts';
+import { count } from '../lib/words.ts';
+import { cedar, complete, helpFor } from './cedar.ts';
+import { look } from './look.ts';
+
+export interface Problem {
+  line: number;
+  column: number;
+  message: string;
+  severity: 'error' | 'warning';
+}
+
+/** What a page does to the editor beside giving it a text. */
+export interface EditorHandle {
+  goTo(line: number, column?: number): void;
+  replace(text: string): void;
+}
+
+/**
+ * An editor of policy texts: colors, completion (Ctrl-Space), help for the word under the pointer, and the server's
+ * problems at their places as one types. Tab leaves it after Escape; F8 goes to the next problem.
+ */
+export default function PolicyEditor({
+  initial,
+  policyId,
+  onChange,
+  onProblems,
+  onSave,
+  handle,
+  readOnly = false,
+}: {
+  initial: string;
+  policyId?: string;
+  onChange?: (text: string) => void;
+  onProblems?: (problems: Problem[]) => void;
+  onSave?: () => void;
+  handle?: React.Ref<EditorHandle>;
+  readOnly?: boolean;
+}) {
+  const box = useRef<HTMLDivElement>(null);
+  const view = useRef<EditorView>(undefined);
+  const [problems, setProblems] = useState<Problem[]>();
+  const latest = useRef({ onChange, onProblems, onSave });
+  latest.current = { onChange, onProblems, onSave };
+
+  // biome-ignore lint/correctness/useExhaustiveDependencies: an editor keeps its own text; another policy is another editor
+  useEffect(() => {
+    const check = async ({ state }: EditorView): Promise<Diagnostic[]> => {
+      const text = state.doc.toString();
+      const answer = await api.policies.validate.mutate({ dsl_source: text, id: policyId }).catch(() => undefined);
+      if (!answer) return [];
+      const found = [
+        ...answer.errors.map((error) => ({ ...error, severity: 'error' as const })),
+        ...answer.warnings.map((warning) => ({ ...warning, severity: 'warning' as const })),
+      ];
+      // a later text is checked by a later call
+      if (view.current?.state.doc.eq(state.doc)) {
+        setProblems(found);
+        latest.current.onProblems?.(found);
+      }
+      return found.map((problem) => ({ ...placeOf(state.doc, problem), ...problem }));
+    };
+    const editor = new EditorView({
+      parent: box.current!,
+      state: EditorState.create({
+        doc: initial,
+        extensions: [
+          look,
+          lineNumbers(),
+          highlightActiveLine(),
+          highlightActiveLineGutter(),
+          history(),
+          bracketMatching(),
+          closeBrackets(),
+          cedar,
+          lintGutter(),
+          linter(check, { delay: 300 }),
+          autocompletion({ override: [complete] }),
+          hoverTooltip((at, pos) => help(at, pos)),
+          keymap.of([
+            {
+              key: 'Mod-s',
+              preventDefault: true,
+              run: () => {
+                latest.current.onSave?.();
+                return true;
+              },
+            },
+            ...closeBracketsKeymap,
+            ...completionKeymap,
+            ...lintKeymap,
+            ...historyKeymap,
+            ...defaultKeymap,
+            indentWithTab,
+          ]),
+          EditorView.lineWrapping,
+          EditorState.readOnly.of(readOnly),
+          EditorView.contentAttributes.of({
+            'aria-label': 'Policy text. Escape, then Tab, leaves the editor.',
+            spellcheck: 'false',
+          }),
+          EditorView.updateListener.of((update) => {
+            if (update.docChanged) latest.current.onChange?.(update.state.doc.toString());
+          }),
+        ],
+      }),
+    });
+    view.current = editor;
+    forceLinting(editor);
+    return () => editor.destroy();
+  }, [policyId, readOnly]);
+
+  const goTo = (line: number, column = 1) => {
+    const editor = view.current;
+    if (!editor) return;
+    const { from } = placeOf(editor.state.doc, { line, column });
+    editor.dispatch({ selection: { anchor: from }, effects: EditorView.scrollIntoView(from, { y: 'center' }) });
+    editor.focus();
+  };
+  useImperativeHandle(handle, () => ({
+    goTo,
+    replace: (text) =>
+      view.current?.dispatch({ changes: { from: 0, to: view.current.state.doc.length, insert: text } }),
+  }));
+
+  const errors = problems?.filter(({ severity }) => severity === 'error').length ?? 0;
+  return (
+    <div className="editor">
+      <div ref={box} />
+      {problems && problems.length > 0 ? (
+        <ul className="problems" aria-label="Problems">
+          {problems.map((problem) => (
+            <li
+              key={`${problem.line}:${problem.column}:${problem.message}`}
+              data-tone={problem.severity === 'error' ? 'bad' : 'wait'}
+            >
+              <button type="button" onClick={() => goTo(problem.line, problem.column)}>
+                {problem.severity === 'error' ? (
+                  <IconCircleX size={15} aria-label="error" />
+                ) : (
+                  <IconAlertTriangle size={15} aria-label="warning" />
+                )}
+                <span className="at mono">
+                  {problem.line}:{problem.column}
+                </span>
+                <span>{problem.message}</span>
+              </button>
+            </li>
+          ))}
+        </ul>
+      ) : null}
+      <div className="editor-foot" role="status">
+        {problems === undefined ? (
+          'checking…'
+        ) : errors > 0 ? (
+          <>
+            <IconCircleX size={14} aria-hidden /> {count(errors, 'problem')}
+          </>
+        ) : (
+          <>
+            <IconCircleCheck size={14} aria-hidden /> no problems
+          </>
+        )}
+      </div>
+    </div>
+  );
+}
+
+/** Where a problem is, with the word that stands there. The text may be shorter by now. */
+function placeOf(doc: Text, { line, column }: { line: number; column: number }): { from: number; to: number } {
+  const at = doc.line(Math.min(Math.max(line, 1), doc.lines));
+  const from = Math.min(at.from + column - 1, at.to);
+  const word = /^@?\w+|^\S/.exec(doc.sliceString(from, at.to));
+  return { from, to: from + (word?.[0].length ?? 0) };
+}
+
+function help({ state }: EditorView, pos: number) {
+  const line = state.doc.lineAt(pos);
+  for (const match of line.text.matchAll(/@?[A-Za-z_]\w*/g)) {
+    const from = line.from + match.index;
+    const end = from + match[0].length;
+    if (pos < from || pos > end) continue;
+    const found = helpFor(match[0]);
+    if (!found) return null;
+    return {
+      pos: from,
+      end,
+      above: true,
+      create: () => {
+        const dom = document.createElement('div');
+        dom.className = 'editor-help';
+        const title = dom.appendChild(document.createElement('strong'));
+        title.className = 'mono';
+        title.textContent = found.title;
+        dom.appendChild(document.createElement('div')).textContent = found.text;
+        return { dom };
+      },
+    };
+  }
+  return null;
+}

@@ -1,0 +1,396 @@
+import { Button, Group, Paper, Text, Textarea, Title } from '@mantine/core';
+import { IconCheck, IconX } from '@tabler/icons-react';
+import { useMutation, useQuery } from '@tanstack/react-query';
+import { getRouteApi } from '@tanstack/react-router';
+import type { inferRouterOutputs } from '@trpc/server';
+import { type ReactNode, useEffect, useRef, useState } from 'react';
+import type { AppRouter } from '../../../server/api/root.ts';
+import { toastDone } from '../../lib/errors.tsx';
+import { usePeople } from '../../lib/people.ts';
+import { useMe } from '../../lib/session.ts';
+import { duration } from '../../lib/time.ts';
+import { trpc } from '../../lib/trpc.ts';
+import { HOLD_TYPE, money, risk } from '../../lib/words.ts';
+import { CodeBlock } from '../../ui/code.tsx';
+import { ConfirmDialog } from '../../ui/confirm.tsx';
+import { Id } from '../../ui/copy.tsx';
+import { PageLink } from '../../ui/link.tsx';
+import { Notice } from '../../ui/notice.tsx';
+import { Page } from '../../ui/page.tsx';
+import { Loading } from '../../ui/states.tsx';
+import { HoldTag, Tag } from '../../ui/status.tsx';
+import { Countdown, When } from '../../ui/time.tsx';
+import './hold.css';
+
+const route = getRouteApi('/app/approvals/$id');
+type Hold = inferRouterOutputs<AppRouter>['escrow']['get'];
+
+/**
+ * One held action, for who must decide it in a moment: what is asked, what it is worth, who has agreed, and the vote.
+ * `?vote=` of a message's button prepares the vote; a person still casts it here.
+ */
+export function HoldPage() {
+  const { id } = route.useParams();
+  const query = useQuery(trpc.escrow.get.queryOptions({ id }, { refetchInterval: 30_000 }));
+  if (query.error && !query.data) throw query.error;
+  if (!query.data) {
+    return (
+      <Page title="Held action">
+        <Loading lines={10} />
+      </Page>
+    );
+  }
+  return <HoldView hold={query.data} key={id} />;
+}
+
+function HoldView({ hold }: { hold: Hold }) {
+  const me = useMe();
+  const [cancelling, setCancelling] = useState(false);
+  const cancel = useMutation(trpc.escrow.cancel.mutationOptions());
+  const open = hold.status === 'held' || hold.status === 'released';
+  return (
+    <Page
+      title={hold.action_summary}
+      lead={
+        <>
+          {hold.agent_id} in the role {hold.agent_role} asked <When at={hold.created_at} />
+        </>
+      }
+      actions={
+        me.has('admin') && open ? (
+          <Button variant="default" onClick={() => setCancelling(true)}>
+            Cancel the hold
+          </Button>
+        ) : null
+      }
+    >
+      <div className="hold">
+        <div className="hold-decide">
+          <Standing hold={hold} />
+          {hold.status === 'held' ? <Vote hold={hold} /> : null}
+        </div>
+        <div className="hold-about">
+          <Action hold={hold} />
+        </div>
+        <div className="hold-votes">
+          <Votes hold={hold} />
+        </div>
+      </div>
+      <ConfirmDialog
+        opened={cancelling}
+        onClose={() => setCancelling(false)}
+        title="Cancel the hold"
+        action="Cancel it"
+        reason={{ label: 'Reason', required: true }}
+        onConfirm={async (reason) => {
+          await cancel.mutateAsync({ id: hold.id, reason });
+          toastDone('Cancelled');
+        }}
+      >
+        The action cannot be executed with this hold any more. The agent may ask again.
+      </ConfirmDialog>
+    </Page>
+  );
+}
+
+function Standing({ hold }: { hold: Hold }) {
+  const score = hold.risk_score === undefined ? undefined : risk(hold.risk_score);
+  return (
+    <Paper>
+      <Group justify="space-between" wrap="wrap" gap="xs">
+        <HoldTag status={hold.status} />
+        {hold.status === 'held' ? <Countdown until={hold.expires_at} over="expired" /> : null}
+        {hold.status === 'released' && hold.execute_by ? (
+          <span>
+            to be executed: <Countdown until={hold.execute_by} over="too late" />
+          </span>
+        ) : null}
+      </Group>
+      <div className="hold-figures">
+        {hold.estimated_value === undefined ? null : (
+          <Figure name="Value">{money(hold.estimated_value, hold.value_currency)}</Figure>
+        )}
+        {score && hold.risk_score !== undefined ? (
+          <Figure name="Risk">
+            {hold.risk_score} <Tag tone={score.tone}>{score.word}</Tag>
+          </Figure>
+        ) : null}
+        {hold.required_approvals > 0 ? (
+          <Figure name="Approvals">
+            {hold.current_approvals} of {hold.required_approvals}
+          </Figure>
+        ) : null}
+        {hold.release_at && hold.status === 'held' ? (
+          <Figure name="Releases itself">
+            <Countdown until={hold.release_at} over="now" />
+          </Figure>
+        ) : null}
+      </div>
+      {hold.reason ? <Text className="hold-reason">{hold.reason}</Text> : null}
+    </Paper>
+  );
+}
+
+const Figure = ({ name, children }: { name: string; children: ReactNode }) => (
+  <div>
+    <div className="dim">{name}</div>
+    <div className="hold-figure">{children}</div>
+  </div>
+);
+
+function Vote({ hold }: { hold: Hold }) {
+  const { vote: prepared } = route.useSearch();
+  const me = useMe();
+  const [reason, setReason] = useState('');
+  const [asked, setAsked] = useState<'approve' | 'reject'>();
+  const field = useRef<HTMLTextAreaElement>(null);
+  const standing = useQuery(trpc.machines.escrow.queryOptions({ id: hold.id }));
+  const vote = useMutation(trpc.escrow.vote.mutationOptions());
+  const next = standing.data?.next.find(({ event }) => event === 'vote');
+  const mine = hold.votes?.find(({ user_id }) => user_id === me.id);
+  const barred = mine
+    ? undefined
+    : !me.has('approver')
+      ? 'this needs the role approver'
+      : next && !next.you.allowed
+        ? next.you.detail
+        : undefined;
+  const ready = standing.data !== undefined && !mine && barred === undefined;
+  // the reason is what is left to write when the decision came with the link
+  useEffect(() => {
+    if (prepared && ready) field.current?.focus();
+  }, [prepared, ready]);
+
+  if (mine) {
+    return (
+      <Paper role="status">
+        <Text>
+          You voted to <strong>{mine.decision}</strong>, <When at={mine.at} />. A vote cannot be taken back.
+        </Text>
+      </Paper>
+    );
+  }
+  const cast = async (decision: 'approve' | 'reject') => {
+    const answer = await vote.mutateAsync({ id: hold.id, decision, reason: reason.trim() });
+    toastDone(
+      decision === 'approve' ? 'Approved' : 'Rejected',
+      answer.status === 'held'
+        ? `${answer.current_approvals} of ${answer.required_approvals} approvals`
+        : `The hold is ${answer.status}.`,
+    );
+  };
+  return (
+    <Paper component="section" aria-labelledby="vote">
+      <Title order={2} id="vote" mb="xs">
+        Your vote
+      </Title>
+      {barred === undefined ? (
+        <>
+          {prepared && ready ? (
+            <Notice tone="info" title={prepared === 'approve' ? 'Approve is prepared' : 'Reject is prepared'}>
+              Nothing is decided until you press it here.
+            </Notice>
+          ) : null}
+          <Textarea
+            ref={field}
+            label="Reason"
+            description="Everyone who looks at this hold reads it, auditors too."
+            autosize
+            minRows={2}
+            maxLength={2000}
+            value={reason}
+            onChange={(event) => setReason(event.currentTarget.value)}
+          />
+          <div className="hold-buttons">
+            <Button
+              size="md"
+              leftSection={<IconCheck size={18} />}
+              variant={prepared === 'deny' ? 'default' : 'filled'}
+              disabled={!ready}
+              onClick={() => setAsked('approve')}
+            >
+              Approve
+            </Button>
+            <Button
+              size="md"
+              leftSection={<IconX size={18} />}
+              variant={prepared === 'deny' ? 'filled' : 'default'}
+              color="red.8"
+              disabled={!ready}
+              onClick={() => setAsked('reject')}
+            >
+              Reject
+            </Button>
+          </div>
+        </>
+      ) : (
+        <Text role="status">You cannot vote on this: {barred}.</Text>
+      )}
+      <ConfirmDialog
+        opened={asked !== undefined}
+        onClose={() => setAsked(undefined)}
+        title={asked === 'approve' ? 'Approve this action?' : 'Reject this action?'}
+        action={asked === 'approve' ? 'Approve' : 'Reject'}
+        danger={asked === 'reject'}
+        onConfirm={() => cast(asked!)}
+      >
+        <strong>{hold.action_summary}</strong>
+        {hold.estimated_value === undefined ? null : `, ${money(hold.estimated_value, hold.value_currency)}`}, for{' '}
+        {hold.agent_id}. A vote cannot be taken back{asked === 'reject' ? ', and one rejection ends the hold' : ''}.
+      </ConfirmDialog>
+    </Paper>
+  );
+}
+
+function Action({ hold }: { hold: Hold }) {
+  return (
+    <Paper component="section" aria-labelledby="action">
+      <Title order={2} id="action" mb="xs">
+        The action
+      </Title>
+      <dl className="facts">
+        <dt>Agent</dt>
+        <dd>
+          {hold.agent_id} ({hold.agent_role})
+        </dd>
+        {hold.tool_name ? (
+          <>
+            <dt>Tool</dt>
+            <dd className="mono">{hold.tool_name}</dd>
+          </>
+        ) : null}
+        <dt>Type</dt>
+        <dd>{hold.action_type}</dd>
+        {hold.rule_ids.length > 0 ? (
+          <>
+            <dt>Held by</dt>
+            <dd>
+              {hold.rule_ids.map((rule) => (
+                <div key={rule}>
+                  <PageLink to="/policies/$id" params={{ id: rule.split('#')[0] ?? '' }} className="mono">
+                    {rule}
+                  </PageLink>
+                </div>
+              ))}
+            </dd>
+          </>
+        ) : null}
+        {hold.session_id ? (
+          <>
+            <dt>Session</dt>
+            <dd>
+              <PageLink to="/decisions" search={{ session_id: hold.session_id }}>
+                {hold.session_id}
+              </PageLink>
+            </dd>
+          </>
+        ) : null}
+        <dt>Once released</dt>
+        <dd>
+          {hold.execute_within_seconds === undefined
+            ? 'good until it expires'
+            : `good for ${duration(hold.execute_within_seconds * 1000)}`}
+          , for this very action only
+        </dd>
+        <dt>Action hash</dt>
+        <dd>
+          <Id value={hold.action_hash} length={26} />
+        </dd>
+      </dl>
+      {hold.arguments_preview === undefined ? null : (
+        <>
+          <Text size="sm" fw={600} mt="sm" mb={4}>
+            Arguments
+          </Text>
+          <CodeBlock text={JSON.stringify(hold.arguments_preview, null, 2)} label="arguments" wrap maxHeight={360} />
+        </>
+      )}
+    </Paper>
+  );
+}
+
+function Votes({ hold }: { hold: Hold }) {
+  const name = usePeople();
+  const settings = useQuery(trpc.settings.get.queryOptions({}));
+  const groups = settings.data?.approver_groups ?? {};
+  const approvers = new Set((hold.votes ?? []).filter(({ decision }) => decision === 'approve').map((v) => v.user_id));
+  const missing = Math.max(0, hold.required_approvals - hold.current_approvals);
+  return (
+    <Paper component="section" aria-labelledby="votes">
+      <Title order={2} id="votes" mb="xs">
+        {HOLD_TYPE[hold.hold_type]}
+      </Title>
+      {hold.required_approvals > 0 ? (
+        <div
+          className="seats"
+          role="img"
+          aria-label={`${hold.current_approvals} of ${hold.required_approvals} approvals`}
+        >
+          {Array.from({ length: hold.required_approvals }, (_, n) => (
+            // biome-ignore lint/suspicious/noArrayIndexKey: seats are all the same
+            <i key={n} data-taken={n < hold.current_approvals || undefined} />
+          ))}
+        </div>
+      ) : null}
+      {hold.status === 'held' && missing > 0 ? (
+        <Text mb="xs">
+          {missing} more {missing === 1 ? 'approval is' : 'approvals are'} needed.
+        </Text>
+      ) : null}
+      {hold.quorum ? (
+        <ul className="plain">
+          {hold.quorum.map(({ group, count }) => {
+            const members = groups[group] ?? [];
+            const here = members.filter((id) => approvers.has(id)).length;
+            return (
+              <li key={group}>
+                <Tag tone={here >= count ? 'ok' : 'wait'}>
+                  {Math.min(here, count)} of {count}
+                </Tag>{' '}
+                from {group}
+                {members.length === 0 ? <span className="dim"> (the group has nobody)</span> : null}
+              </li>
+            );
+          })}
+        </ul>
+      ) : null}
+      {hold.conditions.length > 0 ? (
+        <ul className="plain">
+          {hold.conditions.map((condition) => (
+            <li key={condition.condition_id}>
+              <Tag tone={condition.satisfied ? 'ok' : 'wait'}>{condition.satisfied ? 'met' : 'waits'}</Tag>{' '}
+              <span className="mono">{condition.condition_id}</span> {condition.description}
+              {condition.evidence ? <p className="remark">{condition.evidence}</p> : null}
+            </li>
+          ))}
+        </ul>
+      ) : null}
+      {hold.votes?.length ? (
+        <ul className="plain" aria-label="Votes">
+          {hold.votes.map((vote) => (
+            <li key={vote.user_id}>
+              <Group gap={6}>
+                <Tag
+                  tone={vote.decision === 'approve' ? 'ok' : 'bad'}
+                  icon={vote.decision === 'approve' ? IconCheck : IconX}
+                >
+                  {vote.decision === 'approve' ? 'approved' : 'rejected'}
+                </Tag>
+                <strong>{name(vote.user_id)}</strong>
+                <Text size="sm" c="dimmed">
+                  <When at={vote.at} />
+                </Text>
+              </Group>
+              {vote.reason ? <p className="remark">{vote.reason}</p> : null}
+            </li>
+          ))}
+        </ul>
+      ) : (
+        <Text c="dimmed">Nobody has voted yet.</Text>
+      )}
+      <Text size="xs" c="dimmed" mt="sm">
+        Hold <Id value={hold.id} length={30} />
+      </Text>
+    </Paper>
+  );
+}

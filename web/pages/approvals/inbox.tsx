@@ -1,0 +1,114 @@
+import { NativeSelect } from '@mantine/core';
+import { IconClockPause } from '@tabler/icons-react';
+import { useQuery } from '@tanstack/react-query';
+import { getRouteApi } from '@tanstack/react-router';
+import { trpc } from '../../lib/trpc.ts';
+import { HOLD_TYPE, money, risk } from '../../lib/words.ts';
+import { type Column, DataTable } from '../../ui/data-table.tsx';
+import { PageLink } from '../../ui/link.tsx';
+import { Page } from '../../ui/page.tsx';
+import { EmptyState } from '../../ui/states.tsx';
+import { HoldTag, Tag } from '../../ui/status.tsx';
+import { Countdown, When } from '../../ui/time.tsx';
+import { HOLD_STATUSES, type HoldStatus } from './filter.ts';
+
+const route = getRouteApi('/app/approvals');
+
+/** The actions that wait for people, the one that ends soonest on top. */
+export function Inbox() {
+  const { status = 'held', agent_role } = route.useSearch();
+  const navigate = route.useNavigate();
+  const query = useQuery(trpc.escrow.list.queryOptions({ status, agent_role, limit: 200 }));
+  type Row = NonNullable<typeof query.data>['holds'][number];
+  const rows =
+    query.data && status === 'held'
+      ? [...query.data.holds].sort((a, b) => a.expires_at.localeCompare(b.expires_at))
+      : query.data?.holds;
+  const columns: Column<Row>[] = [
+    {
+      header: 'Action',
+      main: true,
+      cell: (row) => (
+        <>
+          <PageLink to="/approvals/$id" params={{ id: row.id }} fw={600} c="inherit">
+            {row.action_summary}
+          </PageLink>
+          <div className="dim" style={{ fontWeight: 400 }}>
+            {row.agent_id} ({row.agent_role})
+          </div>
+        </>
+      ),
+    },
+    status === 'held'
+      ? { header: 'Expires', cell: (row) => <Countdown until={row.expires_at} />, width: 130 }
+      : { header: 'Status', cell: (row) => <HoldTag status={row.status} />, width: 130 },
+    {
+      header: 'Value',
+      align: 'right',
+      cell: (row) =>
+        row.estimated_value === undefined ? null : <strong>{money(row.estimated_value, row.value_currency)}</strong>,
+    },
+    {
+      header: 'Risk',
+      cell: (row) => {
+        if (row.risk_score === undefined) return null;
+        const { word, tone } = risk(row.risk_score);
+        return (
+          <Tag tone={tone}>
+            {word} {row.risk_score}
+          </Tag>
+        );
+      },
+    },
+    {
+      header: 'Approvals',
+      cell: (row) => (
+        <span>
+          {row.current_approvals} of {row.required_approvals}{' '}
+          <span className="dim">{HOLD_TYPE[row.hold_type].toLowerCase()}</span>
+        </span>
+      ),
+    },
+    { header: 'Asked', align: 'right', cell: (row) => <When at={row.created_at} /> },
+  ];
+  return (
+    <Page title="Approvals" lead="Actions of agents that are held until people decide.">
+      <search className="bar" aria-label="Filter holds">
+        <NativeSelect
+          label="Show"
+          value={status}
+          onChange={(event) => {
+            const next = event.currentTarget.value as HoldStatus;
+            void navigate({ search: (old) => ({ ...old, status: next === 'held' ? undefined : next }), replace: true });
+          }}
+          data={HOLD_STATUSES.map((value) => ({
+            value,
+            label: value === 'held' ? 'waiting' : value,
+          }))}
+          w={150}
+        />
+      </search>
+      <DataTable
+        label={status === 'held' ? 'Held actions, the one that ends soonest first' : `Actions that are ${status}`}
+        columns={columns}
+        rows={rows}
+        rowKey={(row) => row.id}
+        error={query.error}
+        retry={() => void query.refetch()}
+        onOpen={(row) => void navigate({ to: '/approvals/$id', params: { id: row.id } as never })}
+        empty={
+          <EmptyState icon={IconClockPause} title={status === 'held' ? 'Nobody waits for you' : `Nothing is ${status}`}>
+            {status === 'held'
+              ? 'When a policy with @escrow holds an action it appears here by itself.'
+              : 'Holds appear here once they come to this end.'}
+          </EmptyState>
+        }
+      />
+      {query.data && query.data.total > query.data.holds.length ? (
+        <p className="dim">
+          The newest {query.data.holds.length} of {query.data.total.toLocaleString()} are shown.
+        </p>
+      ) : null}
+    </Page>
+  );
+}

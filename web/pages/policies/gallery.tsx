@@ -1,0 +1,16 @@
+import { TEMPLATES, type Template } from './templates.ts';
+import './policy.css';
+
+/** The templates, each a button. */
+export function Gallery({ onChoose }: { onChoose: (template: Template) => void }) {
+  return (
+    <div className="gallery">
+      {TEMPLATES.map((template) => (
+        <button key={template.id} type="button" onClick={() => onChoose(template)}>
+          <strong>{template.title}</strong>
+          <span>{template.about}</span>
+        </button>
+      ))}
+    </div>
+  );
+}

@@ -1,0 +1,142 @@
+import { Anchor, Group, Modal, Paper, Text } from '@mantine/core';
+import { useMutation, useQuery } from '@tanstack/react-query';
+import { useState } from 'react';
+import { toastDone } from '../../lib/errors.tsx';
+import { usePeople } from '../../lib/people.ts';
+import { useMe } from '../../lib/session.ts';
+import { trpc } from '../../lib/trpc.ts';
+import { CodeBlock } from '../../ui/code.tsx';
+import { ConfirmDialog } from '../../ui/confirm.tsx';
+import { Id } from '../../ui/copy.tsx';
+import { Diff } from '../../ui/diff.tsx';
+import { PageLink } from '../../ui/link.tsx';
+import { Shown } from '../../ui/states.tsx';
+import { Tag, type Tone } from '../../ui/status.tsx';
+import { When } from '../../ui/time.tsx';
+import type { PolicyDetail } from './policy.tsx';
+
+const CHANGE = {
+  create: 'created',
+  update: 'changed',
+  rollback: 'rolled back',
+  break_glass: 'enforced by breaking the glass',
+} as const;
+export const REVIEW: Record<string, [word: string, tone: Tone]> = {
+  approved: ['approved', 'ok'],
+  rejected: ['rejected', 'bad'],
+  changes_requested: ['asked for changes', 'wait'],
+  break_glass: ['broke the glass', 'bad'],
+  dismissed: ['review ended by a new version', 'quiet'],
+  commented: ['remarked', 'info'],
+};
+
+/** Every version, the newest first, with what was said of it; an old one can be looked at and come back. */
+export function History({ policy }: { policy: PolicyDetail }) {
+  const name = usePeople();
+  const me = useMe();
+  const [shown, show] = useState<number>();
+  const [back, rollBack] = useState<number>();
+  const rollback = useMutation(trpc.policies.rollback.mutationOptions());
+  return (
+    <Paper>
+      <ol className="timeline" aria-label="Versions">
+        {policy.versions.map((version) => (
+          <li key={version.version} data-live={version.live || undefined}>
+            <Group gap="xs">
+              <Text fw={650}>Version {version.version}</Text>
+              {version.live ? <Tag tone="ok">enforced</Tag> : null}
+              <Text c="dimmed">
+                {CHANGE[version.change]}
+                {version.rolled_back_from ? ` to version ${version.rolled_back_from}` : ''} by {name(version.author_id)}
+                , <When at={version.created_at} />
+              </Text>
+            </Group>
+            {version.note ? <p className="remark">{version.note}</p> : null}
+            {version.reviews?.map((review) => {
+              const [word, tone] = REVIEW[review.status] ?? [review.status, 'quiet'];
+              return (
+                <div key={`${review.decided_at}${review.status}`} style={{ marginTop: 6 }}>
+                  <Group gap={6}>
+                    <Tag tone={tone}>{word}</Tag>
+                    <Text size="sm">
+                      {name(review.decided_by)}, <When at={review.decided_at} />
+                    </Text>
+                  </Group>
+                  {review.comment ? <p className="remark">{review.comment}</p> : null}
+                </div>
+              );
+            })}
+            <Group gap="sm" mt={4}>
+              <Anchor component="button" type="button" size="sm" onClick={() => show(version.version)}>
+                Show the text
+              </Anchor>
+              {version.version > 1 ? (
+                <PageLink
+                  size="sm"
+                  to="/policies/$id"
+                  params={{ id: policy.id }}
+                  search={{ tab: 'diff', from: version.version - 1, to: version.version }}
+                >
+                  What changed
+                </PageLink>
+              ) : null}
+              {me.has('author') && version.version !== policy.version ? (
+                <Anchor component="button" type="button" size="sm" onClick={() => rollBack(version.version)}>
+                  Roll back to it
+                </Anchor>
+              ) : null}
+              <Id value={version.content_hash} length={16} />
+            </Group>
+          </li>
+        ))}
+      </ol>
+      <Modal
+        opened={shown !== undefined}
+        onClose={() => show(undefined)}
+        size="xl"
+        title={<strong>Version {shown}</strong>}
+        closeButtonProps={{ 'aria-label': 'Close' }}
+      >
+        {shown === undefined ? null : <VersionText id={policy.id} version={shown} />}
+      </Modal>
+      <ConfirmDialog
+        opened={back !== undefined}
+        onClose={() => rollBack(undefined)}
+        title={`Roll back to version ${back}`}
+        action="Roll back"
+        danger={false}
+        size="xl"
+        onConfirm={async () => {
+          const next = await rollback.mutateAsync({ id: policy.id, target_version: back! });
+          toastDone(
+            `Version ${next.version} has the text of version ${back}`,
+            next.live_version === next.version ? 'It is enforced.' : 'It is a draft until it is approved.',
+          );
+        }}
+      >
+        {back === undefined ? null : <Preview policy={policy} version={back} />}
+      </ConfirmDialog>
+    </Paper>
+  );
+}
+
+function VersionText({ id, version }: { id: string; version: number }) {
+  const query = useQuery(trpc.policies.version.queryOptions({ id, version }));
+  return (
+    <Shown query={query}>{({ dsl_source }) => <CodeBlock text={dsl_source} label={`version ${version}`} />}</Shown>
+  );
+}
+
+function Preview({ policy, version }: { policy: PolicyDetail; version: number }) {
+  const query = useQuery(trpc.policies.version.queryOptions({ id: policy.id, version }));
+  return (
+    <>
+      <Text mb="sm">A new version is written with the text of version {version}. This is what changes by it:</Text>
+      <Shown query={query}>
+        {({ dsl_source }) => (
+          <Diff before={policy.dsl_source} after={dsl_source} label={`version ${policy.version} → ${version}`} />
+        )}
+      </Shown>
+    </>
+  );
+}

@@ -1,0 +1,152 @@
+import { Button, NativeSelect, TextInput } from '@mantine/core';
+import { useDebouncedCallback } from '@mantine/hooks';
+import { IconFileText, IconPlus, IconX } from '@tabler/icons-react';
+import { keepPreviousData, useQuery } from '@tanstack/react-query';
+import { getRouteApi } from '@tanstack/react-router';
+import { usePeople } from '../../lib/people.ts';
+import { useMe } from '../../lib/session.ts';
+import { trpc } from '../../lib/trpc.ts';
+import { type Column, DataTable } from '../../ui/data-table.tsx';
+import { ButtonLink, PageLink } from '../../ui/link.tsx';
+import { Page } from '../../ui/page.tsx';
+import { Pager } from '../../ui/pager.tsx';
+import { EmptyState } from '../../ui/states.tsx';
+import { PolicyTag, Tag } from '../../ui/status.tsx';
+import { When } from '../../ui/time.tsx';
+import type { PolicyFilter, PolicyStatus } from './search.ts';
+
+const route = getRouteApi('/app/policies');
+const PER_PAGE = 50;
+
+export function PolicyList() {
+  const filter = route.useSearch();
+  const navigate = route.useNavigate();
+  const me = useMe();
+  const name = usePeople();
+  const { page = 1, ...where } = filter;
+  const query = useQuery(
+    trpc.policies.list.queryOptions(
+      { ...where, limit: PER_PAGE, offset: (page - 1) * PER_PAGE },
+      { placeholderData: keepPreviousData },
+    ),
+  );
+  const set = (change: Partial<PolicyFilter>) =>
+    void navigate({ search: (old) => ({ ...old, page: undefined, ...change }), replace: true });
+  const later = useDebouncedCallback(set, 300);
+  const filtered = Object.keys(where).length > 0;
+  type Row = NonNullable<typeof query.data>['policies'][number];
+
+  const columns: Column<Row>[] = [
+    {
+      header: 'Policy',
+      main: true,
+      cell: (row) => (
+        <PageLink to="/policies/$id" params={{ id: row.id }} fw={600} c="inherit">
+          {row.id}
+        </PageLink>
+      ),
+    },
+    { header: 'Status', cell: (row) => <PolicyTag status={row.status} />, width: 130 },
+    {
+      header: 'Enforced',
+      cell: (row) =>
+        row.live_version === null ? (
+          <span className="dim">not enforced</span>
+        ) : (
+          <span>
+            version {row.live_version}
+            {row.live_version === row.version ? null : <span className="dim">, newest is {row.version}</span>}
+          </span>
+        ),
+    },
+    {
+      header: 'Scopes',
+      cell: (row) => (row.scopes.length > 0 ? row.scopes.map((scope) => <Scope key={scope} name={scope} />) : null),
+    },
+    { header: 'Author', cell: (row) => name(row.author_id) },
+    { header: 'Changed', cell: (row) => <When at={row.updated_at} />, align: 'right', width: 120 },
+  ];
+
+  return (
+    <Page
+      title="Policies"
+      lead="What agents may do, in Cedar. Proxies enforce the live version of each."
+      actions={
+        me.has('author') ? (
+          <ButtonLink to="/policies/new" leftSection={<IconPlus size={16} />}>
+            New policy
+          </ButtonLink>
+        ) : null
+      }
+    >
+      <search className="bar" aria-label="Filter policies">
+        <NativeSelect
+          label="Status"
+          value={filter.status ?? ''}
+          onChange={(event) => set({ status: (event.currentTarget.value || undefined) as PolicyStatus | undefined })}
+          data={[
+            { value: '', label: 'all' },
+            { value: 'deployed', label: 'Live' },
+            { value: 'draft', label: 'Draft' },
+            { value: 'pending_approval', label: 'In review' },
+            { value: 'revoked', label: 'Revoked' },
+          ]}
+          w={140}
+        />
+        <TextInput
+          key={filter.agent_role === undefined ? 'no role' : 'role'}
+          label="Applies to role"
+          defaultValue={filter.agent_role}
+          onChange={(event) => later({ agent_role: event.currentTarget.value.trim() || undefined })}
+          w={160}
+        />
+        <TextInput
+          key={filter.scope === undefined ? 'no scope' : 'scope'}
+          label="Scope"
+          defaultValue={filter.scope}
+          onChange={(event) => later({ scope: event.currentTarget.value.trim() || undefined })}
+          w={140}
+        />
+        {filtered ? (
+          <Button
+            variant="subtle"
+            color="gray"
+            leftSection={<IconX size={15} />}
+            onClick={() => void navigate({ search: {}, replace: true })}
+          >
+            Clear
+          </Button>
+        ) : null}
+      </search>
+      <DataTable
+        label="Policies, the last changed first"
+        columns={columns}
+        rows={query.data?.policies}
+        rowKey={(row) => row.id}
+        error={query.error}
+        retry={() => void query.refetch()}
+        onOpen={(row) => void navigate({ to: '/policies/$id', params: { id: row.id } })}
+        empty={
+          filtered ? (
+            <EmptyState icon={IconFileText} title="No policy fits the filters" />
+          ) : (
+            <EmptyState
+              icon={IconFileText}
+              title="No policies yet"
+              action={me.has('author') ? <ButtonLink to="/start">Begin with a template</ButtonLink> : null}
+            >
+              Until a policy permits something, every action of every agent is denied.
+            </EmptyState>
+          )
+        }
+      />
+      <Pager page={page} size={PER_PAGE} total={query.data?.total ?? 0} onPage={(to) => set({ page: to })} />
+    </Page>
+  );
+}
+
+const Scope = ({ name }: { name: string }) => (
+  <span style={{ marginRight: 4 }}>
+    <Tag tone="quiet">{name}</Tag>
+  </span>
+);

@@ -1,0 +1,93 @@
+import { Button, Group, TextInput } from '@mantine/core';
+import { useMutation } from '@tanstack/react-query';
+import { getRouteApi, useNavigate } from '@tanstack/react-router';
+import { useRef, useState } from 'react';
+import type { EditorHandle } from '../../editor/editor.tsx';
+import { toastDone } from '../../lib/errors.tsx';
+import { trpc } from '../../lib/trpc.ts';
+import { Editor } from '../../ui/editor.tsx';
+import { Page } from '../../ui/page.tsx';
+import { Gallery } from './gallery.tsx';
+import { TEMPLATES } from './templates.ts';
+import { TryIt } from './try.tsx';
+import './policy.css';
+
+const route = getRouteApi('/app/policies/new');
+
+/** A new policy: from a template, checked and tried before it is stored as a draft. */
+export function NewPolicy() {
+  const { template: chosen } = route.useSearch();
+  const navigate = useNavigate();
+  const template = TEMPLATES.find(({ id }) => id === chosen);
+  const [id, setId] = useState<string>();
+  const [broken, setBroken] = useState(false);
+  const text = useRef(template?.source ?? '');
+  const editor = useRef<EditorHandle>(null);
+  const create = useMutation(
+    trpc.policies.create.mutationOptions({
+      onSuccess: (policy) => {
+        toastDone('The draft is stored', 'Nothing is enforced yet.');
+        void navigate({ to: '/policies/$id', params: { id: policy.id } });
+      },
+    }),
+  );
+  const name = id ?? (template?.id === 'blank' ? '' : (template?.id ?? ''));
+
+  if (!template) {
+    return (
+      <Page title="New policy" lead="Begin with the one that is nearest to what you need.">
+        <Gallery onChoose={(next) => void navigate({ to: '/policies/new', search: { template: next.id } })} />
+      </Page>
+    );
+  }
+  text.current ||= template.source;
+  const save = () => create.mutate({ ...(name && { id: name }), dsl_source: text.current });
+  return (
+    <Page
+      title="New policy"
+      lead={template.about}
+      actions={
+        <>
+          <Button variant="default" onClick={() => void navigate({ to: '/policies/new', search: {} })}>
+            Other templates
+          </Button>
+          <Button onClick={save} loading={create.isPending} disabled={broken}>
+            Create the draft
+          </Button>
+        </>
+      }
+    >
+      <Group mb="sm">
+        <TextInput
+          label="Id"
+          description="Names the policy for good. Empty: one is made."
+          value={name}
+          onChange={(event) => setId(event.currentTarget.value)}
+          pattern="[A-Za-z0-9][A-Za-z0-9._\-]*"
+          maxLength={64}
+          w={320}
+        />
+      </Group>
+      <div className="bench">
+        <Editor
+          key={template.id}
+          initial={template.source}
+          policyId={name || undefined}
+          handle={editor}
+          onChange={(next) => {
+            text.current = next;
+          }}
+          onProblems={(found) => setBroken(found.some(({ severity }) => severity === 'error'))}
+          onSave={save}
+        />
+        <TryIt
+          key={`try ${template.id}`}
+          policyId={name || undefined}
+          text={() => text.current}
+          example={template.denied}
+          goTo={(line) => editor.current?.goTo(line)}
+        />
+      </div>
+    </Page>
+  );
+}

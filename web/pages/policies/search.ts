@@ -1,0 +1,34 @@
+export const STATUSES = ['draft', 'pending_approval', 'deployed', 'revoked'] as const;
+export type PolicyStatus = (typeof STATUSES)[number];
+
+/** What the address of the list says. */
+export interface PolicyFilter {
+  status?: PolicyStatus;
+  agent_role?: string;
+  scope?: string;
+  page?: number;
+}
+
+export function readPolicyFilter(search: Record<string, unknown>): PolicyFilter {
+  const text = (value: unknown) => (typeof value === 'string' && value !== '' ? value : undefined);
+  const page = Number(search.page);
+  return {
+    ...(STATUSES.includes(search.status as PolicyStatus) && { status: search.status as PolicyStatus }),
+    ...(text(search.agent_role) && { agent_role: text(search.agent_role) }),
+    ...(text(search.scope) && { scope: text(search.scope) }),
+    ...(Number.isInteger(page) && page > 1 && { page }),
+  };
+}
+
+export const TABS = ['text', 'diff', 'rules', 'history'] as const;
+export type PolicyTab = (typeof TABS)[number];
+
+export function readPolicyTab(search: Record<string, unknown>): { tab?: PolicyTab; from?: number; to?: number } {
+  const version = (value: unknown) =>
+    Number.isInteger(Number(value)) && Number(value) > 0 ? Number(value) : undefined;
+  return {
+    ...(TABS.includes(search.tab as PolicyTab) && { tab: search.tab as PolicyTab }),
+    ...(version(search.from) && { from: version(search.from) }),
+    ...(version(search.to) && { to: version(search.to) }),
+  };
+}

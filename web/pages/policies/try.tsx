@@ -1,0 +1,232 @@
+import { Anchor, Button, Group, NativeSelect, Paper, Stack, Text, Textarea, TextInput, Title } from '@mantine/core';
+import { IconPlayerPlay } from '@tabler/icons-react';
+import { useMutation, useQuery } from '@tanstack/react-query';
+import type { inferRouterOutputs } from '@trpc/server';
+import { type FormEvent, useState } from 'react';
+import type { AppRouter } from '../../../server/api/root.ts';
+import { ACTION_TYPES } from '../../../server/policy/language/schema.ts';
+import { duration } from '../../lib/time.ts';
+import { trpc } from '../../lib/trpc.ts';
+import { HOLD_TYPE } from '../../lib/words.ts';
+import { Notice } from '../../ui/notice.tsx';
+import { DecisionTag, Tag } from '../../ui/status.tsx';
+
+type Result = inferRouterOutputs<AppRouter>['policies']['try'];
+type Verdict = NonNullable<Result['verdict']>;
+
+interface Form {
+  agent_id: string;
+  agent_role: string;
+  action_type: string;
+  tool_name: string;
+  method: string;
+  resource: string;
+  estimated_value: string;
+  value_currency: string;
+  risk_score: string;
+  arguments: string;
+}
+
+const EMPTY: Form = {
+  agent_id: 'agent-1',
+  agent_role: '',
+  action_type: 'tool_call',
+  tool_name: '',
+  method: '',
+  resource: '',
+  estimated_value: '',
+  value_currency: '',
+  risk_score: '',
+  arguments: '{\n  "amount": 20\n}',
+};
+
+/** A request to try the text with, what it would decide, and by which rule. Nothing is recorded. */
+export function TryIt({
+  policyId,
+  text,
+  example,
+  goTo,
+}: {
+  policyId?: string;
+  /** The text as it is at the moment of the call. */
+  text: () => string;
+  example?: { agent_role: string; tool_name: string; arguments: Record<string, unknown> };
+  goTo: (line: number) => void;
+}) {
+  const key = `svc-try-${policyId ?? 'new'}`;
+  const [form, setForm] = useState<Form>(() => {
+    const given = example && { ...example, arguments: JSON.stringify(example.arguments, null, 2) };
+    return { ...EMPTY, ...(JSON.parse(localStorage.getItem(key) ?? '{}') as Partial<Form>), ...given };
+  });
+  const [fault, setFault] = useState<string>();
+  const settings = useQuery(trpc.settings.get.queryOptions({}));
+  const attempt = useMutation(trpc.policies.try.mutationOptions());
+  const own = settings.data?.action_types;
+  const types = [...ACTION_TYPES.write, ...(own?.write ?? []), ...ACTION_TYPES.read, ...(own?.read ?? [])];
+  const field = (name: keyof Form) => ({
+    value: form[name],
+    onChange: (event: { currentTarget: { value: string } }) => setForm({ ...form, [name]: event.currentTarget.value }),
+  });
+
+  const run = (event: FormEvent) => {
+    event.preventDefault();
+    let args: Record<string, unknown>;
+    try {
+      args = form.arguments.trim() === '' ? {} : (JSON.parse(form.arguments) as Record<string, unknown>);
+      if (typeof args !== 'object' || args === null || Array.isArray(args)) throw new Error('must be a JSON object');
+    } catch (error) {
+      setFault(`The arguments are not a JSON object: ${(error as Error).message}`);
+      return;
+    }
+    setFault(undefined);
+    localStorage.setItem(key, JSON.stringify(form));
+    const { agent_id, agent_role, action_type, tool_name, method, resource, value_currency } = form;
+    attempt.mutate({
+      ...(policyId && { id: policyId }),
+      dsl_source: text(),
+      request: {
+        agent_id,
+        agent_role,
+        action_type,
+        tool_name,
+        arguments: args,
+        ...(method && { method }),
+        ...(resource && { resource }),
+        ...(form.estimated_value && { estimated_value: Number(form.estimated_value) }),
+        ...(value_currency && { value_currency }),
+        ...(form.risk_score && { risk_score: Number(form.risk_score) }),
+      },
+    });
+  };
+
+  return (
+    <Paper component="section" aria-labelledby="try-title">
+      <Title order={2} id="try-title">
+        Try it
+      </Title>
+      <Text size="sm" c="dimmed" mb="sm">
+        With this text among all live policies. Nothing is recorded.
+      </Text>
+      <form onSubmit={run}>
+        <Stack gap="xs">
+          <Group grow gap="xs">
+            <TextInput label="Agent" required {...field('agent_id')} />
+            <TextInput label="Agent role" required {...field('agent_role')} />
+          </Group>
+          <Group grow gap="xs">
+            <TextInput label="Tool" required {...field('tool_name')} />
+            <NativeSelect label="Action type" data={types} {...field('action_type')} />
+          </Group>
+          <Textarea
+            label="Arguments (JSON)"
+            autosize
+            minRows={3}
+            maxRows={12}
+            error={fault}
+            styles={{ input: { fontFamily: 'var(--mantine-font-family-monospace)', fontSize: '0.8125rem' } }}
+            spellCheck={false}
+            {...field('arguments')}
+          />
+          <details>
+            <summary>More of the request</summary>
+            <Stack gap="xs" mt="xs">
+              <Group grow gap="xs">
+                <TextInput label="Method" placeholder="POST" {...field('method')} />
+                <TextInput label="Resource" placeholder="https://… or /path" {...field('resource')} />
+              </Group>
+              <Group grow gap="xs">
+                <TextInput label="Value" inputMode="decimal" {...field('estimated_value')} />
+                <TextInput label="Currency" placeholder="EUR" {...field('value_currency')} />
+                <TextInput label="Risk, 0 to 1" placeholder="1" inputMode="decimal" {...field('risk_score')} />
+              </Group>
+            </Stack>
+          </details>
+          <Button type="submit" leftSection={<IconPlayerPlay size={16} />} loading={attempt.isPending}>
+            Try this request
+          </Button>
+        </Stack>
+      </form>
+      <div aria-live="polite">{attempt.data ? <Outcome result={attempt.data} goTo={goTo} /> : null}</div>
+    </Paper>
+  );
+}
+
+function Outcome({ result, goTo }: { result: Result; goTo: (line: number) => void }) {
+  const { verdict, live, hits, errors, detail } = result;
+  if (!verdict) {
+    return (
+      <Notice tone="bad" title="The text has errors">
+        Line {errors[0]?.line}: {errors[0]?.message}
+      </Notice>
+    );
+  }
+  return (
+    <Stack gap={6} mt="md">
+      <Group gap="xs">
+        <DecisionTag decision={verdict.decision} />
+        <Text fw={600}>{sentence(verdict)}</Text>
+      </Group>
+      {detail ? <Text size="sm">The request could not be evaluated: {detail}.</Text> : null}
+      <dl className="facts">
+        <dt>Decided by</dt>
+        <dd>
+          {verdict.rule_id ? (
+            <Rule hit={hits.find((hit) => hit.rule_id === verdict.rule_id)} id={verdict.rule_id} goTo={goTo} />
+          ) : (
+            'no rule: nothing permits it'
+          )}
+        </dd>
+        {hits.length > 1 ? (
+          <>
+            <dt>All rules that fit</dt>
+            <dd>
+              {hits.map((hit) => (
+                <div key={hit.rule_id}>
+                  <Rule hit={hit} id={hit.rule_id} goTo={goTo} />{' '}
+                  <Tag tone={hit.effect === 'permit' ? 'ok' : hit.guardrail ? 'wait' : 'bad'}>
+                    {hit.guardrail ? 'guardrail' : hit.effect}
+                  </Tag>
+                </div>
+              ))}
+            </dd>
+          </>
+        ) : null}
+        {live ? (
+          <>
+            <dt>Enforced now</dt>
+            <dd>
+              <DecisionTag decision={live.decision} />{' '}
+              {live.decision === verdict.decision ? 'the same' : <strong>this text changes it</strong>}
+            </dd>
+          </>
+        ) : null}
+      </dl>
+    </Stack>
+  );
+}
+
+function Rule({
+  hit,
+  id,
+  goTo,
+}: {
+  hit: Result['hits'][number] | undefined;
+  id: string;
+  goTo: (line: number) => void;
+}) {
+  const { line } = hit ?? {};
+  if (line === undefined) return <span className="mono">{id}</span>;
+  return (
+    <Anchor component="button" type="button" ta="left" className="mono" onClick={() => goTo(line)}>
+      {id}, line {line}
+    </Anchor>
+  );
+}
+
+function sentence({ deny_reason, masks, hold }: Verdict): string {
+  if (deny_reason) return deny_reason;
+  if (masks) return `masks ${masks.join(', ')}`;
+  if (!hold) return '';
+  const approvals = hold.required_approvals > 0 ? `, ${hold.required_approvals} needed` : '';
+  return `${HOLD_TYPE[hold.hold_type]}${approvals}, waits ${duration(hold.ttl_seconds * 1000)}`;
+}

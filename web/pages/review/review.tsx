@@ -1,0 +1,300 @@
+import { Button, Group, Paper, Stack, Text, Textarea, Title } from '@mantine/core';
+import { useMutation, useQuery } from '@tanstack/react-query';
+import { getRouteApi } from '@tanstack/react-router';
+import { useRef, useState } from 'react';
+import { toastDone } from '../../lib/errors.tsx';
+import { usePeople } from '../../lib/people.ts';
+import { useMe } from '../../lib/session.ts';
+import { trpc } from '../../lib/trpc.ts';
+import { ConfirmDialog } from '../../ui/confirm.tsx';
+import { Diff } from '../../ui/diff.tsx';
+import { PageLink } from '../../ui/link.tsx';
+import { Notice } from '../../ui/notice.tsx';
+import { Page } from '../../ui/page.tsx';
+import { Loading, Shown } from '../../ui/states.tsx';
+import { PolicyTag, Tag } from '../../ui/status.tsx';
+import { When } from '../../ui/time.tsx';
+import { REVIEW } from '../policies/history.tsx';
+import type { PolicyDetail } from '../policies/policy.tsx';
+import '../policies/policy.css';
+
+const route = getRouteApi('/app/review/$id');
+
+/** One version before a second person: what it changes, what was said, and the decision. */
+export function ReviewPage() {
+  const { id } = route.useParams();
+  const query = useQuery(trpc.policies.get.queryOptions({ id }));
+  if (query.error && !query.data) throw query.error;
+  if (!query.data) {
+    return (
+      <Page title={`Review ${id}`}>
+        <Loading lines={12} />
+      </Page>
+    );
+  }
+  return <Review policy={query.data} key={id} />;
+}
+
+function Review({ policy }: { policy: PolicyDetail }) {
+  const { id } = policy;
+  const name = usePeople();
+  /** The version that this person has before them: only this one is decided, whatever was written meanwhile. */
+  const [reviewed, setReviewed] = useState(policy.version);
+  const enforcedBefore = useRef(policy.live_version === policy.version ? null : policy.live_version).current;
+  const before = policy.live_version === reviewed ? enforcedBefore : policy.live_version;
+  const version = policy.versions.find((one) => one.version === reviewed);
+  const pending = policy.status === 'pending_approval' || policy.open_review !== null;
+  return (
+    <Page
+      title={
+        <>
+          Review {id} <PolicyTag status={policy.status} />
+        </>
+      }
+      tab={`Review ${id}`}
+      lead={
+        <>
+          Version {reviewed} by {name(version?.author_id ?? '')}
+          {before === null ? ', the first one' : `, replaces version ${before}`}.{' '}
+          <PageLink to="/policies/$id" params={{ id }}>
+            Open the policy
+          </PageLink>
+        </>
+      }
+    >
+      {reviewed === policy.version ? null : (
+        <Notice tone="wait" title={`Version ${policy.version} was written meanwhile`} urgent>
+          You were looking at version {reviewed}, which cannot be decided any more. This is what changed since:
+          <div style={{ margin: '10px 0' }}>
+            <TwoVersions id={id} from={reviewed} to={policy.version} />
+          </div>
+          <Button size="xs" onClick={() => setReviewed(policy.version)}>
+            Review version {policy.version}
+          </Button>
+        </Notice>
+      )}
+      {version?.note ? <p className="remark">{version.note}</p> : null}
+      <Paper mb="md">
+        {before === null ? (
+          <FirstVersion id={id} version={reviewed} />
+        ) : (
+          <TwoVersions id={id} from={before} to={reviewed} />
+        )}
+      </Paper>
+      <div className="halves-review">
+        <Remarks policy={policy} version={reviewed} />
+        {pending ? <Decide policy={policy} version={reviewed} /> : <Decided policy={policy} />}
+      </div>
+    </Page>
+  );
+}
+
+function TwoVersions({ id, from, to }: { id: string; from: number; to: number }) {
+  const before = useQuery(trpc.policies.version.queryOptions({ id, version: from }));
+  const after = useQuery(trpc.policies.version.queryOptions({ id, version: to }));
+  const diff = useQuery(trpc.policies.diff.queryOptions({ id, from, to }));
+  const rules = diff.data && [
+    ...diff.data.rules_added.map((rule) => ['added', 'ok', rule] as const),
+    ...diff.data.rules_changed.map((rule) => ['changed', 'wait', rule] as const),
+    ...diff.data.rules_removed.map((rule) => ['removed', 'bad', rule] as const),
+  ];
+  return (
+    <>
+      {rules && rules.length > 0 ? (
+        <Group gap="xs" mb="sm" aria-label="Rules that differ" component="ul" className="plain-list">
+          {rules.map(([word, tone, rule]) => (
+            <li key={rule}>
+              <Tag tone={tone}>{word}</Tag> <span className="mono">{rule.split('#')[1]}</span>
+            </li>
+          ))}
+        </Group>
+      ) : null}
+      <Shown query={before}>
+        {(old) => (
+          <Shown query={after}>
+            {(next) => (
+              <Diff before={old.dsl_source} after={next.dsl_source} label={`version ${from} → version ${to}`} />
+            )}
+          </Shown>
+        )}
+      </Shown>
+    </>
+  );
+}
+
+function FirstVersion({ id, version }: { id: string; version: number }) {
+  const query = useQuery(trpc.policies.version.queryOptions({ id, version }));
+  return (
+    <Shown query={query}>
+      {({ dsl_source }) => <Diff before="" after={dsl_source} label={`nothing → version ${version}`} />}
+    </Shown>
+  );
+}
+
+function Remarks({ policy, version }: { policy: PolicyDetail; version: number }) {
+  const name = usePeople();
+  const me = useMe();
+  const [text, setText] = useState('');
+  const comment = useMutation(trpc.policies.comment.mutationOptions({ onSuccess: () => setText('') }));
+  const reviews = policy.versions.flatMap((one) =>
+    (one.reviews ?? []).map((review) => ({ ...review, version: one.version })),
+  );
+  return (
+    <Paper component="section" aria-labelledby="remarks">
+      <Title order={2} id="remarks" mb="xs">
+        What was said
+      </Title>
+      {reviews.length === 0 ? <Text c="dimmed">Nothing yet.</Text> : null}
+      <Stack gap="sm">
+        {reviews
+          .sort((a, b) => a.decided_at.localeCompare(b.decided_at))
+          .map((review) => {
+            const [word, tone] = REVIEW[review.status] ?? [review.status, 'quiet' as const];
+            return (
+              <div key={`${review.decided_at}${review.status}`}>
+                <Group gap={6}>
+                  <strong>{name(review.decided_by)}</strong> <Tag tone={tone}>{word}</Tag>
+                  <Text size="sm" c="dimmed">
+                    version {review.version}, <When at={review.decided_at} />
+                  </Text>
+                </Group>
+                {review.comment ? <p className="remark">{review.comment}</p> : null}
+              </div>
+            );
+          })}
+      </Stack>
+      {me.has('author') && version === policy.version ? (
+        <form
+          onSubmit={(event) => {
+            event.preventDefault();
+            if (text.trim()) comment.mutate({ id: policy.id, version, comment: text.trim() });
+          }}
+        >
+          <Textarea
+            mt="md"
+            label="Remark"
+            autosize
+            minRows={2}
+            maxLength={2000}
+            value={text}
+            onChange={(event) => setText(event.currentTarget.value)}
+          />
+          <Button mt="xs" type="submit" variant="default" size="xs" disabled={!text.trim()} loading={comment.isPending}>
+            Add the remark
+          </Button>
+        </form>
+      ) : null}
+    </Paper>
+  );
+}
+
+type Verdict = 'approve' | 'request_changes' | 'reject';
+
+function Decide({ policy, version }: { policy: PolicyDetail; version: number }) {
+  const [open, setOpen] = useState<Verdict>();
+  const standing = useQuery(trpc.machines.policy.queryOptions({ id: policy.id }));
+  const settings = useQuery(trpc.settings.get.queryOptions({}));
+  const me = useMe();
+  const approve = useMutation(trpc.policies.approve.mutationOptions());
+  const changes = useMutation(trpc.policies.requestChanges.mutationOptions());
+  const reject = useMutation(trpc.policies.reject.mutationOptions());
+  const late = version !== policy.version;
+  const refusal = (event: Verdict): string | undefined => {
+    if (late) return `version ${policy.version} was written meanwhile: look at it first`;
+    const next = standing.data?.next.find((one) => one.event === event);
+    if (!standing.data) return '';
+    if (!next) return 'there is nothing to decide in this status';
+    const author = policy.versions.find((one) => one.version === version)?.author_id;
+    const bound = settings.data?.approval_required && !settings.data.self_approval && !policy.open_review;
+    if (event === 'approve' && bound && author === me.id) return 'the author of a version cannot approve it';
+    return next.you.allowed ? undefined : next.you.detail;
+  };
+  const why = refusal('approve');
+  const input = { id: policy.id, version };
+  const close = () => setOpen(undefined);
+  return (
+    <Paper component="section" aria-labelledby="decide">
+      <Title order={2} id="decide">
+        Decide version {version}
+      </Title>
+      <Text c="dimmed" mb="sm">
+        {policy.open_review
+          ? 'It is enforced already, without approval. Approving closes the review.'
+          : 'Once approved it is enforced by every proxy within one poll interval.'}
+      </Text>
+      <Group gap="xs">
+        <Button disabled={why !== undefined} aria-describedby="why-not" onClick={() => setOpen('approve')}>
+          Approve version {version}
+        </Button>
+        <Button
+          variant="default"
+          disabled={refusal('request_changes') !== undefined}
+          onClick={() => setOpen('request_changes')}
+        >
+          Request changes
+        </Button>
+        <Button variant="default" disabled={refusal('reject') !== undefined} onClick={() => setOpen('reject')}>
+          Reject
+        </Button>
+      </Group>
+      <Text id="why-not" size="sm" mt="xs" role="status">
+        {why ? `You cannot approve this: ${why}.` : ''}
+      </Text>
+      <ConfirmDialog
+        opened={open === 'approve'}
+        onClose={close}
+        title={`Approve version ${version} of ${policy.id}`}
+        action="Approve"
+        danger={false}
+        reason={{ label: 'Comment' }}
+        onConfirm={async (comment) => {
+          await approve.mutateAsync({ ...input, ...(comment && { comment }) });
+          toastDone('Approved', `Version ${version} is enforced.`);
+        }}
+      >
+        Your approval is bound to version {version}, as you see it here.
+      </ConfirmDialog>
+      <ConfirmDialog
+        opened={open === 'request_changes'}
+        onClose={close}
+        title="Request changes"
+        action="Send back to the author"
+        danger={false}
+        reason={{ label: 'What should change', required: true }}
+        onConfirm={async (comment) => {
+          await changes.mutateAsync({ ...input, comment });
+          toastDone('Sent back to the author');
+        }}
+      >
+        The version becomes a draft again. What is enforced stays as it is.
+      </ConfirmDialog>
+      <ConfirmDialog
+        opened={open === 'reject'}
+        onClose={close}
+        title={`Reject version ${version}`}
+        action="Reject"
+        reason={{ label: 'Reason', required: true }}
+        onConfirm={async (reason) => {
+          await reject.mutateAsync({ ...input, reason });
+          toastDone('Rejected');
+        }}
+      >
+        What is enforced stays as it is.
+      </ConfirmDialog>
+    </Paper>
+  );
+}
+
+function Decided({ policy }: { policy: PolicyDetail }) {
+  const last = policy.versions.find(({ version }) => version === policy.version)?.review;
+  const name = usePeople();
+  const [word] = (last && REVIEW[last.status]) ?? [];
+  return (
+    <Paper>
+      <Title order={2}>Nothing to decide</Title>
+      <Text c="dimmed">
+        {last ? `${name(last.decided_by)} ${word} this version.` : 'This version was not submitted for review.'}
+      </Text>
+    </Paper>
+  );
+}

@@ -1,0 +1,218 @@
+import { Button, Group, Paper, Text, TextInput, Title } from '@mantine/core';
+import { IconCheck, IconCircleDashed } from '@tabler/icons-react';
+import { useMutation, useQuery } from '@tanstack/react-query';
+import { Link } from '@tanstack/react-router';
+import { type ReactNode, useState } from 'react';
+import { toastDone } from '../../lib/errors.tsx';
+import { useMe } from '../../lib/session.ts';
+import { api, trpc } from '../../lib/trpc.ts';
+import { CodeBlock } from '../../ui/code.tsx';
+import { ButtonLink, PageLink } from '../../ui/link.tsx';
+import { Notice } from '../../ui/notice.tsx';
+import { Page } from '../../ui/page.tsx';
+import { DecisionTag } from '../../ui/status.tsx';
+import { Clock } from '../../ui/time.tsx';
+import { useStream } from '../decisions/stream.ts';
+import { Gallery } from '../policies/gallery.tsx';
+import { TEMPLATES, type Template } from '../policies/templates.ts';
+import './start.css';
+
+/** From an empty tenant to the first denied call in five minutes: policy, key, call, and the decision arriving. */
+export function Start() {
+  const me = useMe();
+  const policies = useQuery(trpc.policies.list.queryOptions({ limit: 200 }));
+  const [template, setTemplate] = useState<Template>();
+  const [key, setKey] = useState<{ secret: string; agent: string; role: string }>();
+  const stream = useStream(key ? { agent_id: key.agent } : {});
+  const known = policies.data?.policies.filter(({ id }) => TEMPLATES.some((one) => one.id === id)) ?? [];
+  const existing = known.find(({ live_version }) => live_version !== null) ?? known[0];
+  const chosen = template ?? TEMPLATES.find(({ id }) => id === existing?.id);
+  const live = policies.data?.policies.find(({ id }) => id === chosen?.id)?.live_version != null;
+  const decided = key ? (stream.rows ?? []).filter(({ agent_id }) => agent_id === key.agent) : [];
+  const step = !live ? 1 : !key ? 2 : 3;
+  if (!me.has('admin')) {
+    return (
+      <Page title="First call">
+        <Paper>An admin sets this up: it takes a key for an agent, which only admins make.</Paper>
+      </Page>
+    );
+  }
+  return (
+    <Page title="The first governed call" lead="Three steps, about five minutes. You can leave and come back.">
+      <ol className="steps">
+        <Step n={1} title="Say what agents may do" done={live}>
+          {live ? (
+            <Text>
+              <PageLink to="/policies/$id" params={{ id: chosen!.id }}>
+                {chosen!.id}
+              </PageLink>{' '}
+              is enforced. {chosen!.about}
+            </Text>
+          ) : chosen ? (
+            <PolicyStep template={chosen} onBack={() => setTemplate(undefined)} exists={existing?.id === chosen.id} />
+          ) : (
+            <Gallery onChoose={setTemplate} />
+          )}
+        </Step>
+        <Step n={2} title="Give an agent a key" done={key !== undefined} waits={step < 2}>
+          {chosen ? <KeyStep role={chosen.denied.agent_role} made={key} onMade={setKey} /> : null}
+        </Step>
+        <Step n={3} title="Let it ask, and watch the decision" done={decided.length > 0} waits={step < 3}>
+          {key && chosen ? (
+            <>
+              <Text mb="xs">Copy this into a terminal. This policy denies it:</Text>
+              <CodeBlock label="a call that is denied" text={curl(me.tenant, key.secret, chosen.denied)} wrap />
+              <Text my="xs">And this one it allows:</Text>
+              <CodeBlock label="a call that is allowed" text={curl(me.tenant, key.secret, chosen.allowed)} wrap />
+              <div className="arrivals" aria-live="polite">
+                {decided.length === 0 ? (
+                  <Text c="dimmed">Waiting for the first decision of {key.agent}…</Text>
+                ) : (
+                  <ul className="lines" aria-label="Decisions that arrived">
+                    {decided.slice(0, 6).map((event) => (
+                      <li key={event.id} className="arrived">
+                        <div className="lines-main">
+                          <PageLink to="/decisions" search={{ event: event.id }} fw={600}>
+                            {event.tool_name}
+                          </PageLink>{' '}
+                          <span className="dim">{event.deny_reason}</span>
+                        </div>
+                        <div className="lines-side">
+                          <DecisionTag decision={event.decision} />
+                          <Clock at={event.created_at} />
+                        </div>
+                      </li>
+                    ))}
+                  </ul>
+                )}
+              </div>
+            </>
+          ) : null}
+        </Step>
+      </ol>
+      {decided.length > 0 ? (
+        <Notice tone="ok" title="That is all of it">
+          Each of these decisions is in the chain now. Look at <Link to="/decisions">all decisions</Link>, or write{' '}
+          <Link to="/policies">more policies</Link>.
+        </Notice>
+      ) : null}
+    </Page>
+  );
+}
+
+function Step(props: { n: number; title: string; done: boolean; waits?: boolean; children: ReactNode }) {
+  const { n, title, done, waits = false, children } = props;
+  return (
+    <Paper component="li" className="step" aria-current={!done && !waits ? 'step' : undefined}>
+      <Group gap="xs" mb={waits ? 0 : 'sm'}>
+        <span data-tone={done ? 'ok' : 'quiet'} className="step-mark">
+          {done ? <IconCheck size={18} aria-label="done" /> : <IconCircleDashed size={18} aria-hidden />}
+        </span>
+        <Title order={2}>
+          {n}. {title}
+        </Title>
+      </Group>
+      {waits ? null : children}
+    </Paper>
+  );
+}
+
+function PolicyStep({ template, onBack, exists }: { template: Template; onBack: () => void; exists: boolean }) {
+  const settings = useQuery(trpc.settings.get.queryOptions({}));
+  const enforce = useMutation({
+    mutationFn: async () => {
+      const policy = exists
+        ? await api.policies.get.query({ id: template.id })
+        : await api.policies.create.mutate({ id: template.id, dsl_source: template.source });
+      await api.policies.approve.mutate({ id: policy.id, version: policy.version });
+    },
+    onSuccess: () => toastDone('The policy is enforced'),
+  });
+  if (settings.data?.approval_required) {
+    return (
+      <Text>
+        This tenant requires a second person:{' '}
+        <PageLink to="/policies/new" search={{ template: template.id }}>
+          write the policy
+        </PageLink>
+        , submit it, and let somebody approve it. Then come back.
+      </Text>
+    );
+  }
+  return (
+    <>
+      <Text mb="xs">{template.about}</Text>
+      <CodeBlock label={`policy ${template.id}`} text={template.source} wrap maxHeight={320} />
+      <Group mt="sm" gap="xs">
+        <Button onClick={() => enforce.mutate()} loading={enforce.isPending}>
+          Enforce this policy
+        </Button>
+        <ButtonLink to="/policies/new" search={{ template: template.id }} variant="default" disabled={exists}>
+          Change it first
+        </ButtonLink>
+        <Button variant="subtle" color="gray" onClick={onBack}>
+          Another template
+        </Button>
+      </Group>
+    </>
+  );
+}
+
+function KeyStep(props: {
+  role: string;
+  made: { secret: string; agent: string; role: string } | undefined;
+  onMade: (key: { secret: string; agent: string; role: string }) => void;
+}) {
+  const { role, made, onMade } = props;
+  const [agent, setAgent] = useState('first-agent');
+  const create = useMutation(
+    trpc.agentKeys.create.mutationOptions({
+      onSuccess: ({ key, agent_id, agent_role }) => onMade({ secret: key, agent: agent_id, role: agent_role }),
+    }),
+  );
+  if (made) {
+    return (
+      <>
+        <Text mb="xs">
+          The key of {made.agent} in the role {made.role}. It is shown this once; what is stored is only its hash.
+        </Text>
+        <CodeBlock label="agent key" text={made.secret} wrap />
+      </>
+    );
+  }
+  return (
+    <form
+      onSubmit={(event) => {
+        event.preventDefault();
+        create.mutate({ agent_id: agent.trim(), agent_role: role, label: `first run: ${agent.trim()}` });
+      }}
+    >
+      <Text mb="xs">
+        Who an agent is comes from its key alone, never from what it says. This policy speaks of the role{' '}
+        <span className="mono">{role}</span>.
+      </Text>
+      <div className="bar">
+        <TextInput
+          label="Name of the agent"
+          required
+          value={agent}
+          maxLength={100}
+          onChange={(event) => setAgent(event.currentTarget.value)}
+        />
+        <Button type="submit" loading={create.isPending}>
+          Make the key
+        </Button>
+      </div>
+    </form>
+  );
+}
+
+function curl(tenant: string, key: string, call: { tool_name: string; arguments: Record<string, unknown> }): string {
+  const body = JSON.stringify({ action_type: 'tool_call', tool_name: call.tool_name, arguments: call.arguments });
+  return [
+    `curl -sS ${window.location.origin}/v1/evaluate \\`,
+    `  -H 'Authorization: Bearer ${key}' \\`,
+    `  -H 'X-Svc-Tenant: ${tenant}' -H 'Content-Type: application/json' \\`,
+    `  -d '${body}'`,
+  ].join('\n');
+}

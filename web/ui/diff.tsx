@@ -1,0 +1,40 @@
+import { Group, Text } from '@mantine/core';
+import { useMediaQuery } from '@mantine/hooks';
+import { lazy, Suspense, useState } from 'react';
+import { Loading } from './states.tsx';
+
+const PolicyDiff = lazy(() => import('../editor/diff.tsx'));
+
+/** What changed from one text to another. Narrow screens get one column. */
+export function Diff({ before, after, label }: { before: string; after: string; label: string }) {
+  const wide = useMediaQuery('(min-width: 62em)') ?? true;
+  const [chosen, choose] = useState<boolean>();
+  const sideBySide = chosen ?? wide;
+  if (before === after) {
+    return (
+      <Text c="dimmed" py="sm">
+        The two texts are the same.
+      </Text>
+    );
+  }
+  return (
+    <>
+      <Group justify="space-between" mb={6}>
+        <Text size="sm" c="dimmed">
+          {label}
+        </Text>
+        <fieldset className="segments" aria-label="Layout">
+          <button type="button" aria-pressed={sideBySide} onClick={() => choose(true)}>
+            side by side
+          </button>
+          <button type="button" aria-pressed={!sideBySide} onClick={() => choose(false)}>
+            one column
+          </button>
+        </fieldset>
+      </Group>
+      <Suspense fallback={<Loading />}>
+        <PolicyDiff before={before} after={after} sideBySide={sideBySide} label={label} />
+      </Suspense>
+    </>
+  );
+}
