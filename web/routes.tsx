@@ -18,6 +18,8 @@ import { Broken, NotFound } from './ui/broken.tsx';
 import { Shell } from './ui/shell.tsx';
 import { Loading } from './ui/states.tsx';
 
+const lazy = lazyRouteComponent;
+
 const root = createRootRoute({ component: Outlet, notFoundComponent: NotFound });
 
 /** Where someone comes who is not signed in; `next` is where they wanted to go. */
@@ -52,7 +54,6 @@ const app = createRoute({
   },
 });
 
-const lazy = lazyRouteComponent;
 const below = { getParentRoute: () => app } as const;
 
 /* The pages below the shell. What a page imports is loaded when it is opened, or when the pointer nears its link. */
