@@ -5,6 +5,7 @@ import path from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { settingsHelp } from '../server/config.ts';
+import { proxySettingsHelp } from '../server/proxy/config.ts';
 
 const root = path.resolve(import.meta.dirname, '..');
 const readme = readFileSync(path.join(root, 'README.md'), 'utf8');
@@ -50,7 +51,12 @@ afterAll(async () => {
 test('every command of the README does what it says, from a fresh start on', async () => {
   expect(blocks.length).toBeGreaterThan(5);
   const script = ['set -euo pipefail', `BASE=${shown.base} KEY=${shown.key} SIGN_IN_LINK='${shown.link}'`, ...blocks];
-  const env = { ...process.env, PORT: new URL(shown.base).port, SVC_DATA_DIR: path.join(dir, '.data') };
+  const env = {
+    ...process.env,
+    PORT: new URL(shown.base).port,
+    SVC_DATA_DIR: path.join(dir, '.data'),
+    SVC_PROXY_PORT: await freePort(),
+  };
   const { stdout } = await promisify(execFile)('bash', ['-c', script.join('\n')], { cwd: dir, env, timeout: 120_000 });
   for (const decision of ['allow', 'escrow', 'deny']) expect(stdout).toContain(`"decision":"${decision}"`);
   expect(stdout).toContain('"verified":true');
@@ -58,14 +64,29 @@ test('every command of the README does what it says, from a fresh start on', asy
   expect(stdout).toContain('Signature Verified Successfully');
   expect(stdout).toMatch(/^ok \d+ [0-9a-f]{64}/m);
   expect(stdout).toMatch(/^304$/m);
+
+  const list = /"result":\{"tools":\[.*/.exec(stdout)?.[0];
+  expect(list).toContain('"name":"write_file"');
+  expect(list).not.toContain('move_file');
+  expect(stdout).toContain('call the customer back');
+  expect(stdout).toContain('Denied: files are never moved by agents.');
+  expect(stdout).toContain('Nothing was done yet.');
+  expect(stdout).toMatch(/^we will call you/m);
+  expect(stdout).toContain('x-svc-decision: allow');
+  expect(stdout).toContain('no policy permits this action');
 }, 150_000);
 
-test('every setting is in the README with its default, and nothing else is', () => {
-  const listed = [...readme.matchAll(/^\| `([A-Z_]+)` \| ([^|]*) \| ([^|]*) \|$/gm)].map(([, name, fallback]) => [
+test.each([
+  ['the server', 'Settings', settingsHelp()],
+  ['the proxy', 'The enforcement proxy', proxySettingsHelp()],
+])('every setting of %s is in the README with its default, and nothing else is', (_whose, section, settings) => {
+  const text = readme.split(/^## /m).find((part) => part.startsWith(`${section}\n`))!;
+  const listed = [...text.matchAll(/^\| `([A-Z_]+)` \| ([^|]*) \| (.*) \|$/gm)].map(([, name, fallback, meaning]) => [
     name,
     fallback!.replaceAll('`', '').trim(),
+    meaning,
   ]);
-  expect(listed).toEqual(settingsHelp().map(({ name, fallback }) => [name, fallback]));
+  expect(listed).toEqual(settings.map(({ name, fallback, meaning }) => [name, fallback, meaning]));
 });
 
 async function freePort(): Promise<string> {

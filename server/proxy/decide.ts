@@ -364,7 +364,6 @@ function heldAction(request: ActionRequest, hash: string, summary: string) {
     action_type: request.action_type,
     action_summary: summary.slice(0, 500).toWellFormed(),
     action_hash: hash,
-    session_id: request.session_id,
     tool_name: request.tool_name,
     arguments_preview: preview(request.arguments),
   };

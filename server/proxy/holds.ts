@@ -8,7 +8,10 @@ const MOST_PLACES = 10_000;
 /** How many ended holds of one and the same action are passed over before a new one is opened in any case. */
 const MOST_ENDED = 50;
 
-/** What is held, with what the approvers read. */
+/**
+ * What is held, with what the approvers read. Nothing that differs between two attempts at the same action is in it, as
+ * the session would: the second would open a hold of its own.
+ */
 export interface HeldAction {
   agent_id: string;
   agent_role: string;
@@ -16,7 +19,6 @@ export interface HeldAction {
   action_summary: string;
   action_hash: string;
   policy_id: string | null;
-  session_id?: string | undefined;
   tool_name: string;
   arguments_preview?: unknown;
 }

@@ -1,0 +1,304 @@
+import { createPublicKey, generateKeyPairSync } from 'node:crypto';
+import { cpSync, existsSync, readFileSync, writeFileSync } from 'node:fs';
+import path from 'node:path';
+import { beforeAll, describe, expect, test } from 'vitest';
+import { keyThumbprint } from '../../server/lib/crypto.ts';
+import { createLog } from '../../server/lib/log.ts';
+import { BundleError, packBundle } from '../../server/policy/bundle.ts';
+import { ControlPlane } from '../../server/proxy/control-plane.ts';
+import { Governance, openGoverning } from '../../server/proxy/governance.ts';
+import { TestClock, useServer } from '../helpers/server.ts';
+import { contentOf } from '../policy/support.ts';
+import {
+  decisions,
+  enforce,
+  type Governed,
+  governed,
+  ProxyProcess,
+  temporaryDirectory,
+  Upstream,
+  until,
+} from './support.ts';
+
+const DAY_MS = 24 * 3600 * 1000;
+const ALLOW = 'permit(principal in AgentRole::"clerk", action, resource == Tool::"api");';
+const MASKED = `@scope("a") @mask("$.ssn") ${ALLOW}\n@scope("b") forbid(principal, action, resource == Tool::"never");`;
+
+describe('a bundle', () => {
+  const { privateKey, publicKey } = generateKeyPairSync('ed25519');
+  const kid = keyThumbprint(publicKey);
+  const keyFor = (asked: string) => (asked === kid ? publicKey : undefined);
+  const content = contentOf({ pol: MASKED });
+  const make = (seq: number, what = content) =>
+    packBundle(what, { seq, not_after: '2030-01-01T00:00:00.000Z', kid, privateKey });
+  const expected = { keyFor, tenant: content.tenant, scopes: null, newest: undefined };
+
+  test('with any one byte changed is refused', () => {
+    const { bytes } = make(7);
+    openGoverning(bytes, expected).engine.dispose();
+    for (let at = 0; at < bytes.length; at++) {
+      for (const flip of [1, 0x80, 0xff]) {
+        const changed = Buffer.from(bytes);
+        changed[at] = changed[at]! ^ flip;
+        expect(() => openGoverning(changed, expected), `byte ${at} ^ ${flip}`).toThrow(BundleError);
+      }
+    }
+    for (const cut of [0, 5, 9, 200, bytes.length - 1]) {
+      expect(() => openGoverning(bytes.subarray(0, cut), expected)).toThrow(BundleError);
+    }
+    expect(() => openGoverning(Buffer.concat([bytes, Buffer.from('x')]), expected)).toThrow(BundleError);
+  });
+
+  test('of another tenant, key, scope set or an older number is refused, and so is another of the same number', () => {
+    const { bytes, hash } = make(7);
+    const refused = (change: object) => () => openGoverning(bytes, { ...expected, ...change });
+    expect(refused({ tenant: 'ten_other' })).toThrow(expect.objectContaining({ reason: 'tenant' }));
+    expect(refused({ keyFor: () => generateKeyPairSync('ed25519').publicKey })).toThrow(
+      expect.objectContaining({ reason: 'signature' }),
+    );
+    expect(refused({ keyFor: () => undefined })).toThrow(expect.objectContaining({ reason: 'key' }));
+    expect(refused({ scopes: ['a'] })).toThrow(expect.objectContaining({ reason: 'content' }));
+    expect(refused({ newest: { seq: 8, hash } })).toThrow(expect.objectContaining({ reason: 'rollback' }));
+    expect(refused({ newest: { seq: 7, hash: `sha256:${'0'.repeat(64)}` } })).toThrow(
+      expect.objectContaining({ reason: 'rollback' }),
+    );
+    openGoverning(bytes, { ...expected, newest: { seq: 7, hash } }).engine.dispose();
+    // a filtered bundle is authentic as well, and lacks a forbid
+    const filtered = contentOf({ pol: MASKED }, ['a']);
+    expect(() => openGoverning(make(9, filtered).bytes, expected)).toThrow(
+      expect.objectContaining({ reason: 'content' }),
+    );
+    openGoverning(make(9, filtered).bytes, { ...expected, scopes: ['a'] }).engine.dispose();
+  });
+
+  test('with an obligation that is not understood is refused', () => {
+    const [first, ...rest] = content.policies;
+    const policies = [{ ...first!, annotations: { ...first!.annotations, mask: ['$[?(@.a)]'] } }, ...rest];
+    expect(() => openGoverning(make(9, { ...content, policies }).bytes, expected)).toThrow(
+      expect.objectContaining({ reason: 'content' }),
+    );
+  });
+});
+
+const server = useServer({ SVC_POLL_SECONDS: '1' });
+
+describe('policies and agents', () => {
+  let world: Governed;
+  const log = createLog('silent');
+  beforeAll(async () => {
+    world = await governed(server, { api: ALLOW });
+  });
+  const make = (dir: string, more: Partial<ConstructorParameters<typeof Governance>[0]> = {}, url = server.url) =>
+    new Governance({
+      control: new ControlPlane(url, () => world.proxyKey),
+      key: () => world.proxyKey,
+      dir,
+      scopes: null,
+      stale: 'deny',
+      clock: new TestClock(),
+      log,
+      ...more,
+    });
+  const NOWHERE = 'http://127.0.0.1:9';
+  const hashOf = async () => {
+    const { sha256Tag } = await import('../../server/lib/crypto.ts');
+    return sha256Tag(world.agentKey);
+  };
+
+  async function fetched(): Promise<string> {
+    const dir = temporaryDirectory();
+    const governance = make(dir);
+    await governance.start();
+    expect(governance.ready).toBe(true);
+    await governance.stop();
+    return dir;
+  }
+
+  test('are taken up from the disk when the control plane is away, and only as they were left', async () => {
+    const dir = await fetched();
+    const away = make(dir, {}, NOWHERE);
+    await away.start();
+    expect(away.ready).toBe(true);
+    expect(await away.agent(await hashOf())).toMatchObject({ agentId: 'bot-1', agentRole: 'clerk' });
+    await away.stop();
+
+    for (const name of ['bundle.svcb', 'state.json']) {
+      const whole = readFileSync(path.join(dir, name));
+      for (let at = 0; at < whole.length; at += Math.ceil(whole.length / 60)) {
+        const copy = temporaryDirectory();
+        cpSync(dir, copy, { recursive: true });
+        const changed = Buffer.from(whole);
+        changed[at] = changed[at]! ^ 1;
+        writeFileSync(path.join(copy, name), changed);
+        const tampered = make(copy, {}, NOWHERE);
+        await tampered.start();
+        expect(tampered.ready, `${name} changed at ${at}`).toBe(false);
+        await tampered.stop();
+      }
+    }
+  });
+
+  test('on disk are worth nothing to another key, whoever writes there cannot make agents', async () => {
+    const dir = await fetched();
+    const kept = JSON.parse(readFileSync(path.join(dir, 'state.json'), 'utf8'));
+    expect(JSON.stringify(kept)).not.toContain(world.agentKey);
+    kept.state.configuration.agent_keys.push({
+      ...kept.state.configuration.agent_keys[0],
+      key_hash: `sha256:${'a'.repeat(64)}`,
+    });
+    writeFileSync(path.join(dir, 'state.json'), JSON.stringify(kept));
+    const away = make(dir, {}, NOWHERE);
+    await away.start();
+    expect(away.ready).toBe(false);
+    expect(await away.agent(`sha256:${'a'.repeat(64)}`)).toBe('unknown');
+    await away.stop();
+  });
+
+  test('an older bundle put back on disk is refused, and the newest is fetched', async () => {
+    const dir = await fetched();
+    const old = readFileSync(path.join(dir, 'bundle.svcb'));
+    await enforce(server, world.tenant, 'more', 'permit(principal, action, resource == Tool::"more");');
+    const newer = make(dir);
+    await newer.start();
+    const { seq } = newer.bundle!;
+    await newer.stop();
+    writeFileSync(path.join(dir, 'bundle.svcb'), old);
+    const away = make(dir, {}, NOWHERE);
+    await away.start();
+    expect(away.standing).toBe('no_bundle');
+    await away.stop();
+    const back = make(dir);
+    await back.start();
+    expect(back.bundle).toMatchObject({ seq });
+    await back.stop();
+  });
+
+  test('past their end deny everything, unless the setting says to go on', async () => {
+    const dir = await fetched();
+    const clock = new TestClock();
+    const denying = make(dir, { clock }, NOWHERE);
+    await denying.start();
+    const keeping = make(dir, { clock, stale: 'keep' }, NOWHERE);
+    await keeping.start();
+    clock.advance(29 * DAY_MS);
+    expect([denying.ready, keeping.ready]).toEqual([true, true]);
+    clock.advance(2 * DAY_MS);
+    expect(denying.standing).toBe('bundle_expired');
+    expect(keeping.ready).toBe(true);
+    await denying.stop();
+    await keeping.stop();
+  });
+
+  test('signed by another key than the pinned one are refused', async () => {
+    const { publicKey } = generateKeyPairSync('ed25519');
+    const other = make(temporaryDirectory(), { pubkeys: publicKey.export({ type: 'spki', format: 'pem' }) as string });
+    await other.start();
+    expect(other.standing).toBe('no_bundle');
+    await other.stop();
+    const pem = await (await fetch(`${server.url}/pubkey`)).text();
+    expect(createPublicKey(pem).asymmetricKeyType).toBe('ed25519');
+    const right = make(temporaryDirectory(), { pubkeys: pem });
+    await right.start();
+    expect(right.ready).toBe(true);
+    await right.stop();
+  });
+
+  test('of one tenant are not mixed with another’s', async () => {
+    const dir = await fetched();
+    const stranger = (await (await server.tenant()).key('proxy')).key!;
+    const mixed = make(dir, { control: new ControlPlane(server.url, () => stranger), key: () => stranger });
+    await mixed.start();
+    expect(mixed.ready).toBe(false);
+    await mixed.stop();
+  });
+});
+
+describe('a running proxy', () => {
+  test('enforces a change, a revoked policy and a revoked agent key within a poll interval', async () => {
+    const upstream = await new Upstream().start();
+    const world = await governed(server, { api: ALLOW });
+    const proxy = await new ProxyProcess([{ path: '/api/*', to: upstream.url }], world.env).start();
+    await proxy.ready();
+    const status = async (key = world.agentKey) =>
+      (await fetch(`${proxy.url}/api/x`, { headers: { authorization: `Bearer ${key}` } })).status;
+    expect(await status()).toBe(200);
+    const seq = async () => (await proxy.metrics()).svc_proxy_bundle_seq;
+
+    await enforce(server, world.tenant, 'stop', '@reason("stopped") forbid(principal, action, resource);');
+    await until(async () => (await seq()) === 2, 'the change is there');
+    expect(await status()).toBe(403);
+    await server.call(200, 'DELETE /v1/policies/stop', world.tenant.admin);
+    await until(async () => (await seq()) === 3, 'the revocation is there');
+    expect(await status()).toBe(200);
+
+    const agent = await server.call<{ id: string; key: string }>(201, 'POST /v1/agent-keys', world.tenant.admin, {
+      agent_id: 'bot-9',
+      agent_role: 'clerk',
+    });
+    expect(await status(agent.body.key), 'a new key works at once').toBe(200);
+    await server.call(204, `DELETE /v1/agent-keys/${agent.body.id}`, world.tenant.admin);
+    await until(async () => (await status(agent.body.key)) === 401, 'it works no longer');
+  });
+
+  test('whose own key is revoked denies everything, keeps the records, and goes on with a new key', async () => {
+    const upstream = await new Upstream().start();
+    const world = await governed(server, { api: ALLOW });
+    const made = await server.call<{ id: string; key: string }>(201, 'POST /v1/keys', world.tenant.admin, {
+      label: 'p',
+      scopes: ['proxy'],
+    });
+    const file = path.join(temporaryDirectory(), 'key');
+    writeFileSync(file, made.body.key);
+    const proxy = await new ProxyProcess([{ path: '/api/*', to: upstream.url }], {
+      SVC_URL: server.url,
+      SVC_PROXY_KEY_FILE: file,
+    }).start();
+    await proxy.ready();
+    await proxy.call(200, 'GET /api/x', world.agentKey);
+    await server.call(204, `DELETE /v1/keys/${made.body.id}`, world.tenant.admin);
+    await until(async () => (await fetch(`${proxy.url}/readyz`)).status === 503, 'the proxy has heard');
+    expect(await (await fetch(`${proxy.url}/readyz`)).json()).toMatchObject({ faults: ['key_refused'] });
+    const before = upstream.received.length;
+    const refused = await proxy.call(503, 'GET /api/x', world.agentKey);
+    expect(refused.body).toMatchObject({ code: 'UNAVAILABLE', detail: 'the control plane does not accept the proxy' });
+    expect(upstream.received).toHaveLength(before);
+
+    writeFileSync(file, world.proxyKey);
+    await proxy.ready();
+    await proxy.call(200, 'GET /api/x', world.agentKey);
+    const id = refused.headers.get('x-svc-event-id');
+    const found = await until(
+      async () => (await decisions(server, world.tenant)).find((event) => event.id === id),
+      'the denial is recorded',
+    );
+    expect(found).toMatchObject({ decision: 'deny' });
+  });
+
+  test('tells the control plane that it lives, and what it has', async () => {
+    const world = await governed(server, { api: ALLOW });
+    const upstream = await new Upstream().start();
+    const proxy = await new ProxyProcess([{ path: '/api/*', to: upstream.url }], {
+      ...world.env,
+      SVC_PROXY_ID: 'edge-1',
+    }).start();
+    await proxy.ready();
+    const seen = await until(async () => {
+      const { body } = await server.call<{ proxies: Record<string, unknown>[] }>(
+        200,
+        'GET /v1/proxies',
+        world.tenant.admin,
+      );
+      return body.proxies[0];
+    }, 'it is listed');
+    expect(seen).toMatchObject({
+      proxy_id: 'edge-1',
+      version: '1.0.0',
+      bundle_seq: 1,
+      spooled_events: 0,
+      stale: false,
+    });
+    proxy.signal('SIGTERM');
+    expect(await proxy.exited()).toBe(0);
+    expect(existsSync(path.join(proxy.dir, 'state', 'bundle.svcb'))).toBe(true);
+  });
+});
