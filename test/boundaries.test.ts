@@ -42,6 +42,7 @@ const PURE = [
   'server/policy/request.ts',
   'server/policy/evaluate.ts',
   'server/policy/action-hash.ts',
+  'server/policy/masks.ts',
   'server/escrow/kinds/',
   'server/escrow/quorum.ts',
   'server/subscriptions/signature.ts',

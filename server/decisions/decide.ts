@@ -15,6 +15,7 @@ import type { Log } from '../lib/log.ts';
 import { actionHash } from '../policy/action-hash.ts';
 import { openBundle } from '../policy/bundle.ts';
 import { type Match, PolicyEngine, settle, type Verdict } from '../policy/evaluate.ts';
+import { applyMasks, parseMask } from '../policy/masks.ts';
 import type { Bundles, PublishedBundle } from '../policy/publish.ts';
 import type { ActionRequest } from '../policy/types.ts';
 
@@ -136,7 +137,7 @@ export class Decider {
       opened =
         named?.status === 'held'
           ? { hold: named, opened: false }
-          : await this.#hold(agent, request, input, hash, verdict, from);
+          : await this.#hold(agent, request, input, hash, verdict, shown(input.arguments, match), from);
     } else if (named && verdict.consumes) {
       consumed = await this.#consume(agent, named.id, hash, eventId, from);
     }
@@ -277,6 +278,7 @@ export class Decider {
     input: EvaluateRequest,
     hash: string,
     { escrow, policy_id }: Verdict,
+    preview: unknown,
     from: { ip: string; requestId: string },
   ) {
     const terms = escrow!;
@@ -304,7 +306,7 @@ export class Decider {
         reason: terms.reason,
         session_id: input.session_id,
         tool_name: input.tool_name,
-        arguments_preview: input.arguments,
+        arguments_preview: preview,
         notify_targets: terms.notify_targets ?? [],
       },
       { actor: actorOf(agent, from.ip), requestId: from.requestId },
@@ -342,6 +344,12 @@ export class Decider {
       this.#log.error({ err, holdId }, 'a hold without a record could not be cancelled');
     }
   }
+}
+
+/** The arguments as approvers see them: with every mask of the rules that were hit. */
+function shown(args: unknown, { hits }: Match): unknown {
+  const masks = hits.flatMap(({ annotations }) => annotations.mask ?? []);
+  return masks.length === 0 ? args : applyMasks(structuredClone(args), masks.map(parseMask));
 }
 
 /** Throws why the hold that the agent names cannot lead to a permit, now or later. */

@@ -5,13 +5,13 @@ import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
 import { actionHash } from '../policy/action-hash.ts';
 import { type Decision, type Match, settle, type Verdict } from '../policy/evaluate.ts';
+import { type Mask, parseMask } from '../policy/masks.ts';
 import type { ActionRequest } from '../policy/types.ts';
 import type { Agent } from './agents.ts';
 import { ControlPlaneError, type Hold } from './control-plane.ts';
 import { Counters } from './counters.ts';
 import type { Governance, Governing, Standstill } from './governance.ts';
 import type { Holds } from './holds.ts';
-import { type Mask, parseMask } from './masks.ts';
 import { type Spool, SpoolError } from './spool.ts';
 
 /** What an agent is about to do. */

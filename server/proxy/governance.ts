@@ -8,10 +8,10 @@ import { equalSecret, keyThumbprint } from '../lib/crypto.ts';
 import type { Log } from '../lib/log.ts';
 import { BundleError, type BundleHeader, openBundle } from '../policy/bundle.ts';
 import { PolicyEngine } from '../policy/evaluate.ts';
+import { parseMask } from '../policy/masks.ts';
 import type { BundleContent } from '../policy/types.ts';
 import { ConfigError } from './config.ts';
 import { type ControlPlane, ControlPlaneError, type ProxyConfiguration } from './control-plane.ts';
-import { parseMask } from './masks.ts';
 
 /** Why there is nothing to decide by, so that everything is denied. */
 export type Standstill =

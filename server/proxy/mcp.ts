@@ -16,12 +16,12 @@ import type {
   RequestId,
 } from '@modelcontextprotocol/sdk/types.js';
 import type { Log } from '../lib/log.ts';
+import { applyMasks, type Mask, parseExact } from '../policy/masks.ts';
 import { type Agent, AgentError, isPlain } from './agents.ts';
 import type { McpRoute } from './config.ts';
 import { ControlPlaneError, type Hold } from './control-plane.ts';
 import { type Attempt, type Enforcer, Refusal, type Ruling } from './decide.ts';
 import { type Holds, retryAfter } from './holds.ts';
-import { applyMasks, type Mask, parseExact } from './masks.ts';
 import { isParsable } from './requests.ts';
 
 /** Beside a tool's answer: what the proxy decided. In a call: the hold that it waited for. */

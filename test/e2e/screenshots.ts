@@ -125,7 +125,7 @@ describeInBrowser('pictures of', () => {
       const { who } = screen;
       const person = who ? await demo.tenant.enter(demo.people[who]) : who === null ? undefined : demo.admin;
       const { page, open, expectFault } = await browser.visitor(person);
-      if (name === 'not-found') expectFault(/404/);
+      if (name === 'not-found') expectFault(/\b404\b/);
       for (const [view, { colorScheme, ...size }] of Object.entries(VIEWS)) {
         await page.setViewportSize(size);
         await page.emulateMedia({ colorScheme, reducedMotion: 'reduce' });

@@ -11,6 +11,7 @@ import { useMe } from '../../lib/session.ts';
 import { duration } from '../../lib/time.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { HOLD_TYPE, money, risk } from '../../lib/words.ts';
+import { Broken } from '../../ui/broken.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Id } from '../../ui/copy.tsx';
@@ -32,7 +33,7 @@ type Hold = inferRouterOutputs<AppRouter>['escrow']['get'];
 export function HoldPage() {
   const { id } = route.useParams();
   const query = useQuery(trpc.escrow.get.queryOptions({ id }, { refetchInterval: 30_000 }));
-  if (query.error && !query.data) throw query.error;
+  if (query.error && !query.data) return <Broken error={query.error} reset={() => void query.refetch()} />;
   if (!query.data) {
     return (
       <Page title="Held action">

@@ -11,6 +11,7 @@ import { toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
+import { Broken } from '../../ui/broken.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Diff } from '../../ui/diff.tsx';
 import { Editor } from '../../ui/editor.tsx';
@@ -33,7 +34,7 @@ export type PolicyDetail = inferRouterOutputs<AppRouter>['policies']['get'];
 export function PolicyPage() {
   const { id } = route.useParams();
   const query = useQuery(trpc.policies.get.queryOptions({ id }));
-  if (query.error && !query.data) throw query.error;
+  if (query.error && !query.data) return <Broken error={query.error} reset={() => void query.refetch()} />;
   return query.data ? <PolicyView policy={query.data} key={id} /> : <PlaceHolder id={id} />;
 }
 

@@ -6,6 +6,7 @@ import { toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
+import { Broken } from '../../ui/broken.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Diff } from '../../ui/diff.tsx';
 import { PageLink } from '../../ui/link.tsx';
@@ -24,7 +25,7 @@ const route = getRouteApi('/app/review/$id');
 export function ReviewPage() {
   const { id } = route.useParams();
   const query = useQuery(trpc.policies.get.queryOptions({ id }));
-  if (query.error && !query.data) throw query.error;
+  if (query.error && !query.data) return <Broken error={query.error} reset={() => void query.refetch()} />;
   if (!query.data) {
     return (
       <Page title={`Review ${id}`}>
