@@ -10,6 +10,7 @@ const HINTS: Partial<Record<Topic, string>> = {
   members: 'members',
   settings: 'settings',
   credential: 'keys',
+  outbox: 'deliveries',
 };
 /** A comment is sent this often, so that nothing on the way takes the silence for an end, and the caller is checked again. */
 const HEARTBEAT_MS = 15_000;
@@ -61,7 +62,7 @@ export class LiveStreams {
       access: { keys: ['pipeline'], role: 'viewer' },
       summary: 'Hints that something changed, as server-sent events',
       description:
-        'Events `hint` with `{topic, id}`; topics are events, holds, policies, members, settings, keys. A hint holds no data: read again what is of interest. `hello` is sent first. The stream ends when the session or the key does.',
+        'Events `hint` with `{topic, id}`; topics are events, holds, policies, members, settings, keys, deliveries. A hint holds no data: read again what is of interest. `hello` is sent first. The stream ends when the session or the key does.',
       tag: 'meta',
       answers: { 200: { description: 'A stream of server-sent events', type: 'text/event-stream' } },
       handler: (call) => this.#open(call),

@@ -17,6 +17,7 @@ const STALE: Record<string, () => readonly { queryKey?: unknown }[]> = {
   policies: () => [trpc.policies.pathFilter(), trpc.machines.policy.pathFilter()],
   settings: () => [trpc.settings.pathFilter(), trpc.machines.pathFilter()],
   members: () => [trpc.auth.me.pathFilter(), trpc.people.pathFilter(), trpc.machines.pathFilter()],
+  deliveries: () => [trpc.subscriptions.pathFilter()],
   keys: () => [trpc.keys.pathFilter(), trpc.agentKeys.pathFilter()],
 };
 /** Hints that come together are acted on together. */

@@ -27,7 +27,7 @@ export function CopyButton({ text, label = 'Copy' }: { text: string; label?: str
 /** An id or a hash: short to the eye, whole to the clipboard. */
 export function Id({ value, length = 18 }: { value: string; length?: number }) {
   return (
-    <span style={{ display: 'inline-flex', alignItems: 'center', gap: 4, minWidth: 0 }}>
+    <span style={{ display: 'inline-flex', alignItems: 'center', gap: 4, minWidth: 0, maxWidth: '100%' }}>
       <span className="mono cut" title={value}>
         {value.length > length ? `${value.slice(0, length - 1)}…` : value}
       </span>

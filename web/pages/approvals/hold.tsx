@@ -3,7 +3,7 @@ import { IconCheck, IconX } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import type { inferRouterOutputs } from '@trpc/server';
-import { type ReactNode, useEffect, useRef, useState } from 'react';
+import { lazy, type ReactNode, Suspense, useEffect, useRef, useState } from 'react';
 import type { AppRouter } from '../../../server/api/root.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
@@ -22,6 +22,10 @@ import { Loading } from '../../ui/states.tsx';
 import { HoldTag, Tag } from '../../ui/status.tsx';
 import { Countdown, When } from '../../ui/time.tsx';
 import './hold.css';
+
+const MachineStanding = lazy(() =>
+  import('../machines/standing.tsx').then((module) => ({ default: module.MachineStanding })),
+);
 
 const route = getRouteApi('/app/approvals/$id');
 type Hold = inferRouterOutputs<AppRouter>['escrow']['get'];
@@ -47,6 +51,7 @@ export function HoldPage() {
 function HoldView({ hold }: { hold: Hold }) {
   const me = useMe();
   const [cancelling, setCancelling] = useState(false);
+  const [life, setLife] = useState(false);
   const cancel = useMutation(trpc.escrow.cancel.mutationOptions());
   const open = hold.status === 'held' || hold.status === 'released';
   return (
@@ -66,17 +71,29 @@ function HoldView({ hold }: { hold: Hold }) {
       }
     >
       <div className="hold">
-        <div className="hold-decide">
+        <div className="hold-standing">
           <Standing hold={hold} />
-          {hold.status === 'held' ? <Vote hold={hold} /> : null}
         </div>
         <div className="hold-about">
           <Action hold={hold} />
         </div>
+        {hold.status === 'held' ? (
+          <div className="hold-vote">
+            <Vote hold={hold} />
+          </div>
+        ) : null}
         <div className="hold-votes">
           <Votes hold={hold} />
         </div>
       </div>
+      <details className="hold-life" onToggle={(event) => setLife(event.currentTarget.open)}>
+        <summary>Where it stands, what may come next, and what has happened</summary>
+        {life ? (
+          <Suspense fallback={<Loading />}>
+            <MachineStanding machine="escrow" id={hold.id} />
+          </Suspense>
+        ) : null}
+      </details>
       <ConfirmDialog
         opened={cancelling}
         onClose={() => setCancelling(false)}
@@ -249,6 +266,11 @@ function Action({ hold }: { hold: Hold }) {
       <Title order={2} id="action" mb="xs">
         The action
       </Title>
+      {hold.arguments_preview === undefined ? null : (
+        <div style={{ marginBottom: 12 }}>
+          <CodeBlock text={JSON.stringify(hold.arguments_preview, null, 2)} label="arguments" wrap maxHeight={360} />
+        </div>
+      )}
       <dl className="facts">
         <dt>Agent</dt>
         <dd>
@@ -298,14 +320,6 @@ function Action({ hold }: { hold: Hold }) {
           <Id value={hold.action_hash} length={26} />
         </dd>
       </dl>
-      {hold.arguments_preview === undefined ? null : (
-        <>
-          <Text size="sm" fw={600} mt="sm" mb={4}>
-            Arguments
-          </Text>
-          <CodeBlock text={JSON.stringify(hold.arguments_preview, null, 2)} label="arguments" wrap maxHeight={360} />
-        </>
-      )}
     </Paper>
   );
 }

@@ -1,8 +1,9 @@
 import { Group, Paper, Text, Title } from '@mantine/core';
-import { IconClockPause, IconGitPullRequest, IconLink, IconRocket, IconRouter } from '@tabler/icons-react';
+import { IconClockPause, IconGitPullRequest, IconLink, IconRocket, IconRouter, IconWebhook } from '@tabler/icons-react';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { type ReactNode, useState } from 'react';
 import { problemOf } from '../../lib/errors.tsx';
+import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { count, money } from '../../lib/words.ts';
 import { ButtonLink, PageLink } from '../../ui/link.tsx';
@@ -47,6 +48,7 @@ export function Overview() {
         <Holds />
         <Reviews />
         <Fleet />
+        <Destinations />
         <Chain head={summary.data?.head} />
       </div>
       <Paper mt="md">
@@ -165,7 +167,7 @@ function Fleet() {
   return (
     <Tile
       icon={IconRouter}
-      title="Proxies on the newest bundle"
+      title="Proxies up to date"
       value={data ? (proxies.length === 0 ? 'none' : `${current} of ${proxies.length}`) : '–'}
       tone={stale > 0 ? 'bad' : well ? undefined : 'wait'}
     >
@@ -180,12 +182,52 @@ function Fleet() {
   );
 }
 
+/** Only admins know the destinations. */
+function Destinations() {
+  const me = useMe();
+  const { data } = useQuery(
+    trpc.subscriptions.list.queryOptions({}, { enabled: me.has('admin'), refetchInterval: 60_000 }),
+  );
+  if (!data || data.subscriptions.length === 0) return null;
+  const failing = data.subscriptions.filter(({ failing_since }) => failing_since !== undefined);
+  const since = failing.map(({ failing_since }) => failing_since ?? '').sort()[0];
+  return (
+    <Tile
+      icon={IconWebhook}
+      title="Failing destinations"
+      value={failing.length === 0 ? 'none' : failing.length}
+      tone={failing.length > 0 ? 'bad' : undefined}
+    >
+      {since ? (
+        <>
+          the first since <When at={since} />
+        </>
+      ) : (
+        `${count(data.subscriptions.length, 'destination')} well`
+      )}
+    </Tile>
+  );
+}
+
 function Chain({ head }: { head: { seq: number; at: string } | null | undefined }) {
   const checkpoint = useQuery(trpc.chain.checkpoint.queryOptions({}, { retry: false, refetchInterval: 60_000 }));
+  const failed = useQuery(
+    trpc.chain.audit.queryOptions({ action: 'forensics.verification_failed', limit: 1 }, { refetchInterval: 60_000 }),
+  ).data?.records[0];
   const none = checkpoint.error && problemOf(checkpoint.error).code === 'NOT_FOUND';
   return (
-    <Tile icon={IconLink} title="Decision chain" value={head ? `#${head.seq.toLocaleString()}` : '–'}>
-      {checkpoint.data ? (
+    <Tile
+      icon={IconLink}
+      title="Decision chain"
+      to="/forensics"
+      value={head ? `#${head.seq.toLocaleString()}` : '–'}
+      tone={failed ? 'bad' : undefined}
+    >
+      {failed ? (
+        <>
+          a verification failed <When at={failed.created_at} />
+        </>
+      ) : checkpoint.data ? (
         <>
           signed up to #{checkpoint.data.seq.toLocaleString()}, <When at={checkpoint.data.created_at} />
         </>

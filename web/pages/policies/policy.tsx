@@ -4,7 +4,7 @@ import { Button, Paper, Tabs, Text } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi, Link, useBlocker } from '@tanstack/react-router';
 import type { inferRouterOutputs } from '@trpc/server';
-import { useRef, useState } from 'react';
+import { lazy, Suspense, useRef, useState } from 'react';
 import type { AppRouter } from '../../../server/api/root.ts';
 import type { EditorHandle } from '../../editor/editor.tsx';
 import { toastDone } from '../../lib/errors.tsx';
@@ -25,6 +25,10 @@ import { Rules } from './rules.tsx';
 import type { PolicyTab } from './search.ts';
 import { TryIt } from './try.tsx';
 import './policy.css';
+
+const MachineStanding = lazy(() =>
+  import('../machines/standing.tsx').then((module) => ({ default: module.MachineStanding })),
+);
 
 const route = getRouteApi('/app/policies/$id');
 
@@ -88,6 +92,7 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
           <Tabs.Tab value="diff">Changes</Tabs.Tab>
           <Tabs.Tab value="rules">Rules</Tabs.Tab>
           <Tabs.Tab value="history">History</Tabs.Tab>
+          <Tabs.Tab value="machine">Life</Tabs.Tab>
         </Tabs.List>
         <Tabs.Panel value="text">
           <Workbench policy={policy} />
@@ -100,6 +105,11 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
         </Tabs.Panel>
         <Tabs.Panel value="history">
           <History policy={policy} />
+        </Tabs.Panel>
+        <Tabs.Panel value="machine">
+          <Suspense fallback={<Loading />}>
+            <MachineStanding machine="policy" id={policy.id} />
+          </Suspense>
         </Tabs.Panel>
       </Tabs>
     </Page>

@@ -1,11 +1,11 @@
 import { Group, Paper, Text } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
+import type { StatementSummary } from '../../../server/policy/language/summary.ts';
 import { trpc } from '../../lib/trpc.ts';
-import { CodeBlock } from '../../ui/code.tsx';
 import { Shown } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 
-/** The newest version rule by rule, as the server read it. */
+/** The newest version rule by rule, in the server's words. */
 export function Rules({ id }: { id: string }) {
   const query = useQuery(trpc.policies.summary.queryOptions({ id }));
   return (
@@ -22,10 +22,10 @@ export function Rules({ id }: { id: string }) {
                   {rule.rule_id}
                 </Text>
                 <Text size="sm" c="dimmed">
-                  line {rule.line} · {rule.any_role ? 'every role' : rule.roles.join(', ')}
+                  line {rule.line}
                 </Text>
               </Group>
-              <Summary summary={rule.summary} />
+              <Summary {...(rule.summary as unknown as StatementSummary)} />
             </div>
           ))}
         </Paper>
@@ -34,21 +34,37 @@ export function Rules({ id }: { id: string }) {
   );
 }
 
-function Summary({ summary }: { summary: Record<string, unknown> }) {
+function Summary({ who, actions, tools, conditions, obligations }: StatementSummary) {
   return (
     <dl className="facts" style={{ marginTop: 8 }}>
-      {Object.entries(summary).map(([key, value]) => {
-        const text = typeof value === 'string' ? value : JSON.stringify(value, null, 1);
-        if (value === undefined || value === null || text === '[]' || text === '{}' || text === '') return null;
-        return (
-          <div key={key} style={{ display: 'contents' }}>
-            <dt>{key.replaceAll('_', ' ')}</dt>
-            <dd>
-              {text.includes('\n') && text.length > 100 ? <CodeBlock text={text} label={key} /> : <span>{text}</span>}
-            </dd>
-          </div>
-        );
-      })}
+      <dt>Who</dt>
+      <dd>{who}</dd>
+      <dt>What</dt>
+      <dd>
+        {actions} with {tools}
+      </dd>
+      {conditions.length > 0 ? (
+        <>
+          <dt>Only</dt>
+          <dd>
+            {conditions.map((clause) => (
+              <div key={clause} className="mono">
+                {clause}
+              </div>
+            ))}
+          </dd>
+        </>
+      ) : null}
+      {obligations.length > 0 ? (
+        <>
+          <dt>Then</dt>
+          <dd>
+            {obligations.map((obligation) => (
+              <div key={obligation}>{obligation}</div>
+            ))}
+          </dd>
+        </>
+      ) : null}
     </dl>
   );
 }

@@ -20,7 +20,7 @@ export function readPolicyFilter(search: Record<string, unknown>): PolicyFilter 
   };
 }
 
-export const TABS = ['text', 'diff', 'rules', 'history'] as const;
+export const TABS = ['text', 'diff', 'rules', 'history', 'machine'] as const;
 export type PolicyTab = (typeof TABS)[number];
 
 export function readPolicyTab(search: Record<string, unknown>): { tab?: PolicyTab; from?: number; to?: number } {

@@ -74,7 +74,11 @@ function Review({ policy }: { policy: PolicyDetail }) {
           </Button>
         </Notice>
       )}
-      {version?.note ? <p className="remark">{version.note}</p> : null}
+      {version?.note ? (
+        <p className="remark" style={{ marginBottom: 12 }}>
+          {version.note}
+        </p>
+      ) : null}
       <Paper mb="md">
         {before === null ? (
           <FirstVersion id={id} version={reviewed} />
