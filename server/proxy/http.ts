@@ -300,17 +300,20 @@ export class HttpFront {
     const { call, done, masks } = going;
     const { response, route } = call;
     const ms = route.timeout_seconds === undefined ? this.#config.upstreamMs : route.timeout_seconds * 1000;
-    const abort = new AbortController();
-    const gone = () => abort.abort(new Error('the client has gone'));
+    let timedOut = false;
+    const gone = () => going.sent?.destroy();
     response.once('close', gone);
-    const timer = setTimeout(() => abort.abort(new Error('timeout')), ms);
+    const timer = setTimeout(() => {
+      timedOut = true;
+      going.sent?.destroy();
+    }, ms);
     let told = false;
     const tell = (outcome: string) => {
       if (!told) done(outcome);
       told = true;
     };
     try {
-      const upstream = await this.#send(going, abort.signal);
+      const upstream = await this.#send(going);
       const status = upstream.statusCode ?? 502;
       if (masks.length > 0) {
         await this.#answerMasked(upstream, going, tell);
@@ -319,12 +322,11 @@ export class HttpFront {
       clearTimeout(timer);
       tell(`HTTP ${status}`);
       response.writeHead(status, this.#answerHeaders(upstream, call, going.url));
-      // an event stream's head must not wait for its first event
-      response.flushHeaders();
+      // a stream's head must not wait for its first part; of a known length, head and body go in one write
+      if (upstream.headers['content-length'] === undefined) response.flushHeaders();
       await pipeline(upstream, response);
     } catch (error) {
       const clientGone = response.destroyed && !response.writableFinished;
-      const timedOut = abort.signal.aborted && !clientGone;
       tell(clientGone ? 'the client has gone' : timedOut ? 'upstream timeout' : 'upstream unreachable');
       if (clientGone || response.headersSent) {
         response.destroy();
@@ -341,7 +343,8 @@ export class HttpFront {
   }
 
   /** Sends the request; resolves with the head of the answer. */
-  async #send({ call, url, headers, bytes }: Going, signal: AbortSignal): Promise<IncomingMessage> {
+  async #send(going: Going): Promise<IncomingMessage> {
+    const { call, url, headers, bytes } = going;
     const { request, method } = call;
     const safe = method === 'GET' || method === 'HEAD' || method === 'OPTIONS';
     for (let again = false; ; again = true) {
@@ -354,12 +357,13 @@ export class HttpFront {
         method,
         headers,
         agent: this.#pools[protocol],
-        signal,
       };
       const sent = (protocol === 'https:' ? https : http).request(options);
+      going.sent = sent;
       const answered = new Promise<IncomingMessage>((resolve, reject) => {
         sent.once('response', resolve);
         sent.once('error', reject);
+        sent.once('close', () => reject(new Error('the request was given up')));
         sent.once('upgrade', () => reject(new Error('the upstream wants another protocol')));
       });
       if (bytes) {
@@ -504,6 +508,8 @@ interface Going {
   bytes: Buffer | undefined;
   masks: readonly Mask[];
   done: (outcome: string) => void;
+  /** The request under way, to be given up when its time is over or the client has gone. */
+  sent?: http.ClientRequest;
 }
 
 interface Credential {

@@ -1,6 +1,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { open } from 'node:fs/promises';
 import http from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
@@ -85,13 +86,19 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
         bare: callerOf(bare, agentKey),
         proxy: callerOf(proxy, agentKey),
       };
-      const took = { direct: [] as number[], bare: [] as number[], proxy: [] as number[] };
+      const took = { direct: [] as number[], bare: [] as number[], proxy: [] as number[], flush: [] as number[] };
+      const file = await open(path.join(dir, 'line'), 'w');
       for (let i = 0; i < CALLS + 300; i++) {
         for (const name of ['direct', 'bare', 'proxy'] as const) {
           const ms = await callers[name]();
           if (i >= 300) took[name].push(ms);
         }
+        const began = performance.now();
+        await file.write(BODY, (i % 100) * 200);
+        await file.datasync();
+        if (i >= 300) took.flush.push(performance.now() - began);
       }
+      await file.close();
       const at = (name: keyof typeof took, q: number) =>
         quantile(
           took[name].sort((a, b) => a - b),
@@ -101,6 +108,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
         figure('without a proxy, p50', at('direct', 0.5), 'ms'),
         figure('through a bare Node reverse proxy, p50', at('bare', 0.5), 'ms'),
         figure(`through the proxy, ${STATEMENTS} statements, p50`, at('proxy', 0.5), 'ms'),
+        figure('of that: a line written to a file and flushed, p50', at('flush', 0.5), 'ms'),
         figure('added over the bare one, p50', at('proxy', 0.5) - at('bare', 0.5), 'ms', 1, true),
         figure('added over the bare one, p99', at('proxy', 0.99) - at('bare', 0.99), 'ms'),
       ];

@@ -229,6 +229,22 @@ test('cut off anywhere, it holds every event before the cut and says what it put
   }
 });
 
+test('room at its end that a killed process had made is no damage', async () => {
+  const dir = temporary();
+  const spool = open(dir);
+  await spool.append(event('a'), false);
+  const copy = temporary();
+  cpSync(dir, copy, { recursive: true });
+  rmSync(path.join(copy, 'lock'));
+  const [name] = segments(copy) as [string];
+  expect(readFileSync(path.join(copy, name)).at(-1)).toBe(0);
+  const warnings: string[] = [];
+  const again = open(copy, { warn: (text) => warnings.push(text) });
+  await again.append(event('b'), false);
+  expect(ids(await again.batch(100, 1e6))).toEqual(['a', 'b']);
+  expect(warnings).toEqual([]);
+});
+
 test('damage before its end stops it, and names the file', async () => {
   const dir = temporary();
   const spool = open(dir, { maxBytes: 80 * 1024 });
