@@ -1,6 +1,7 @@
 import type { AnyProcedure, AnyRouter } from '@trpc/server';
 import { z } from 'zod';
 import { chartOf } from '../../machines/chart.ts';
+import { DELIVERY_MACHINE_VERSION, type DeliveryEvent, deliveryMachine } from '../../machines/delivery.ts';
 import { HOLD_MACHINE_VERSION, type HoldEvent, holdMachine } from '../../machines/escrow.ts';
 import { POLICY_MACHINE_VERSION, type PolicyEvent, policyMachine } from '../../machines/policy.ts';
 import { type Access, type Principal, personOf, ROLES, refusal, SCOPES } from '../auth/scopes.ts';
@@ -43,6 +44,16 @@ const MACHINES = {
       cancel: 'POST /v1/escrow/{id}/cancel',
       wake: { by: 'the timer of the hold' },
     } satisfies Record<HoldEvent['type'], Sender>,
+  },
+  delivery: {
+    machine: deliveryMachine,
+    version: DELIVERY_MACHINE_VERSION,
+    about: 'The life of a delivery: one event on its way to one destination',
+    senders: {
+      attempted: { by: 'the worker that made the attempt' },
+      stop: 'PATCH /v1/subscriptions/{id}',
+      redeliver: 'POST /v1/subscriptions/{id}/deliveries/{delivery_id}/redeliver',
+    } satisfies Record<DeliveryEvent['type'], Sender>,
   },
 } as const;
 
@@ -131,7 +142,7 @@ export function machinesRouter(features: { policies: Policies; holds: Holds }, a
 
   return trpc.router({
     list: route('GET /v1/machines', reader, {
-      summary: 'The state machines of policies and holds, as charts, with who sends each event',
+      summary: 'The state machines of policies, holds and deliveries, as charts, with who sends each event',
       tag: 'machines',
     })
       .input(z.strictObject({}))

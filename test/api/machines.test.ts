@@ -22,7 +22,7 @@ test('the machines are shown with who sends each event, as the routes themselves
     'GET /v1/machines',
     await tenant.person('viewer'),
   );
-  expect(body.machines.map(({ id }) => id)).toEqual(['policy', 'escrow']);
+  expect(body.machines.map(({ id }) => id)).toEqual(['policy', 'escrow', 'delivery']);
   expect(body.machines[0]?.events.approve).toEqual({
     route: 'POST /v1/policies/{id}/approve',
     role: 'approver',

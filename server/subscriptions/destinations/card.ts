@@ -53,7 +53,7 @@ export function cardOf({ eventType, payload, appUrl }: Message): Card {
     if (value !== undefined && value !== null && value !== '') facts.push([label, oneLine(String(value), max)]);
   };
   if (typeof payload.escrow_id === 'string') {
-    const url = `${appUrl}/approvals/${encodeURIComponent(payload.escrow_id)}`;
+    const url = `${appUrl}/approvals/${inPath(payload.escrow_id)}`;
     fact('Agent role', payload.agent_role);
     fact('Agent', payload.agent_id);
     fact('Hold type', HOLD_TYPES[String(payload.hold_type)] ?? payload.hold_type);
@@ -85,11 +85,11 @@ export function cardOf({ eventType, payload, appUrl }: Message): Card {
   fact('Chain', payload.chain);
   fact('Record', payload.seq);
   fact('By', payload.actor_id);
-  fact('Reason', payload.reason, 400);
+  fact('Reason', payload.reason, 300);
   fact('Time', time(payload.created_at));
   const place =
     typeof payload.policy_id === 'string'
-      ? `/policies/${encodeURIComponent(payload.policy_id)}`
+      ? `/policies/${inPath(payload.policy_id)}`
       : typeof payload.subscription_id === 'string'
         ? '/subscriptions'
         : '';
@@ -108,6 +108,8 @@ export function oneLine(text: string, max: number): string {
   const characters = [...seen];
   return characters.length <= max ? seen : `${characters.slice(0, max - 1).join('')}…`;
 }
+
+const inPath = (id: string) => encodeURIComponent(oneLine(id, 100));
 
 function time(value: unknown): string | undefined {
   return typeof value === 'string' ? value.replace(/^(\d{4}-\d\d-\d\d)T(\d\d:\d\d).*Z$/, '$1 $2 UTC') : undefined;

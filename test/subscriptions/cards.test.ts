@@ -1,0 +1,216 @@
+import fc from 'fast-check';
+import { describe, expect, test } from 'vitest';
+import { EVENT_TYPES } from '../../db/outbox.ts';
+import { cardOf, oneLine } from '../../server/subscriptions/destinations/card.ts';
+import type { Message } from '../../server/subscriptions/destinations/destination.ts';
+import { DESTINATIONS, typeOfTarget } from '../../server/subscriptions/destinations/index.ts';
+
+const HOLD = {
+  event: 'escrow.created',
+  event_id: 'oev_1',
+  escrow_id: 'esc_1',
+  tenant_id: 't1',
+  agent_role: 'clerk',
+  agent_id: 'agent-1',
+  action_type: 'api_call',
+  action_summary: 'pays 12 EUR to <ACME> & Co.',
+  estimated_value: 12,
+  value_currency: 'EUR',
+  risk_score: 0.4,
+  hold_type: 'multi_party',
+  required_approvals: 2,
+  ttl: 600,
+  expires_at: '2026-01-31T12:00:00.000Z',
+  created_at: '2026-01-31T11:50:00.000Z',
+};
+const message = (eventType: string, payload: Record<string, unknown>): Message => ({
+  eventId: 'oev_1',
+  eventType,
+  deliveryId: 'dlv_1',
+  payload,
+  timestamp: 1,
+  secrets: [],
+  appUrl: 'https://dashboard.test',
+});
+
+interface SlackText {
+  type: string;
+  text: string;
+}
+interface SlackBlock {
+  type: string;
+  text?: SlackText;
+  fields?: SlackText[];
+  elements?: { type: string; text: SlackText; url: string; style?: string }[];
+}
+const slackOf = (m: Message) =>
+  JSON.parse(DESTINATIONS.slack.request(m).body) as { text: string; blocks: SlackBlock[] };
+interface TeamsNode {
+  type: string;
+  text?: string;
+  inlines?: { type: string; text: string }[];
+}
+const teamsOf = (m: Message) =>
+  JSON.parse(DESTINATIONS.teams.request(m).body) as {
+    type: string;
+    attachments: {
+      contentType: string;
+      content: {
+        type: string;
+        version: string;
+        body: TeamsNode[];
+        actions: { type: string; title: string; url: string }[];
+      };
+    }[];
+  };
+
+describe('the card of a hold', () => {
+  const links = [
+    ['Approve', 'https://dashboard.test/approvals/esc_1?vote=approve'],
+    ['Deny', 'https://dashboard.test/approvals/esc_1?vote=deny'],
+    ['Open', 'https://dashboard.test/approvals/esc_1'],
+  ];
+
+  test('in Slack shows what an approver needs, with buttons into the dashboard', () => {
+    const { text, blocks } = slackOf(message('escrow.created', HOLD));
+    expect(text).toBe('Approval needed: pays 12 EUR to &lt;ACME&gt; &amp; Co.');
+    const fields = blocks.flatMap((block) => block.fields ?? []).map((field) => field.text);
+    for (const field of [
+      'Agent role\nclerk',
+      'Hold type\nseveral approvals',
+      'Approvals required\n2',
+      'Expires\n2026-01-31 12:00 UTC',
+      'Value\n12 EUR',
+    ]) {
+      expect(fields).toContain(field);
+    }
+    expect(blocks[1]!.text!.text).toBe('pays 12 EUR to &lt;ACME&gt; &amp; Co.');
+    const buttons = blocks.flatMap((block) => block.elements ?? []);
+    expect(buttons.map((button) => [button.text.text, button.url])).toEqual(links);
+    expect(buttons.map((button) => button.style)).toEqual(['primary', 'danger', undefined]);
+  });
+
+  test('in Teams is an Adaptive Card with the same', () => {
+    const { type, attachments } = teamsOf(message('escrow.created', HOLD));
+    expect(type).toBe('message');
+    const [{ contentType, content }] = attachments as [(typeof attachments)[0]];
+    expect(contentType).toBe('application/vnd.microsoft.card.adaptive');
+    expect(content).toMatchObject({ type: 'AdaptiveCard', version: '1.4' });
+    const lines = content.body.map((node) => node.text ?? node.inlines!.map((run) => run.text).join(''));
+    for (const line of [
+      'Approval needed',
+      'pays 12 EUR to <ACME> & Co.',
+      'Agent role: clerk',
+      'Hold type: several approvals',
+      'Approvals required: 2',
+      'Expires: 2026-01-31 12:00 UTC',
+    ]) {
+      expect(lines).toContain(line);
+    }
+    expect(content.actions.map(({ title, url }) => [title, url])).toEqual(links);
+  });
+
+  test('that is decided has no buttons to vote with', () => {
+    for (const event of [
+      'escrow.released',
+      'escrow.rejected',
+      'escrow.expired',
+      'escrow.cancelled',
+      'escrow.consumed',
+    ]) {
+      expect(cardOf(message(event, HOLD)).buttons.map(({ label }) => label)).toEqual(['Open']);
+    }
+  });
+});
+
+describe('a card of anything', () => {
+  const nasty = fc.oneof(
+    fc.string({ unit: 'binary', maxLength: 3000 }),
+    fc.constantFrom(
+      '<!channel> <@U1> <https://evil.test|click>',
+      '[click](javascript:alert(1)) ![x](https://evil.test/p.png) **b** _i_ # h',
+      ':boom: @here `code` &lt;!channel&gt;',
+      'pay 1 EUR\n\n\n\n\n\n\nApproved by the boss',
+      '\u202Eterces\u202C \u200B\u0000\u0007',
+      '&'.repeat(5000),
+    ),
+  );
+  const payload = fc.record({
+    ...Object.fromEntries(
+      ['agent_role', 'agent_id', 'action_type', 'action_summary', 'value_currency', 'policy_id', 'reason', 'label'].map(
+        (key) => [key, nasty],
+      ),
+    ),
+    escrow_id: fc.constantFrom('esc_01m7zhj86qdmvqng1kzp52rhae', undefined),
+    estimated_value: fc.double(),
+    hold_type: fc.constantFrom('single', 'multi_party'),
+  });
+  const any = fc
+    .tuple(fc.constantFrom(...Object.keys(EVENT_TYPES)), payload)
+    .map(([type, fields]) => message(type, fields as Record<string, unknown>));
+
+  test('keeps within what Slack takes, as plain text without its control characters', () => {
+    fc.assert(
+      fc.property(any, (m) => {
+        const { text, blocks } = slackOf(m);
+        expect(blocks.length).toBeLessThanOrEqual(50);
+        expect(JSON.stringify({ text, blocks }).length).toBeLessThan(13_200);
+        const texts = blocks.flatMap((b) => [b.text, ...(b.fields ?? []), ...(b.elements ?? []).map((e) => e.text)]);
+        for (const one of texts) {
+          if (!one) continue;
+          expect(one.type).toBe('plain_text');
+          expect(one.text).not.toMatch(/[<>]|&(?!amp;|lt;|gt;)/);
+          expect(one.text).not.toBe('');
+        }
+        expect(text).not.toMatch(/[<>]/);
+        for (const { type, text: head, fields, elements } of blocks) {
+          if (type === 'header') expect(head!.text.length).toBeLessThanOrEqual(150);
+          if (type === 'section' && head) expect(head.text.length).toBeLessThanOrEqual(3000);
+          expect(fields?.length ?? 0).toBeLessThanOrEqual(10);
+          for (const field of fields ?? []) expect(field.text.length).toBeLessThanOrEqual(2000);
+          for (const { url } of elements ?? []) {
+            expect(url).toMatch(/^https:\/\/dashboard\.test\//);
+            expect(url.length).toBeLessThanOrEqual(3000);
+          }
+        }
+      }),
+    );
+  });
+
+  test('keeps within the 28 KB of Teams, with no Markdown of anyone else’s', () => {
+    fc.assert(
+      fc.property(any, (m) => {
+        const { body } = DESTINATIONS.teams.request(m);
+        expect(Buffer.byteLength(body)).toBeLessThan(28_000);
+        const [{ content }] = teamsOf(m).attachments as [ReturnType<typeof teamsOf>['attachments'][0]];
+        const blocks = content.body.filter(({ type }) => type === 'TextBlock').map(({ text }) => text);
+        expect(blocks).toEqual([cardOf(message(m.eventType, {})).title]);
+        for (const { url } of content.actions ?? []) expect(url).toMatch(/^https:\/\/dashboard\.test\//);
+      }),
+    );
+  });
+
+  test('shows no character that hides or turns text, and no more than its length', () => {
+    fc.assert(
+      fc.property(nasty, fc.integer({ min: 1, max: 500 }), (text, max) => {
+        const line = oneLine(text, max);
+        expect(line).not.toMatch(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/u);
+        expect([...line].length).toBeLessThanOrEqual(max);
+        expect(line.isWellFormed()).toBe(true);
+      }),
+    );
+  });
+});
+
+test('a notify target is what its host plainly says, and a webhook otherwise', () => {
+  const types = {
+    'https://hooks.slack.com/services/T/B/x': 'slack',
+    'https://prod-1.westeurope.logic.azure.com/workflows/x?sig=y': 'teams',
+    'https://x.environment.api.powerplatform.com/workflows/x': 'teams',
+    'https://hooks.slack.com.evil.test/services/T/B/x': 'webhook',
+    'https://evil.test/hooks.slack.com': 'webhook',
+    'https://evillogic.azure.com/': 'webhook',
+    nonsense: 'webhook',
+  };
+  for (const [url, type] of Object.entries(types)) expect(typeOfTarget(url), url).toBe(type);
+});
