@@ -11,7 +11,7 @@ import { SentBy } from './sender.tsx';
 type Machine = Answers['machines']['list']['machines'][number];
 
 const route = getRouteApi('/app/machines');
-const titleOf = (id: Machine['id']): string => ({ policy: 'Policy', escrow: 'Hold' })[id];
+const titleOf = (id: Machine['id']): string => ({ policy: 'Policy', escrow: 'Hold', delivery: 'Delivery' })[id];
 
 /** The state machines behind policies, holds and deliveries, drawn from their definitions. */
 export function Machines() {
