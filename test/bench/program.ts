@@ -3,6 +3,7 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { type Core, createProgram } from '../../server/app.ts';
 import { readConfig } from '../../server/config.ts';
+import type { Egress } from '../../server/lib/egress.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { createTenant } from '../../server/provision.ts';
 
@@ -10,6 +11,7 @@ import { createTenant } from '../../server/provision.ts';
 export async function withProgram<T>(
   databaseUrl: string,
   work: (program: { url: string; core: Core; tenantId: string; adminKey: string }) => Promise<T>,
+  parts: { egress?: Egress } = {},
 ): Promise<T> {
   const dir = mkdtempSync(path.join(tmpdir(), 'svc-bench-program-'));
   const most = '1000000';
@@ -21,7 +23,7 @@ export async function withProgram<T>(
     SVC_RATE_INGEST: most,
     SVC_RATE_KEY: most,
   });
-  const program = await createProgram({ config, databaseUrl, log: createLog('error') });
+  const program = await createProgram({ config, databaseUrl, log: createLog('error'), ...parts });
   try {
     const url = await program.listen();
     const core = program.core!;
