@@ -301,11 +301,14 @@ export class HttpFront {
     const { response, route } = call;
     const ms = route.timeout_seconds === undefined ? this.#config.upstreamMs : route.timeout_seconds * 1000;
     let timedOut = false;
-    const gone = () => going.sent?.destroy();
+    const gone = () => {
+      going.givenUp = true;
+      going.sent?.destroy();
+    };
     response.once('close', gone);
     const timer = setTimeout(() => {
       timedOut = true;
-      going.sent?.destroy();
+      gone();
     }, ms);
     let told = false;
     const tell = (outcome: string) => {
@@ -382,7 +385,7 @@ export class HttpFront {
         // A kept connection may have been closed by the other side just then. What changes nothing may be asked again
         // (RFC 9110 §9.2.2); of anything else nobody knows whether it was done.
         const stale = (error as NodeJS.ErrnoException).code === 'ECONNRESET' && sent.reusedSocket;
-        if (!safe || !stale || again || !bytes) throw error;
+        if (!safe || !stale || again || !bytes || going.givenUp) throw error;
       }
     }
   }
@@ -510,6 +513,7 @@ interface Going {
   done: (outcome: string) => void;
   /** The request under way, to be given up when its time is over or the client has gone. */
   sent?: http.ClientRequest;
+  givenUp?: boolean;
 }
 
 interface Credential {

@@ -1,0 +1,194 @@
+import { connect } from 'node:net';
+import { beforeAll, describe, expect, test } from 'vitest';
+import { PolicyEngine } from '../../server/policy/evaluate.ts';
+import type { Route } from '../../server/proxy/config.ts';
+import { Refusal } from '../../server/proxy/decide.ts';
+import {
+  clientAddress,
+  findRoute,
+  readBody,
+  readTarget,
+  trustedAddresses,
+  upstreamUrl,
+} from '../../server/proxy/requests.ts';
+import { useServer } from '../helpers/server.ts';
+import { contentOf, request } from '../policy/support.ts';
+import { type Governed, governed, ProxyProcess, Upstream } from './support.ts';
+
+describe('a path', () => {
+  test('has one reading, or is refused', () => {
+    expect(readTarget('/a/%7eb%2D?x=%2e%2e//')).toEqual({ path: '/a/~b-', query: '?x=%2e%2e//' });
+    for (const target of [
+      'http://other/x',
+      '*',
+      '',
+      '/a/../b',
+      '/a/%2e%2e/b',
+      '/a/%2E./b',
+      '/./a',
+      '//a',
+      '/a//b',
+      '/a%2fb',
+      '/a%5Cb',
+      '/a\\b',
+      '/a%00',
+      '/a#b',
+      '/a%zz',
+      '/a b',
+      '/public/..;/admin',
+      '/a/..',
+      '/é',
+    ]) {
+      expect(() => readTarget(target), target).toThrow(Refusal);
+    }
+  });
+
+  test('goes to the most specific route, and stays within its upstream', () => {
+    const routes = ['/*', '/a/*', '/a/b', '/a/b/*'].map((path) => ({ path, to: 'https://up.test/base/' }) as Route);
+    const where = (path: string) => {
+      const found = findRoute(routes, path)!;
+      return [found.route.path, found.rest];
+    };
+    expect(where('/a/b')).toEqual(['/a/b', '']);
+    expect(where('/a/b/c')).toEqual(['/a/b/*', '/c']);
+    expect(where('/a/bc')).toEqual(['/a/*', '/bc']);
+    expect(where('/ab')).toEqual(['/*', '/ab']);
+    expect(findRoute([routes[1]!], '/ab')).toBeUndefined();
+    expect(upstreamUrl(routes[1] as never, '/x', '?q=1').href).toBe('https://up.test/base/x?q=1');
+    expect(upstreamUrl(routes[1] as never, '//evil.test', '').origin).toBe('https://up.test');
+  });
+});
+
+test('a body is forwarded as it was understood', () => {
+  const twice = readBody(Buffer.from('{"amount":1,"amount":1000, "x": 1.0}'), 'application/json', false);
+  expect(twice.value).toEqual({ amount: 1000, x: 1 });
+  expect(twice.bytes.toString()).toBe('{"amount":1000,"x":1}');
+  const form = readBody(Buffer.from('a=1&b=2&a=3&c=%zz'), 'application/x-www-form-urlencoded', false);
+  expect(form.value).toEqual({ a: ['1', '3'], b: '2', c: '%zz' });
+  expect(form.bytes.toString()).toBe('a=1&b=2&a=3&c=%25zz');
+  for (const [body, type] of [
+    ['{', 'application/json'],
+    ['\ufeff{}', 'application/json'],
+    ['['.repeat(99), 'a/b+json'],
+    ['x', 'text/plain'],
+    ['{}', ''],
+    ['{}', 'application/json; charset=utf-7'],
+  ]) {
+    expect(() => readBody(Buffer.from(body!), type, false), body).toThrow(Refusal);
+  }
+});
+
+test('the client is the last address that no trusted proxy stands behind', () => {
+  const trusted = trustedAddresses(['10.0.0.0/8', '127.0.0.1']);
+  expect(clientAddress('8.8.8.8', '1.1.1.1', trusted)).toBe('8.8.8.8');
+  expect(clientAddress('::ffff:127.0.0.1', '6.6.6.6, 1.1.1.1, 10.1.1.1', trusted)).toBe('1.1.1.1');
+  expect(clientAddress('127.0.0.1', 'nonsense, 10.1.1.1', trusted)).toBe('10.1.1.1');
+  expect(clientAddress('127.0.0.1', '', trusted)).toBe('127.0.0.1');
+  expect(() => trustedAddresses(['example.test'])).toThrow('is not an address');
+});
+
+test('a tool is denied for sure only by what does not read the context', () => {
+  const denied = (policies: string, tool = 'refund') =>
+    new PolicyEngine(contentOf({ p: policies })).deniesAlways(request({ tool_name: tool }));
+  const permit = 'permit(principal, action, resource);';
+  expect(denied(permit)).toBe(false);
+  expect(denied(`${permit} forbid(principal, action, resource == Tool::"refund");`)).toBe(true);
+  expect(denied(`${permit} forbid(principal, action, resource == Tool::"refund");`, 'other')).toBe(false);
+  expect(denied(`${permit} forbid(principal, action, resource) when { principal in AgentRole::"bot" };`)).toBe(true);
+  expect(denied(`${permit} forbid(principal, action, resource) unless { context.str.hasTag("reason") };`)).toBe(false);
+  expect(denied(`${permit} @escrow("single") forbid(principal, action, resource);`)).toBe(false);
+  expect(denied('permit(principal, action, resource == Tool::"other");')).toBe(true);
+  expect(denied('permit(principal, action, resource) when { context.str.hasTag("reason") };')).toBe(false);
+  expect(denied('permit(principal, action, resource) when { principal in AgentRole::"nobody" };')).toBe(true);
+});
+
+describe('on the wire', () => {
+  const server = useServer({ SVC_POLL_SECONDS: '1' });
+  const upstream = new Upstream();
+  let world: Governed;
+  let proxy: ProxyProcess;
+  beforeAll(async () => {
+    await upstream.start();
+    world = await governed(server, { api: 'permit(principal, action, resource == Tool::"api");' });
+    proxy = await new ProxyProcess(
+      [
+        { path: '/api/*', to: upstream.url, timeout_seconds: 0.3 },
+        { path: '/gone/*', to: 'http://127.0.0.1:9', tool: 'api' },
+      ],
+      { ...world.env, SVC_PROXY_BODY_BYTES: '2000' },
+    ).start();
+    await proxy.ready();
+  });
+
+  /** What comes back for these bytes until the other side closes. */
+  function raw(text: string): Promise<string> {
+    const { port, hostname } = new URL(proxy.url);
+    return new Promise((resolve, reject) => {
+      let out = '';
+      const socket = connect(Number(port), hostname, () => socket.write(text));
+      socket.on('data', (data) => {
+        out += data;
+      });
+      socket.on('close', () => resolve(out)).on('error', reject);
+    });
+  }
+  const head = () => `host: x\r\nauthorization: Bearer ${world.agentKey}\r\n`;
+
+  test('a request with two lengths, or with another one hidden in it, is refused', async () => {
+    const before = upstream.received.length;
+    const smuggled = 'GET /api/hidden HTTP/1.1\r\nhost: x\r\n\r\n';
+    const both = `POST /api/x HTTP/1.1\r\n${head()}content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n${smuggled}`;
+    const twice = `POST /api/x HTTP/1.1\r\n${head()}content-length: 5\r\ncontent-length: 6\r\n\r\nabcdef`;
+    const odd = `POST /api/x HTTP/1.1\r\n${head()}transfer-encoding: xchunked\r\n\r\n0\r\n\r\n`;
+    for (const text of [both, twice, odd]) expect(await raw(text)).toMatch(/^HTTP\/1\.1 400 /);
+    expect(upstream.received).toHaveLength(before);
+  });
+
+  test('what concerns one connection is not passed on', async () => {
+    const answer = await raw(
+      `GET /api/hop HTTP/1.1\r\n${head()}x-private: 1\r\nconnection: close, x-private\r\nte: trailers\r\n\r\n`,
+    );
+    expect(answer).toMatch(/^HTTP\/1\.1 200 /);
+    const got = upstream.received.at(-1)!;
+    expect(got.url).toBe('/hop');
+    expect(got.headers).not.toHaveProperty('x-private');
+    expect(got.headers).not.toHaveProperty('te');
+    expect(await raw(`GET /api/x HTTP/1.1\r\n${head()}connection: upgrade\r\nupgrade: websocket\r\n\r\n`)).toMatch(
+      /^HTTP\/1\.1 501 /,
+    );
+    expect(await raw(`TRACE /api/x HTTP/1.1\r\n${head()}connection: close\r\n\r\n`)).toMatch(/^HTTP\/1\.1 405 /);
+  });
+
+  test('too long a body, a slow and an absent upstream have answers of their own', async () => {
+    await proxy.call(413, 'POST /api/x', world.agentKey, { body: { text: 'x'.repeat(3000) } });
+    const { gzipSync } = await import('node:zlib');
+    const headers = { 'content-encoding': 'gzip' };
+    await proxy.call(413, 'POST /api/x', world.agentKey, {
+      body: gzipSync(JSON.stringify('x'.repeat(300_000))),
+      headers,
+    });
+    await proxy.call(200, 'POST /api/x', world.agentKey, { body: gzipSync('{"a": 1}'), headers });
+    expect(upstream.received.at(-1)).toMatchObject({ body: '{"a":1}' });
+    await proxy.call(415, 'POST /api/x', world.agentKey, { body: 'x', headers: { 'content-type': 'text/plain' } });
+    expect((await proxy.call(502, 'GET /gone/x', world.agentKey)).body).toMatchObject({ code: 'UPSTREAM_FAILED' });
+    const respond = upstream.respond;
+    upstream.respond = () => {};
+    expect((await proxy.call(504, 'GET /api/x', world.agentKey)).body).toMatchObject({ code: 'UPSTREAM_TIMEOUT' });
+    upstream.respond = respond;
+  });
+
+  test('a stream of events comes through as it is sent', async () => {
+    let send: (text: string) => void = () => {};
+    upstream.respond = (_request, response) => {
+      response.writeHead(200, { 'content-type': 'text/event-stream' }).flushHeaders();
+      send = (text) => response.write(text);
+    };
+    const response = await fetch(`${proxy.url}/api/stream`, { headers: { authorization: `Bearer ${world.agentKey}` } });
+    const reader = response.body!.getReader();
+    for (const text of ['data: 1\n\n', 'data: 2\n\n']) {
+      send(text);
+      expect(new TextDecoder().decode((await reader.read()).value)).toBe(text);
+    }
+    await reader.cancel();
+  });
+});
