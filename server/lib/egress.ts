@@ -64,6 +64,7 @@ export interface EgressRequest {
 
 const TIMEOUT_MS = 10_000;
 const MAX_BYTES = 65_536;
+const OWN_MS = 5000;
 
 type Address = ipaddr.IPv4 | ipaddr.IPv6;
 type Range = [Address, number];
@@ -386,9 +387,15 @@ function dnsError(error: unknown): EgressError {
   return new EgressError('DNS_ERROR', 'The host name of the destination could not be resolved.');
 }
 
-function ownAddresses(): Set<string> {
+let own: { addresses: ReadonlySet<string>; until: number } | undefined;
+
+/** The addresses of this machine, looked up anew every few seconds: asking the system costs as much as a short request. */
+function ownAddresses(): ReadonlySet<string> {
+  if (own && performance.now() < own.until) return own.addresses;
   const all = Object.values(networkInterfaces()).flatMap((addresses) => addresses ?? []);
-  return new Set(all.map(({ address }) => ipaddr.parse(address.replace(/%.*$/, '')).toNormalizedString()));
+  const addresses = new Set(all.map(({ address }) => ipaddr.parse(address.replace(/%.*$/, '')).toNormalizedString()));
+  own = { addresses, until: performance.now() + OWN_MS };
+  return addresses;
 }
 
 function ranges(...cidrs: string[]): Range[] {

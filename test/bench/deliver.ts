@@ -74,6 +74,7 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
         const late = (await ask('late')).late.sort((a, b) => a - b);
         return [
           figure('bare requests to the same receivers', bare, '/s'),
+          figure('deliveries / bare requests', rate / bare, 'ratio', 0.25),
           figure(`deliveries, while ${EACH} of ${2 * EACH} destinations hang`, rate, '/s', RATE),
           figure(`event to receiver at ${RATE}/s: p50`, quantile(late, 0.5), 'ms'),
           figure(`event to receiver at ${RATE}/s: p99`, quantile(late, 0.99), 'ms', 2000, true),
