@@ -300,6 +300,8 @@ export const Subscription = defineEntity({
     /** Empty means every type. */
     eventTypes: p.array(),
     active: p.boolean(),
+    /** When it was created or last resumed: what happened before is not told. */
+    activeSince: time(),
     destinationConfig: p.json<DestinationConfig>().columnType('jsonb'),
     /** When the server itself stopped sending there, and why. */
     disabledAt: time().nullable(),

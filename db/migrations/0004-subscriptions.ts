@@ -17,6 +17,7 @@ export class Subscriptions extends Migration {
         previous_secret_until timestamptz(3),
         event_types text[] not null,
         active boolean not null,
+        active_since timestamptz(3) not null,
         destination_config jsonb not null,
         disabled_at timestamptz(3),
         disabled_reason text,

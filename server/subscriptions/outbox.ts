@@ -21,9 +21,10 @@ interface Planned {
 }
 
 /**
- * Makes deliveries of the events that wait, one for each active subscription that asks for the type and existed when it
- * happened, and one for each notify target of a hold. An event is done when its deliveries are committed, all of them or
- * none. Any number of these may run at once: a tenant's events are in one hand at a time. Resolves to how many events.
+ * Makes deliveries of the events that wait, one for each subscription that asks for the type and was active when it
+ * happened and still is, and one for each notify target of a hold. An event is done when its deliveries are committed,
+ * all of them or none. Any number of these may run at once: a tenant's events are in one hand at a time. Resolves to how
+ * many events.
  */
 export async function fanOut(db: Database, box: SecretBox, now: () => number): Promise<number> {
   const { rows } = await db.owner.query<{ tenant_id: string }>(
@@ -46,15 +47,15 @@ async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now:
     );
     const events = lock[0]!.mine ? await waiting(client, tenantId) : [];
     if (events.length > 0) {
-      const { rows: subscriptions } = await client.query<{ id: string; event_types: string[]; created_at: Date }>(
-        'select id, event_types, created_at from subscription where tenant_id = $1 and active order by id',
+      const { rows: subscriptions } = await client.query<{ id: string; event_types: string[]; active_since: Date }>(
+        'select id, event_types, active_since from subscription where tenant_id = $1 and active order by id',
         [tenantId],
       );
       const planned: Planned[] = [];
       const targets = new Map<string, string>();
       for (const { id: eventId, event_type: eventType, created_at, targets: urls } of events) {
-        for (const { id, event_types, created_at: since } of subscriptions) {
-          if (since > created_at || (event_types.length > 0 && !event_types.includes(eventType))) continue;
+        for (const { id, event_types, active_since } of subscriptions) {
+          if (active_since > created_at || (event_types.length > 0 && !event_types.includes(eventType))) continue;
           planned.push({ laneId: id, eventId, eventType });
         }
         for (const url of new Set(targetsOf(urls))) {

@@ -165,6 +165,7 @@ export class Subscriptions {
         previousSecretUntil: null,
         eventTypes: [...new Set(input.event_types)],
         active: input.active,
+        activeSince: now,
         destinationConfig: input.destination_config,
         disabledAt: null,
         disabledReason: null,
@@ -212,6 +213,7 @@ export class Subscriptions {
       const resumed = patch.active === true && !row.active;
       if (paused || resumed) {
         row.active = !row.active;
+        if (resumed) row.activeSince = now;
         row.disabledAt = null;
         row.disabledReason = null;
         changed.push(paused ? 'paused' : 'resumed');
