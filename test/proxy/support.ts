@@ -11,6 +11,15 @@ import type { Answer, TestServer, TestTenant } from '../helpers/server.ts';
 
 const ROOT = path.resolve(import.meta.dirname, '../..');
 
+/**
+ * What must end with the test file, the last begun first. The hook is registered here, while the file is collected: one
+ * that is registered from within a running hook or test is never called.
+ */
+const cleanups: (() => unknown)[] = [];
+afterAll(async () => {
+  for (const clean of cleanups.splice(0).reverse()) await clean();
+});
+
 /** Waits until a condition holds; it never decides by time, only gives up by it. */
 export async function until<T>(
   what: () => Promise<T | undefined | false> | T | undefined | false,
@@ -26,7 +35,7 @@ export async function until<T>(
 
 export function temporaryDirectory(): string {
   const dir = mkdtempSync(path.join(tmpdir(), 'svc-proxy-'));
-  afterAll(() => rmSync(dir, { recursive: true, force: true }));
+  cleanups.push(() => rmSync(dir, { recursive: true, force: true }));
   return dir;
 }
 
@@ -42,7 +51,7 @@ export class ProxyProcess {
   constructor(routes: readonly Record<string, unknown>[], env: Record<string, string>) {
     this.#routes = { routes };
     this.#env = env;
-    afterAll(() => this.kill());
+    cleanups.push(() => this.kill());
   }
 
   /** Starts it and waits until it listens. */
@@ -160,7 +169,7 @@ export class Upstream {
       this.received.push(received);
       this.respond(received, response, request);
     });
-    afterAll(() => this.stop());
+    cleanups.push(() => this.stop());
   }
 
   async start(): Promise<this> {
