@@ -6,10 +6,12 @@ import {
   IconKey,
   IconLayoutDashboard,
   IconListDetails,
+  IconLogin2,
   IconServerBolt,
   IconSettings,
   IconShieldCheck,
   IconSitemap,
+  IconUsers,
 } from '@tabler/icons-react';
 import type { Role } from '../server/auth/scopes.ts';
 
@@ -36,5 +38,7 @@ export const NAV: readonly NavEntry[] = [
   { to: '/machines', label: 'Machines', icon: IconSitemap, least: 'viewer', group: 'Prove' },
   { to: '/proxies', label: 'Proxies', icon: IconServerBolt, least: 'viewer', group: 'Connect' },
   { to: '/keys', label: 'Keys', icon: IconKey, least: 'admin', group: 'Connect' },
+  { to: '/team', label: 'Team', icon: IconUsers, least: 'admin', group: 'Manage' },
+  { to: '/sign-on', label: 'Sign-on', icon: IconLogin2, least: 'admin', group: 'Manage' },
   { to: '/settings', label: 'Settings', icon: IconSettings, least: 'viewer', group: 'Manage' },
 ];

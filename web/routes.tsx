@@ -155,6 +155,34 @@ const settings = createRoute({
   component: lazy(() => import('./pages/settings/settings.tsx'), 'SettingsPage'),
 });
 
+const subscriptions = createRoute({
+  ...below,
+  path: '/subscriptions',
+  component: lazy(() => import('./pages/subscriptions/list.tsx'), 'SubscriptionList'),
+});
+const subscription = createRoute({
+  ...below,
+  path: '/subscriptions/$id',
+  component: lazy(() => import('./pages/subscriptions/subscription.tsx'), 'SubscriptionPage'),
+});
+const team = createRoute({
+  ...below,
+  path: '/team',
+  validateSearch: ({ tab }: Record<string, unknown>): { tab?: 'invitations' | 'groups' } =>
+    tab === 'invitations' || tab === 'groups' ? { tab } : {},
+  component: lazy(() => import('./pages/team/team.tsx'), 'Team'),
+});
+const signOn = createRoute({
+  ...below,
+  path: '/sign-on',
+  component: lazy(() => import('./pages/sign-on/sign-on.tsx'), 'SignOn'),
+});
+const account = createRoute({
+  ...below,
+  path: '/account',
+  component: lazy(() => import('./pages/account/account.tsx'), 'Account'),
+});
+
 const routeTree = root.addChildren([
   signIn,
   app.addChildren([
@@ -173,7 +201,12 @@ const routeTree = root.addChildren([
     machines,
     keys,
     proxies,
+    subscriptions,
+    subscription,
+    team,
+    signOn,
     settings,
+    account,
   ]),
 ]);
 

@@ -200,6 +200,8 @@ async function somethingOfEach(
     scopes: ['pipeline'],
     expires_at: new Date(Date.now() + 12 * 24 * HOUR).toISOString(),
   });
+  await server.call(201, 'POST /v1/invites', admin, { email: 'sofia.marin@meridian.example', role: 'author' });
+  await server.call(201, 'POST /v1/settings/sso/domains', admin, { domain: 'meridian.example' });
   for (const purpose of ['Quarterly review Q3', 'Complaint 4471 of a customer']) {
     await server.call(201, 'POST /v1/forensics/export', admin, { purpose });
   }

@@ -97,6 +97,15 @@ const SCREENS: Record<string, Screen> = {
     prepare: (page) => page.getByRole('button', { name: 'New API key' }).click(),
   },
   settings: { path: '/settings' },
+  team: { path: '/team' },
+  'team-person': {
+    path: '/team',
+    prepare: (page) => page.getByRole('button', { name: 'Lin Chen' }).click(),
+  },
+  'team-invitations': { path: '/team?tab=invitations' },
+  'team-groups': { path: '/team?tab=groups' },
+  'sign-on': { path: '/sign-on' },
+  account: { path: '/account' },
 };
 
 async function editor(page: Page): Promise<void> {

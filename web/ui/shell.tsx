@@ -109,9 +109,9 @@ function Person() {
   const Zone = zone === 'utc' ? IconWorld : IconWorldOff;
   return (
     <div style={{ borderTop: '1px solid var(--line)', paddingTop: 8 }}>
-      <Text size="sm" fw={600} px={8} className="cut" title={me.email}>
+      <Link to="/account" className="person cut" title={me.email}>
         {me.name || me.email}
-      </Text>
+      </Link>
       <Text size="xs" c="dimmed" px={8} className="cut">
         {me.roles.at(-1) ?? 'no role'} · {me.tenant}
       </Text>

@@ -1,0 +1,196 @@
+import { once } from 'node:events';
+import { createServer, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { exportJWK, generateKeyPair } from 'jose';
+import Provider from 'oidc-provider';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { TestDns } from '../helpers/dns.ts';
+import { mailsSent, mailsTo } from '../helpers/mail.ts';
+import { useServer } from '../helpers/server.ts';
+
+let dns: TestDns;
+let http: Server;
+let issuer: string;
+const CLIENT = { id: 'governance', secret: 'a secret of the test' };
+
+beforeAll(async () => {
+  dns = await TestDns.start();
+});
+const server = useServer(
+  {
+    SVC_EGRESS_ALLOW: '127.0.0.1/32',
+    get SVC_DNS_SERVERS() {
+      return dns.server;
+    },
+  },
+  { browsed: true },
+);
+beforeAll(async () => {
+  http = createServer();
+  await once(http.listen(0, '127.0.0.1'), 'listening');
+  issuer = `http://127.0.0.1:${(http.address() as AddressInfo).port}`;
+  const { privateKey } = await generateKeyPair('ES256', { extractable: true });
+  const provider = new Provider(issuer, {
+    clients: [
+      {
+        client_id: CLIENT.id,
+        client_secret: CLIENT.secret,
+        redirect_uris: [`${server.url}/auth/callback`],
+        id_token_signed_response_alg: 'ES256',
+      },
+    ],
+    jwks: { keys: [{ ...(await exportJWK(privateKey)), alg: 'ES256', use: 'sig', kid: 'one' }] } as never,
+    cookies: { keys: ['a key for cookies of the test'] },
+    claims: { openid: ['sub'], email: ['email', 'email_verified'], profile: ['name'] },
+    conformIdTokenClaims: false,
+    findAccount: (_ctx, id) => ({
+      accountId: id,
+      claims: () => ({ sub: id, email: `${id}@meridian.test`, email_verified: true, name: id }),
+    }),
+  });
+  http.on('request', provider.callback());
+});
+afterAll(async () => {
+  http.closeAllConnections();
+  http.close();
+  await dns.stop();
+});
+
+describeInBrowser('people', () => {
+  const browser = useBrowser(() => server.url);
+
+  test('a member signs in by the link in a mail, and comes where they wanted to go', async () => {
+    const tenant = await server.tenant();
+    await tenant.member({ email: 'lin@meridian.test', name: 'Lin', roles: ['viewer'] });
+    const { page, open, expectFault } = await browser.visitor();
+    expectFault(/401/);
+    await open('/proxies');
+    await page.getByLabel('Work email').fill('lin@meridian.test');
+    await page.getByRole('button', { name: 'Email me a sign-in link' }).click();
+    await page.getByText('Look into your mail').waitFor();
+    await mailsSent(server);
+    await page.goto(mailsTo(server, 'lin@meridian.test').at(-1)!.link);
+    await page.getByRole('heading', { name: 'Proxies' }).waitFor();
+  });
+
+  test('an admin sets single sign-on up, and a member of the domain signs in through it', async () => {
+    const tenant = await server.tenant();
+    const adminId = await tenant.member({ email: 'maria@meridian.test', name: 'Maria', roles: ['admin'] });
+    const { page, open, assertAccessible, expectFault } = await browser.visitor(await tenant.enter(adminId));
+    await open('/sign-on');
+    await assertAccessible();
+    await page.getByLabel('Issuer').fill('http://127.0.0.1:9/');
+    await page.getByLabel('Client id').fill(CLIENT.id);
+    await page.getByLabel('Client secret').first().fill(CLIENT.secret);
+    expectFault(/400/);
+    await page.getByRole('button', { name: 'Check and save' }).click();
+    await page.getByRole('alert').first().waitFor();
+    await page.getByLabel('Issuer').fill(issuer);
+    await page.getByRole('button', { name: 'Check and save' }).click();
+    await page.getByText('The provider is set').waitFor();
+
+    await page.getByLabel('Add a domain').fill('meridian.test');
+    await page.getByRole('button', { name: 'Add', exact: true }).click();
+    const domain = page.getByRole('region', { name: 'meridian.test' });
+    expectFault(/422/);
+    await domain.getByRole('button', { name: 'Check now' }).click();
+    await domain
+      .getByText(/_svc-verification\.meridian\.test/)
+      .nth(1)
+      .waitFor();
+    const record = await domain.getByRole('region', { name: 'value of the record' }).textContent();
+    dns.names['_svc-verification.meridian.test'] = { txt: [record!] };
+    await domain.getByRole('button', { name: 'Check now' }).click();
+    await domain.getByText('verified', { exact: true }).waitFor();
+    await assertAccessible();
+
+    // not before an admin came in through it
+    expectFault(/409/);
+    await page.getByLabel('People sign in through the provider alone').click();
+    await page
+      .getByRole('listitem', { name: /Step 4/ })
+      .getByRole('alert')
+      .first()
+      .waitFor();
+
+    const other = await browser.visitor();
+    other.expectFault(/401|404|googleapis|NAME_NOT_RESOLVED/);
+    await other.open('/sign-in');
+    await other.page.getByLabel('Work email').fill('maria@meridian.test');
+    await other.page.getByRole('button', { name: 'Continue with single sign-on' }).click();
+    await other.page.locator('input[name=login]').fill('maria');
+    await other.page.locator('input[name=password]').fill('anything');
+    await other.page.getByRole('button', { name: 'Sign-in' }).click();
+    await other.page.getByRole('button', { name: 'Continue' }).click();
+    await other.page.getByRole('link', { name: 'Maria' }).waitFor();
+
+    await open('/sign-on');
+    await page.getByText(/An admin came in this way/).waitFor();
+    await page.getByLabel('People sign in through the provider alone').click();
+    await page.getByText('Single sign-on is the only way in').waitFor();
+  });
+
+  test('somebody is invited, joins, gets another role, is signed out, and is removed', async () => {
+    const tenant = await server.tenant();
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
+    await open('/team');
+    await assertAccessible();
+    await page.getByRole('button', { name: 'Invite' }).click();
+    const form = page.getByRole('dialog', { name: 'Invite somebody' });
+    await form.getByLabel('Address').fill('sofia@meridian.test');
+    await form.getByLabel('Role').selectOption('author');
+    await form.getByRole('button', { name: 'Invite' }).click();
+    await page.getByRole('button', { name: 'Invitations' }).click();
+    await page.getByRole('row').filter({ hasText: 'sofia@meridian.test' }).getByText('open', { exact: true }).waitFor();
+    await assertAccessible();
+
+    await mailsSent(server);
+    const sofia = await browser.visitor();
+    await sofia.page.goto(mailsTo(server, 'sofia@meridian.test').at(-1)!.link);
+    await sofia.page.getByRole('button').click();
+    await sofia.page.getByRole('link', { name: 'sofia@meridian.test' }).waitFor();
+    await sofia.open('/account');
+    await sofia.page.getByText('this one').waitFor();
+    await sofia.assertAccessible();
+
+    await page.getByRole('button', { name: 'Members' }).click();
+    await page.getByRole('button', { name: 'sofia@meridian.test' }).click();
+    const drawer = page.getByRole('dialog', { name: 'sofia@meridian.test' });
+    await drawer.getByLabel('Role').selectOption('approver');
+    await page.getByText('sofia@meridian.test is approver now').waitFor();
+    await assertAccessible();
+    sofia.expectFault(/401|ERR_/);
+    await drawer.getByRole('button', { name: 'End', exact: true }).click();
+    await drawer.getByText('Not signed in anywhere.').waitFor();
+    await sofia.page.reload();
+    await sofia.page.getByRole('heading', { name: 'Sign in' }).waitFor();
+
+    await drawer.getByRole('button', { name: /^Remove/ }).click();
+    const sure = page.getByRole('dialog', { name: 'Remove sofia@meridian.test' });
+    expect(await sure.getByRole('button', { name: 'Remove from the team' }).isDisabled()).toBe(true);
+    await sure.getByRole('textbox').fill('sofia@meridian.test');
+    await sure.getByRole('button', { name: 'Remove from the team' }).click();
+    await page.getByRole('row').filter({ hasText: 'sofia@meridian.test' }).waitFor({ state: 'detached' });
+  });
+
+  test('a group of approvers is made, changed and deleted', async () => {
+    const tenant = await server.tenant();
+    const approver = await tenant.member({ email: 'aisha@meridian.test', name: 'Aisha', roles: ['approver'] });
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
+    await open('/team?tab=groups');
+    await page.getByRole('button', { name: 'New group' }).first().click();
+    await page.getByLabel('Name').fill('finance');
+    await page.getByLabel('Aisha').check();
+    await assertAccessible();
+    await page.getByRole('button', { name: 'Save' }).click();
+    const row = page.getByRole('row').filter({ hasText: 'finance' });
+    await row.getByText('Aisha').waitFor();
+    const groups = async () => (await server.call(200, 'GET /v1/settings', tenant.admin)).body.approver_groups;
+    expect(await groups()).toEqual({ finance: [approver] });
+    await row.getByRole('button', { name: 'Delete' }).click();
+    await page.getByRole('button', { name: 'Delete the group' }).click();
+    await row.waitFor({ state: 'detached' });
+    expect(await groups()).toEqual({});
+  });
+});

@@ -1,0 +1,166 @@
+import '@mantine/core/styles/Checkbox.css';
+import { Button, Checkbox, Group, Modal, Stack, Text, TextInput } from '@mantine/core';
+import { IconUsersGroup } from '@tabler/icons-react';
+import { useMutation, useQuery } from '@tanstack/react-query';
+import { type FormEvent, useState } from 'react';
+import { hasRole } from '../../../server/auth/scopes.ts';
+import { confirmed, toastDone } from '../../lib/errors.tsx';
+import { queryClient } from '../../lib/query.ts';
+import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { ConfirmDialog } from '../../ui/confirm.tsx';
+import { DataTable } from '../../ui/data-table.tsx';
+import { EmptyState } from '../../ui/states.tsx';
+import type { Person } from './person.tsx';
+
+type Groups = Answers['settings']['get']['approver_groups'];
+interface Row {
+  name: string;
+  members: string[];
+}
+
+const keep = (settings: Answers['settings']['get']) =>
+  queryClient.setQueryData(trpc.settings.get.queryKey({}), settings);
+
+/** Groups of approvers, which a policy asks for by name: `@quorum("finance:1,security:1")`. */
+export function ApproverGroups({ adding, close, add }: { adding: boolean; close: () => void; add: () => void }) {
+  const settings = useQuery(trpc.settings.get.queryOptions({}));
+  const people = useQuery(trpc.users.list.queryOptions({ limit: 200 }));
+  const [editing, setEditing] = useState<Row>();
+  const [removing, setRemoving] = useState<Row>();
+  const groups = settings.data?.approver_groups;
+  const nameOf = (id: string) => people.data?.users.find((user) => user.id === id)?.name ?? id;
+  const opened = adding || editing !== undefined;
+  const done = () => {
+    close();
+    setEditing(undefined);
+  };
+  return (
+    <>
+      <DataTable<Row>
+        label="Approver groups"
+        rows={groups && Object.entries(groups).map(([name, members]) => ({ name, members }))}
+        error={settings.error}
+        retry={() => void settings.refetch()}
+        rowKey={({ name }) => name}
+        empty={
+          <EmptyState icon={IconUsersGroup} title="No group yet" action={<Button onClick={add}>New group</Button>}>
+            A policy can ask for people of certain groups: <span className="mono">@quorum("finance:1,security:1")</span>
+            .
+          </EmptyState>
+        }
+        columns={[
+          { header: 'Group', main: true, cell: ({ name }) => <strong className="mono">{name}</strong> },
+          {
+            header: 'Members',
+            cell: ({ members }) =>
+              members.length ? (
+                members.map(nameOf).join(', ')
+              ) : (
+                <span className="dim">nobody: no vote can fill it</span>
+              ),
+          },
+          {
+            header: 'Actions',
+            align: 'right',
+            cell: (row) => (
+              <Group gap={6} justify="flex-end" wrap="nowrap">
+                <Button size="compact-sm" variant="default" onClick={() => setEditing(row)}>
+                  Edit
+                </Button>
+                <Button size="compact-sm" variant="default" onClick={() => setRemoving(row)}>
+                  Delete
+                </Button>
+              </Group>
+            ),
+          },
+        ]}
+      />
+      <Modal opened={opened} onClose={done} title={<strong>{editing ? `Group ${editing.name}` : 'New group'}</strong>}>
+        {opened && groups ? (
+          <GroupForm groups={groups} row={editing} people={people.data?.users ?? []} onDone={done} />
+        ) : null}
+      </Modal>
+      <ConfirmDialog
+        opened={removing !== undefined}
+        onClose={() => setRemoving(undefined)}
+        title={`Delete the group ${removing?.name ?? ''}`}
+        action="Delete the group"
+        onConfirm={async () => {
+          const { [removing!.name]: _gone, ...rest } = groups ?? {};
+          keep(await confirmed(() => api.settings.change.mutate({ approver_groups: rest })));
+        }}
+      >
+        Policies that ask for it open holds that nobody can release. Votes on open holds are counted again at once.
+      </ConfirmDialog>
+    </>
+  );
+}
+
+function GroupForm({
+  groups,
+  row,
+  people,
+  onDone,
+}: {
+  groups: Groups;
+  row: Row | undefined;
+  people: readonly Person[];
+  onDone: () => void;
+}) {
+  const [name, setName] = useState(row?.name ?? '');
+  const [members, setMembers] = useState(row?.members ?? []);
+  const taken = !row && Object.hasOwn(groups, name.trim());
+  const save = useMutation(
+    trpc.settings.change.mutationOptions({
+      onSuccess: (settings) => {
+        keep(settings);
+        toastDone('The group is saved');
+        onDone();
+      },
+    }),
+  );
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    save.mutate({ approver_groups: { ...groups, [name.trim()]: members } });
+  };
+  return (
+    <form onSubmit={submit}>
+      <Stack gap="sm">
+        {row ? null : (
+          <TextInput
+            label="Name"
+            description="As policies write it"
+            required
+            maxLength={64}
+            value={name}
+            onChange={(event) => setName(event.currentTarget.value)}
+            error={taken ? 'there is a group of this name' : undefined}
+            data-autofocus
+          />
+        )}
+        <Checkbox.Group label="Members" value={members} onChange={setMembers}>
+          <Stack gap={8} mt={6} mah={300} style={{ overflowY: 'auto' }}>
+            {people.map((person) => (
+              <Checkbox
+                key={person.id}
+                value={person.id}
+                label={person.name}
+                description={
+                  hasRole(person.roles, 'approver') ? person.email : `${person.email} · no approver: has no vote`
+                }
+              />
+            ))}
+          </Stack>
+        </Checkbox.Group>
+        <Text size="sm" c="dimmed">
+          Votes on open holds are counted again at once.
+        </Text>
+        <Group justify="flex-end">
+          <Button type="submit" loading={save.isPending} disabled={name.trim() === '' || taken}>
+            Save
+          </Button>
+        </Group>
+      </Stack>
+    </form>
+  );
+}

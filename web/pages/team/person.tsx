@@ -1,0 +1,164 @@
+import '@mantine/core/styles/Drawer.css';
+import { Button, Drawer, Group, NativeSelect, Stack, Text, Title } from '@mantine/core';
+import { useMutation, useQuery } from '@tanstack/react-query';
+import { useState } from 'react';
+import { ROLES, type Role } from '../../../server/auth/scopes.ts';
+import { confirmed, toastDone } from '../../lib/errors.tsx';
+import { queryClient } from '../../lib/query.ts';
+import { useMe } from '../../lib/session.ts';
+import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { ConfirmDialog } from '../../ui/confirm.tsx';
+import { Id } from '../../ui/copy.tsx';
+import { Shown } from '../../ui/states.tsx';
+import { When } from '../../ui/time.tsx';
+import { SessionList } from './sessions.tsx';
+
+export type Person = Answers['users']['list']['users'][number];
+
+export const ROLE: Record<Role, string> = {
+  viewer: 'sees everything, changes nothing',
+  author: 'also writes and submits policies',
+  approver: 'also approves policies and votes on holds',
+  admin: 'also manages people, keys and settings',
+};
+
+/** The role that includes the others that the person holds. */
+export const topRole = (person: Pick<Person, 'roles'>): Role | undefined =>
+  ROLES.findLast((role) => person.roles.includes(role));
+
+/**
+ * Gives a person this role and no higher one. The new role is granted before the others are taken, so that whatever
+ * fails in between leaves them with more than was wished and never with nothing.
+ */
+async function changeRole(person: Person, role: Role): Promise<void> {
+  if (!person.roles.includes(role)) await api.users.grant.mutate({ id: person.id, role });
+  for (const held of person.roles) {
+    if (ROLES.indexOf(held) > ROLES.indexOf(role)) await api.users.revoke.mutate({ id: person.id, role: held });
+  }
+}
+
+/** One member: their role, where they are signed in, and the way out. */
+export function PersonDrawer({ person, onClose }: { person: Person | undefined; onClose: () => void }) {
+  return (
+    <Drawer
+      opened={person !== undefined}
+      onClose={onClose}
+      position="right"
+      size="md"
+      title={<strong>{person?.name}</strong>}
+    >
+      {person ? <Body person={person} onClose={onClose} /> : null}
+    </Drawer>
+  );
+}
+
+function Body({ person, onClose }: { person: Person; onClose: () => void }) {
+  const me = useMe();
+  const [removing, setRemoving] = useState(false);
+  const again = () => queryClient.invalidateQueries(trpc.users.pathFilter());
+  const role = useMutation({
+    mutationFn: (next: Role) => changeRole(person, next),
+    onSuccess: (_done, next) => toastDone(`${person.name} is ${next} now`),
+    onSettled: again,
+  });
+  const sessions = useQuery(trpc.sessions.listOf.queryOptions({ id: person.id }));
+  const endOne = useMutation(trpc.sessions.endOneOf.mutationOptions({ onSettled: () => refresh() }));
+  const endAll = useMutation(trpc.sessions.endAllOf.mutationOptions({ onSettled: () => refresh() }));
+  const refresh = async () => {
+    await queryClient.invalidateQueries(trpc.sessions.listOf.pathFilter());
+    await again();
+  };
+  return (
+    <Stack gap="lg">
+      <dl className="facts">
+        <dt>Address</dt>
+        <dd>{person.email}</dd>
+        <dt>Id</dt>
+        <dd>
+          <Id value={person.id} length={34} />
+        </dd>
+        <dt>Member since</dt>
+        <dd>
+          <When at={person.created_at} exact />
+        </dd>
+        <dt>Last sign-in</dt>
+        <dd>{person.last_login ? <When at={person.last_login} /> : 'never'}</dd>
+        <dt>Keys</dt>
+        <dd>{person.keys === 0 ? 'none' : `${person.keys} that work; they end when the person is removed`}</dd>
+      </dl>
+      <NativeSelect
+        label="Role"
+        description={ROLE[topRole(person) ?? 'viewer']}
+        value={topRole(person) ?? ''}
+        disabled={role.isPending}
+        onChange={(event) => role.mutate(event.currentTarget.value as Role)}
+        data={[...(topRole(person) ? [] : [{ value: '', label: 'none' }]), ...ROLES]}
+      />
+      <section aria-label="Sessions">
+        <Group justify="space-between">
+          <Title order={3} size="h4">
+            Sessions
+          </Title>
+          {(sessions.data?.sessions.length ?? 0) > 1 ? (
+            <Button
+              size="compact-sm"
+              variant="default"
+              loading={endAll.isPending}
+              onClick={() => endAll.mutate({ id: person.id })}
+            >
+              End all
+            </Button>
+          ) : null}
+        </Group>
+        <Shown query={sessions} lines={2}>
+          {({ sessions: rows }) => (
+            <SessionList
+              sessions={rows}
+              onEnd={(session) => endOne.mutate({ id: person.id, session_id: session.id })}
+            />
+          )}
+        </Shown>
+      </section>
+      <section aria-label="Remove">
+        <Title order={3} size="h4">
+          Remove from the team
+        </Title>
+        <Text c="dimmed" mb="xs">
+          Their sessions, sign-in links and keys end at once, and their votes no longer count on open holds. What they
+          did stays in the records. An invitation restores the same account.
+        </Text>
+        <Button
+          variant="light"
+          color="red"
+          c="var(--bad)"
+          disabled={person.id === me.id}
+          onClick={() => setRemoving(true)}
+        >
+          Remove {person.name}
+        </Button>
+        {person.id === me.id ? (
+          <Text size="sm" c="dimmed" mt={4}>
+            Another admin must remove you.
+          </Text>
+        ) : null}
+      </section>
+      <ConfirmDialog
+        opened={removing}
+        onClose={() => setRemoving(false)}
+        title={`Remove ${person.name}`}
+        action="Remove from the team"
+        typed={person.email}
+        onConfirm={async () => {
+          await confirmed(() => api.users.remove.mutate({ userId: person.id }));
+          toastDone(`${person.name} is removed`);
+          await again();
+          onClose();
+        }}
+      >
+        {person.keys > 0
+          ? `The ${person.keys === 1 ? 'key' : `${person.keys} keys`} that they made or answer for will stop working: whatever uses them will be refused.`
+          : 'They are signed out everywhere at once.'}
+      </ConfirmDialog>
+    </Stack>
+  );
+}

@@ -1,0 +1,44 @@
+import { Button, Group, Text } from '@mantine/core';
+import { IconDeviceDesktop } from '@tabler/icons-react';
+import type { Answers } from '../../lib/trpc.ts';
+import { Tag } from '../../ui/status.tsx';
+import { When } from '../../ui/time.tsx';
+
+export type Session = Answers['sessions']['list']['sessions'][number];
+
+/** What a browser calls itself, in the words of its owner. */
+function browserOf(agent: string | null): string {
+  if (!agent) return 'unknown program';
+  const name = /(Edg|OPR|Firefox|Chrome|Safari)[/ ]/.exec(agent)?.[1];
+  const on = /(Windows|Android|iPhone|iPad|Mac OS X|Linux)/.exec(agent)?.[1];
+  const names: Record<string, string> = { Edg: 'Edge', OPR: 'Opera' };
+  return name ? `${names[name] ?? name}${on ? ` on ${on.replace(' OS X', '')}` : ''}` : agent.slice(0, 60);
+}
+
+/** Where somebody is signed in, each with a button that ends it. */
+export function SessionList({ sessions, onEnd }: { sessions: readonly Session[]; onEnd: (session: Session) => void }) {
+  if (sessions.length === 0) return <Text c="dimmed">Not signed in anywhere.</Text>;
+  return (
+    <ul className="lines">
+      {sessions.map((session) => (
+        <li key={session.id} style={{ paddingInline: 0 }}>
+          <div className="lines-main">
+            <Group gap={8}>
+              <IconDeviceDesktop size={16} stroke={1.7} aria-hidden />
+              <strong>{browserOf(session.user_agent)}</strong>
+              {session.current ? <Tag tone="ok">this one</Tag> : null}
+            </Group>
+            <Text size="sm" c="dimmed">
+              {session.auth_method === 'oidc' ? 'single sign-on' : 'link by mail'}
+              {session.ip ? ` · ${session.ip}` : ''} · last seen <When at={session.last_seen_at} /> · ends{' '}
+              <When at={session.expires_at} />
+            </Text>
+          </div>
+          <Button size="compact-sm" variant="default" onClick={() => onEnd(session)}>
+            End
+          </Button>
+        </li>
+      ))}
+    </ul>
+  );
+}
