@@ -12,6 +12,7 @@ import {
   IconShieldCheck,
   IconSitemap,
   IconUsers,
+  IconWebhook,
 } from '@tabler/icons-react';
 import type { Role } from '../server/auth/scopes.ts';
 
@@ -37,6 +38,7 @@ export const NAV: readonly NavEntry[] = [
   { to: '/audit', label: 'Audit', icon: IconHistory, least: 'viewer', group: 'Prove' },
   { to: '/machines', label: 'Machines', icon: IconSitemap, least: 'viewer', group: 'Prove' },
   { to: '/proxies', label: 'Proxies', icon: IconServerBolt, least: 'viewer', group: 'Connect' },
+  { to: '/subscriptions', label: 'Subscriptions', icon: IconWebhook, least: 'admin', group: 'Connect' },
   { to: '/keys', label: 'Keys', icon: IconKey, least: 'admin', group: 'Connect' },
   { to: '/team', label: 'Team', icon: IconUsers, least: 'admin', group: 'Manage' },
   { to: '/sign-on', label: 'Sign-on', icon: IconLogin2, least: 'admin', group: 'Manage' },

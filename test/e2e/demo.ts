@@ -1,4 +1,5 @@
 import { OPERATOR } from '../../server/auth/audit.ts';
+import type { Receiver } from '../helpers/receiver.ts';
 import type { Credential, TestServer, TestTenant } from '../helpers/server.ts';
 
 const HOUR = 3_600_000;
@@ -51,10 +52,11 @@ export interface Demo {
   admin: Credential & { userId: string };
   people: Record<'maria' | 'tomas' | 'aisha' | 'lin' | 'jonas', string>;
   hold: string;
+  subscription: string;
 }
 
 /** A tenant as it looks after a week of use: people, policies, decisions, holds, proxies, keys, evidence. */
-export async function fillDemo(server: TestServer): Promise<Demo> {
+export async function fillDemo(server: TestServer, receiver: Receiver): Promise<Demo> {
   server.clock.advance(-DAYS * 24 * HOUR);
   const tenant = await server.tenant();
   const member = (email: string, name: string, ...roles: string[]) =>
@@ -102,6 +104,7 @@ export async function fillDemo(server: TestServer): Promise<Demo> {
   server.clock.advance(Date.now() - server.clock.now());
   const admin = await tenant.enter(people.maria);
   await somethingOfEach(server, tenant, admin, proxy);
+  const subscription = await subscriptions(server, admin, receiver);
   const hold = await holds(server, tenant);
   const lin = await tenant.enter(people.lin);
   await server.call(200, `POST /v1/escrow/${hold}/vote`, lin, { decision: 'approve', reason: 'Matches invoice 4471.' });
@@ -114,7 +117,22 @@ export async function fillDemo(server: TestServer): Promise<Demo> {
   await server.call(201, 'POST /v1/policies', tomas, { id: 'loyalty-points', dsl_source: LOYALTY });
   await server.call(200, 'POST /v1/policies/loyalty-points/submit', tomas, {});
   await server.call(201, 'POST /v1/policies', tomas, { id: 'exports', dsl_source: EXPORTS });
-  return { tenant, admin, people, hold };
+  return { tenant, admin, people, hold, subscription };
+}
+
+/** A webhook that takes what it gets, and one that does not. */
+async function subscriptions(server: TestServer, admin: Credential, receiver: Receiver): Promise<string> {
+  receiver.behavior = ({ path }, response) => response.writeHead(path === '/siem' ? 204 : 503).end();
+  const made: string[] = [];
+  for (const path of ['/siem', '/tickets']) {
+    const { body } = await server.call<{ id: string }>(201, 'POST /v1/subscriptions', admin, {
+      url: receiver.url(path),
+      secret: 'whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw',
+      event_types: path === '/siem' ? [] : ['escrow.created', 'escrow.released'],
+    });
+    made.push(body.id);
+  }
+  return made[1]!;
 }
 
 /** A dozen or two decisions as a proxy sends them; the same in every run. */

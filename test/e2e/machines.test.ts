@@ -20,4 +20,41 @@ describeInBrowser('the machines', () => {
     await visitor.page.setViewportSize({ width: 360, height: 740 });
     await visitor.assertAccessible();
   });
+
+  test('light where a policy stands, and tell what happened to it and who may do what next', async () => {
+    const tenant = await server.tenant();
+    const author = await tenant.person('author');
+    await server.call(200, 'PATCH /v1/settings', tenant.admin, { approval_required: true });
+    await server.call(201, 'POST /v1/policies', author, {
+      id: 'desk',
+      dsl_source: 'permit(principal in AgentRole::"support", action, resource);',
+    });
+    await server.call(200, 'POST /v1/policies/desk/submit', author, {});
+    const { page, open, assertAccessible } = await browser.visitor(author);
+    await open('/policies/desk?tab=machine');
+    await page.getByRole('heading', { name: 'Now pending approval: what may come next' }).waitFor();
+    expect(await page.locator('.chart-state[data-current] text').textContent()).toBe('pending approval');
+    await page.getByText('this needs the role approver').first().waitFor();
+    expect(await page.locator('ol.machine-steps li strong').allTextContents()).toEqual(['submitted', 'created']);
+    await assertAccessible();
+  });
+
+  test('light where a hold stands, on its own page', async () => {
+    const tenant = await server.tenant();
+    const { body } = await server.call<{ id: string }>(201, 'POST /v1/escrow', await tenant.key('proxy'), {
+      agent_role: 'support',
+      agent_id: 'bot-1',
+      action_type: 'payment',
+      action_summary: 'Refund 120 EUR',
+      action_hash: `sha256:${'a'.repeat(64)}`,
+      hold_type: 'single',
+      ttl_seconds: 600,
+    });
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('approver'));
+    await open(`/approvals/${body.id}`);
+    await page.getByText('Where it stands, what may come next').click();
+    await page.getByRole('heading', { name: 'Now held: what may come next' }).waitFor();
+    await page.getByText('you may').first().waitFor();
+    await assertAccessible();
+  });
 });

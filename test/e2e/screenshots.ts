@@ -1,8 +1,9 @@
 import { mkdirSync } from 'node:fs';
 import path from 'node:path';
 import type { Page } from 'playwright-core';
-import { beforeAll, test } from 'vitest';
+import { afterAll, beforeAll, test } from 'vitest';
 import { describeInBrowser, settled, useBrowser } from '../helpers/browser.ts';
+import { Receiver } from '../helpers/receiver.ts';
 import { useServer } from '../helpers/server.ts';
 import { type Demo, fillDemo } from './demo.ts';
 
@@ -88,8 +89,24 @@ const SCREENS: Record<string, Screen> = {
     },
   },
   'machines-policy': { path: '/machines' },
+  'policy-machine': { path: '/policies/refunds?tab=machine' },
+  'hold-machine': {
+    path: (demo) => `/approvals/${demo.hold}`,
+    prepare: async (page) => {
+      await page.getByText('Where it stands, what may come next').click();
+      await page.getByText('what may come next').last().waitFor();
+    },
+  },
   'machines-hold': { path: '/machines?machine=escrow' },
   proxies: { path: '/proxies' },
+  subscriptions: { path: '/subscriptions' },
+  subscription: {
+    path: (demo) => `/subscriptions/${demo.subscription}`,
+    prepare: async (page) => {
+      await page.getByRole('button', { name: 'Send a test' }).click();
+      await page.getByText('The test did not arrive').waitFor();
+    },
+  },
   keys: { path: '/keys' },
   'keys-agents': { path: '/keys?kind=agents' },
   'keys-create': {
@@ -119,14 +136,17 @@ const VIEWS = {
 } as const;
 
 const directory = path.resolve(import.meta.dirname, '../../screenshots');
-const server = useServer({}, { browsed: true });
+const server = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }, { browsed: true });
 
 describeInBrowser('pictures of', () => {
   const browser = useBrowser(() => server.url);
   let demo: Demo;
+  let receiver: Receiver | undefined;
+  afterAll(() => receiver?.stop());
   beforeAll(async () => {
     mkdirSync(directory, { recursive: true });
-    demo = await fillDemo(server);
+    receiver = await Receiver.start();
+    demo = await fillDemo(server, receiver);
   });
 
   for (const [name, screen] of Object.entries(SCREENS)) {

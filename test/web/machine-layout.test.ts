@@ -1,6 +1,7 @@
 import fc from 'fast-check';
 import { expect, test } from 'vitest';
 import { chartOf } from '../../machines/chart.ts';
+import { deliveryMachine } from '../../machines/delivery.ts';
 import { holdMachine } from '../../machines/escrow.ts';
 import { policyMachine } from '../../machines/policy.ts';
 import { type Box, type ChartShape, type Drawing, layOut } from '../../web/pages/machines/layout.ts';
@@ -53,6 +54,7 @@ test('in the drawing of any machine every transition is there, and no state and 
 test.each([
   ['policy', chartOf(policyMachine)],
   ['escrow', chartOf(holdMachine)],
+  ['delivery', chartOf(deliveryMachine)],
 ] as const)('the %s machine fits a page, and a narrow one', (_name, chart) => {
   const [wide, narrow] = [layOut(chart, 'right'), layOut(chart, 'down')];
   assertLegible(chart, wide);

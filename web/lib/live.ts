@@ -15,8 +15,20 @@ const STALE: Record<string, () => readonly { queryKey?: unknown }[]> = {
   events: () => [trpc.events.summary.pathFilter(), trpc.events.list.pathFilter()],
   holds: () => [trpc.escrow.pathFilter(), trpc.machines.escrow.pathFilter()],
   policies: () => [trpc.policies.pathFilter(), trpc.machines.policy.pathFilter()],
-  settings: () => [trpc.settings.pathFilter(), trpc.machines.pathFilter()],
-  members: () => [trpc.auth.me.pathFilter(), trpc.people.pathFilter(), trpc.machines.pathFilter()],
+  settings: () => [
+    trpc.sso.pathFilter(),
+    trpc.tokenIssuers.pathFilter(),
+    trpc.settings.pathFilter(),
+    trpc.machines.pathFilter(),
+  ],
+  members: () => [
+    trpc.users.pathFilter(),
+    trpc.invites.pathFilter(),
+    trpc.sessions.pathFilter(),
+    trpc.auth.me.pathFilter(),
+    trpc.people.pathFilter(),
+    trpc.machines.pathFilter(),
+  ],
   deliveries: () => [trpc.subscriptions.pathFilter()],
   keys: () => [trpc.keys.pathFilter(), trpc.agentKeys.pathFilter()],
 };

@@ -2,12 +2,14 @@ import { Anchor, Button, Paper, Stack, Text, Title, VisuallyHidden } from '@mant
 import { IconDownload, IconLinkOff, IconPackage, IconRosetteDiscountCheck } from '@tabler/icons-react';
 import { keepPreviousData, useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
+import { usePeople } from '../../lib/people.ts';
 import { fullTime, useZone } from '../../lib/time.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { CopyButton, Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { Page } from '../../ui/page.tsx';
+import { Pager } from '../../ui/pager.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
@@ -38,10 +40,11 @@ type Package = Answers['forensics']['list']['packages'][number];
 const PAGE = 20;
 
 function Packages() {
-  const [offset, setOffset] = useState(0);
+  const [page, setPage] = useState(1);
   const [zone] = useZone();
+  const nameOf = usePeople();
   const query = useQuery(
-    trpc.forensics.list.queryOptions({ limit: PAGE, offset }, { placeholderData: keepPreviousData }),
+    trpc.forensics.list.queryOptions({ limit: PAGE, offset: (page - 1) * PAGE }, { placeholderData: keepPreviousData }),
   );
   const total = query.data?.total ?? 0;
   return (
@@ -64,11 +67,11 @@ function Packages() {
           {
             header: 'Purpose',
             main: true,
-            cell: ({ purpose, created_at }) => (
+            cell: ({ purpose, created_at, created_by }) => (
               <>
                 <div>{purpose}</div>
                 <Text size="xs" c="dimmed" fw={400}>
-                  <When at={created_at} />
+                  <When at={created_at} /> by {nameOf(created_by)}
                 </Text>
               </>
             ),
@@ -119,27 +122,7 @@ function Packages() {
           },
         ]}
       />
-      {total > PAGE ? (
-        <Text size="sm" c="dimmed" mt="xs">
-          {offset + 1} to {Math.min(offset + PAGE, total)} of {total.toLocaleString()}{' '}
-          <Button
-            size="compact-xs"
-            variant="default"
-            disabled={offset === 0}
-            onClick={() => setOffset(Math.max(0, offset - PAGE))}
-          >
-            Newer
-          </Button>{' '}
-          <Button
-            size="compact-xs"
-            variant="default"
-            disabled={offset + PAGE >= total}
-            onClick={() => setOffset(offset + PAGE)}
-          >
-            Older
-          </Button>
-        </Text>
-      ) : null}
+      <Pager page={page} size={PAGE} total={total} onPage={setPage} />
     </section>
   );
 }

@@ -6,6 +6,7 @@ import { getRouteApi } from '@tanstack/react-router';
 import { type FormEvent, useState } from 'react';
 import type { Scope } from '../../../server/auth/scopes.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
+import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
@@ -78,12 +79,6 @@ export function Keys() {
   );
 }
 
-/** The names of the people who made keys. */
-function useNames(): (id: string | null) => string {
-  const { data } = useQuery(trpc.users.list.queryOptions({ status: 'all', limit: 200 }, { staleTime: 60_000 }));
-  return (id) => data?.users.find((user) => user.id === id)?.name ?? id ?? 'the operator';
-}
-
 interface Dialog {
   creating: boolean;
   close: () => void;
@@ -92,7 +87,7 @@ interface Dialog {
 
 function ApiKeys({ creating, close, create }: Dialog) {
   const query = useQuery(trpc.keys.list.queryOptions({}));
-  const nameOf = useNames();
+  const nameOf = usePeople();
   const [revoking, setRevoking] = useState<ApiKey>();
   const [made, setMade] = useState<{ key: string; scopes: Scope[] }>();
   return (
@@ -135,7 +130,8 @@ function ApiKeys({ creating, close, create }: Dialog) {
             header: 'Made',
             cell: ({ created_at, created_by }) => (
               <span>
-                <When at={created_at} /> <span className="dim">by {nameOf(created_by)}</span>
+                <When at={created_at} />{' '}
+                <span className="dim">by {created_by ? nameOf(created_by) : 'the operator'}</span>
               </span>
             ),
           },
@@ -250,7 +246,7 @@ function CreateApiKey({
 
 function AgentKeys({ creating, close, create }: Dialog) {
   const query = useQuery(trpc.agentKeys.list.queryOptions({}));
-  const nameOf = useNames();
+  const nameOf = usePeople();
   const { tenant } = useMe();
   const [revoking, setRevoking] = useState<AgentKey>();
   const [made, setMade] = useState<string>();
@@ -291,7 +287,10 @@ function AgentKeys({ creating, close, create }: Dialog) {
               </div>
             ),
           },
-          { header: 'Answers for it', cell: ({ owner_id }) => nameOf(owner_id) },
+          {
+            header: 'Answers for it',
+            cell: ({ owner_id }) => (owner_id ? nameOf(owner_id) : <span className="dim">nobody</span>),
+          },
           { header: 'Made', cell: ({ created_at }) => <When at={created_at} /> },
           { header: 'Last used', cell: (key) => <LastUsed at={key.last_used_at} since={key.created_at} /> },
           { header: 'Expires', cell: ({ expires_at }) => <Expiry at={expires_at} /> },

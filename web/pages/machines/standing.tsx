@@ -48,7 +48,7 @@ function Next({ standing }: { standing: Standing }) {
         Now {wordOf(standing.state)}: what may come next
       </Title>
       {standing.next.length === 0 ? <Text c="dimmed">Nothing: this state is final.</Text> : null}
-      <ul className="timeline" style={{ display: 'grid', gap: 10 }}>
+      <ul className="machine-steps" style={{ display: 'grid', gap: 10 }}>
         {standing.next.map(({ event, to, sent_by, you }) => (
           <li key={event} style={{ paddingBottom: 0 }}>
             <Group gap={8}>
@@ -59,7 +59,7 @@ function Next({ standing }: { standing: Standing }) {
                 <Tag tone="ok" icon={IconSend}>
                   you may
                 </Tag>
-              ) : (
+              ) : sent_by.server ? null : (
                 <Text size="xs" c="dimmed" span>
                   <IconLock size={12} aria-hidden style={{ verticalAlign: '-1px' }} /> {you.detail}
                 </Text>
@@ -75,7 +75,7 @@ function Next({ standing }: { standing: Standing }) {
 function Timeline({ records }: { records: Answers['chain']['audit']['records'] }) {
   if (records.length === 0) return <Text c="dimmed">The audit log holds nothing of it.</Text>;
   return (
-    <ol className="timeline">
+    <ol className="machine-steps">
       {records.map((record) => (
         <li key={record.id} data-severity={record.severity}>
           <Group gap={8}>

@@ -5,6 +5,7 @@ import { useMutation, useQuery } from '@tanstack/react-query';
 import { type FormEvent, useState } from 'react';
 import { hasRole } from '../../../server/auth/scopes.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
+import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
@@ -28,7 +29,7 @@ export function ApproverGroups({ adding, close, add }: { adding: boolean; close:
   const [editing, setEditing] = useState<Row>();
   const [removing, setRemoving] = useState<Row>();
   const groups = settings.data?.approver_groups;
-  const nameOf = (id: string) => people.data?.users.find((user) => user.id === id)?.name ?? id;
+  const nameOf = usePeople();
   const opened = adding || editing !== undefined;
   const done = () => {
     close();

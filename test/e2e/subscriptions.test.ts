@@ -1,0 +1,86 @@
+import { Webhook } from 'standardwebhooks';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { Receiver } from '../helpers/receiver.ts';
+import { useServer } from '../helpers/server.ts';
+
+const server = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }, { browsed: true });
+let receiver: Receiver;
+beforeEach(async () => {
+  receiver = await Receiver.start();
+});
+afterEach(() => receiver.stop());
+
+describeInBrowser('subscriptions', () => {
+  const browser = useBrowser(() => server.url);
+
+  test('a webhook is made and tested; what fails is told, and sent again by hand', async () => {
+    const tenant = await server.tenant();
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
+    await open('/subscriptions');
+    await page.getByRole('heading', { name: 'Nothing is told to anybody yet' }).waitFor();
+    await assertAccessible();
+    await page.getByRole('button', { name: 'New subscription' }).first().click();
+    await page.getByLabel('Address').fill(receiver.url());
+    const secret = await page.getByLabel('Secret').first().inputValue();
+    await page.getByLabel('Every event').uncheck();
+    await page.getByLabel('policy.created').check();
+    await assertAccessible();
+    await page.getByRole('button', { name: 'Subscribe' }).click();
+    await page.getByRole('heading', { name: 'Webhook subscription' }).waitFor();
+
+    await page.getByRole('button', { name: 'Send a test' }).click();
+    await page.getByText('The test arrived').waitFor();
+    const [sent] = receiver.received;
+    expect(new Webhook(secret).verify(sent!.body, sent!.headers as Record<string, string>)).toMatchObject({
+      event: 'svc.test',
+    });
+    await page.getByText('The payload that was sent').click();
+    await page.getByText('"svc.test"').first().waitFor();
+    await assertAccessible();
+
+    receiver.behavior = 403;
+    await page.getByRole('button', { name: 'Send a test' }).click();
+    await page.getByText('The test did not arrive: refused: not allowed (401 or 403)').waitFor();
+
+    await server.call(201, 'POST /v1/policies', tenant.admin, {
+      id: 'desk',
+      dsl_source: 'permit(principal in AgentRole::"support", action, resource);',
+    });
+    const row = page.getByRole('row').filter({ hasText: 'policy.created' });
+    await row.getByText('retrying').waitFor();
+    await row.getByText('403', { exact: true }).waitFor();
+    await assertAccessible();
+    receiver.behavior = 200;
+    await row.getByRole('button', { name: 'Send again' }).click();
+    await row.getByText('delivered').waitFor();
+
+    await page.getByRole('button', { name: 'Rotate the secret' }).click();
+    const next = await page.getByLabel('New secret').inputValue();
+    await page.getByRole('button', { name: 'Rotate', exact: true }).click();
+    await page.getByText('the one before signs as well').waitFor();
+    await page.getByRole('button', { name: 'Send a test' }).click();
+    await page.getByText('The test arrived').waitFor();
+    const last = receiver.received.at(-1)!;
+    for (const known of [secret, next]) {
+      new Webhook(known).verify(last.body, last.headers as Record<string, string>);
+    }
+    await page.getByRole('button', { name: 'Pause' }).click();
+    await page.getByText('paused').first().waitFor();
+    await page.getByRole('button', { name: 'Delete' }).click();
+    await page.getByRole('button', { name: 'Delete it' }).click();
+    await page.getByRole('heading', { name: 'Nothing is told to anybody yet' }).waitFor();
+  });
+
+  test('an address that is private is refused where it is typed', async () => {
+    const tenant = await server.tenant();
+    const { page, open, expectFault, assertAccessible } = await browser.visitor(await tenant.person('admin'));
+    await open('/subscriptions');
+    await page.getByRole('button', { name: 'New subscription' }).first().click();
+    await page.getByLabel('Address').fill('http://169.254.169.254/latest');
+    expectFault(/400/);
+    await page.getByRole('button', { name: 'Subscribe' }).click();
+    await page.getByRole('dialog').locator('[data-error], [role=alert]').first().waitFor();
+    await assertAccessible();
+  });
+});

@@ -1,0 +1,76 @@
+import { Button } from '@mantine/core';
+import { IconPlus, IconWebhook } from '@tabler/icons-react';
+import { useQuery } from '@tanstack/react-query';
+import { useNavigate } from '@tanstack/react-router';
+import { useState } from 'react';
+import { trpc } from '../../lib/trpc.ts';
+import { DataTable } from '../../ui/data-table.tsx';
+import { PageLink } from '../../ui/link.tsx';
+import { Page } from '../../ui/page.tsx';
+import { EmptyState } from '../../ui/states.tsx';
+import { When } from '../../ui/time.tsx';
+import { SubscriptionDialog } from './form.tsx';
+import { DESTINATION, eventsOf, StateTag, type Subscription } from './words.tsx';
+
+/** Where events are sent: webhooks, Slack and Teams. */
+export function SubscriptionList() {
+  const query = useQuery(trpc.subscriptions.list.queryOptions({ limit: 200 }, { refetchInterval: 10_000 }));
+  const navigate = useNavigate();
+  const [creating, setCreating] = useState(false);
+  const open = ({ id }: Subscription) => void navigate({ to: '/subscriptions/$id', params: { id } });
+  return (
+    <Page
+      title="Subscriptions"
+      lead="Holds and changes of policies, told to chats and programs of yours. What fails is tried again for 24 hours."
+      actions={
+        <Button leftSection={<IconPlus size={16} aria-hidden />} onClick={() => setCreating(true)}>
+          New subscription
+        </Button>
+      }
+    >
+      <DataTable<Subscription>
+        label="Subscriptions"
+        rows={query.data?.subscriptions}
+        error={query.error}
+        retry={() => void query.refetch()}
+        rowKey={({ id }) => id}
+        onOpen={open}
+        empty={
+          <EmptyState
+            icon={IconWebhook}
+            title="Nothing is told to anybody yet"
+            action={<Button onClick={() => setCreating(true)}>New subscription</Button>}
+          >
+            Send holds to a Slack or Teams channel, with buttons that open them, or every event to a webhook of yours.
+          </EmptyState>
+        }
+        columns={[
+          {
+            header: 'Destination',
+            main: true,
+            cell: ({ id, url, destination_type }) => {
+              const [name, Shape] = DESTINATION[destination_type];
+              return (
+                <div style={{ display: 'flex', gap: 10, alignItems: 'center', minWidth: 0 }}>
+                  <Shape size={20} stroke={1.6} aria-hidden style={{ flex: 'none' }} />
+                  <div style={{ minWidth: 0 }}>
+                    <PageLink to="/subscriptions/$id" params={{ id }} c="inherit" fw={600}>
+                      {name}
+                    </PageLink>
+                    <div className="mono dim" style={{ overflowWrap: 'anywhere' }}>
+                      {url}
+                    </div>
+                  </div>
+                </div>
+              );
+            },
+          },
+          { header: 'Events', cell: eventsOf },
+          { header: 'State', cell: (row) => <StateTag subscription={row} /> },
+          { header: 'Made', cell: ({ created_at }) => <When at={created_at} /> },
+        ]}
+      />
+      <SubscriptionDialog opened={creating} onClose={() => setCreating(false)} onDone={open} />
+    </Page>
+  );
+}

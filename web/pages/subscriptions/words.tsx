@@ -1,0 +1,88 @@
+import {
+  IconAlertTriangle,
+  IconBrandSlack,
+  IconBrandTeams,
+  IconCheck,
+  IconClockPlay,
+  IconPlayerPause,
+  IconSend,
+  IconWebhook,
+  IconX,
+} from '@tabler/icons-react';
+import type { Answers } from '../../lib/trpc.ts';
+import { Tag, type Tone } from '../../ui/status.tsx';
+
+export type Subscription = Answers['subscriptions']['list']['subscriptions'][number];
+export type Delivery = Answers['subscriptions']['deliveries']['deliveries'][number];
+type Result = NonNullable<Delivery['result']>;
+
+export const DESTINATION = {
+  webhook: ['Webhook', IconWebhook, 'signed JSON to an address of yours'],
+  slack: ['Slack', IconBrandSlack, 'a message with buttons to an incoming webhook'],
+  teams: ['Teams', IconBrandTeams, 'a card with buttons to a Workflows address'],
+} as const satisfies Record<Subscription['destination_type'], unknown>;
+
+/** What came of an attempt, in a few words. */
+export const RESULT: Record<Result, string> = {
+  DELIVERED: 'accepted',
+  REJECTED_BY_DESTINATION: 'refused: not allowed (401 or 403)',
+  NOT_FOUND: 'nothing at this address (404)',
+  DESTINATION_ERROR: 'an error of the destination',
+  TIMEOUT: 'no answer within 10 seconds',
+  DNS_ERROR: 'the host name does not resolve',
+  TLS_ERROR: 'its certificate is not trusted',
+  CONNECTION_FAILED: 'no connection',
+  DESTINATION_BLOCKED: 'the address is private, and not dialled',
+};
+
+const STATUS: Record<Delivery['status'], [string, Tone, typeof IconCheck]> = {
+  delivered: ['delivered', 'ok', IconCheck],
+  retrying: ['retrying', 'wait', IconClockPlay],
+  failed: ['failed', 'bad', IconX],
+};
+
+export function DeliveryTag({ delivery }: { delivery: Delivery }) {
+  const [word, tone, icon] = STATUS[delivery.status];
+  const waits = delivery.status === 'retrying' && delivery.attempts === 0;
+  return (
+    <Tag tone={waits ? 'info' : tone} icon={waits ? IconSend : icon}>
+      {waits ? 'queued' : word}
+    </Tag>
+  );
+}
+
+export function StateTag({ subscription }: { subscription: Subscription }) {
+  if (subscription.disabled_at) {
+    return (
+      <Tag tone="bad" icon={IconX}>
+        stopped by the server
+      </Tag>
+    );
+  }
+  if (!subscription.active) {
+    return (
+      <Tag tone="quiet" icon={IconPlayerPause}>
+        paused
+      </Tag>
+    );
+  }
+  if (subscription.failing_since) {
+    return (
+      <Tag tone="wait" icon={IconAlertTriangle}>
+        failing
+      </Tag>
+    );
+  }
+  return (
+    <Tag tone="ok" icon={IconCheck}>
+      active
+    </Tag>
+  );
+}
+
+export const eventsOf = ({ event_types }: Subscription): string =>
+  event_types.length === 0
+    ? 'every event'
+    : event_types.length > 3
+      ? `${event_types.length} kinds of events`
+      : event_types.join(', ');
