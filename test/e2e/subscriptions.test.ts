@@ -2,10 +2,20 @@ import { Webhook } from 'standardwebhooks';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { Receiver } from '../helpers/receiver.ts';
-import { useServer } from '../helpers/server.ts';
+import { type TestTenant, useServer } from '../helpers/server.ts';
 
 const server = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }, { browsed: true });
 let receiver: Receiver;
+const SECRET = 'whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw';
+
+async function subscribe(tenant: TestTenant): Promise<string> {
+  const { body } = await server.call<{ id: string }>(201, 'POST /v1/subscriptions', tenant.admin, {
+    url: receiver.url(),
+    secret: SECRET,
+  });
+  return body.id;
+}
+
 beforeEach(async () => {
   receiver = await Receiver.start();
 });
@@ -14,7 +24,7 @@ afterEach(() => receiver.stop());
 describeInBrowser('subscriptions', () => {
   const browser = useBrowser(() => server.url);
 
-  test('a webhook is made and tested; what fails is told, and sent again by hand', async () => {
+  test('a webhook is made and tested, and what came of it is told in plain words', async () => {
     const tenant = await server.tenant();
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
     await open('/subscriptions');
@@ -42,7 +52,13 @@ describeInBrowser('subscriptions', () => {
     receiver.behavior = 403;
     await page.getByRole('button', { name: 'Send a test' }).click();
     await page.getByText('The test did not arrive: refused: not allowed (401 or 403)').waitFor();
+  });
 
+  test('a delivery that fails is told with the answer, and sent again by hand', async () => {
+    const tenant = await server.tenant();
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
+    await open(`/subscriptions/${await subscribe(tenant)}`);
+    receiver.behavior = 403;
     await server.call(201, 'POST /v1/policies', tenant.admin, {
       id: 'desk',
       dsl_source: 'permit(principal in AgentRole::"support", action, resource);',
@@ -54,7 +70,12 @@ describeInBrowser('subscriptions', () => {
     receiver.behavior = 200;
     await row.getByRole('button', { name: 'Send again' }).click();
     await row.getByText('delivered').waitFor();
+  });
 
+  test('a secret is rotated with an overlap; a subscription is paused, and deleted', async () => {
+    const tenant = await server.tenant();
+    const { page, open } = await browser.visitor(await tenant.person('admin'));
+    await open(`/subscriptions/${await subscribe(tenant)}`);
     await page.getByRole('button', { name: 'Rotate the secret' }).click();
     const next = await page.getByLabel('New secret').inputValue();
     await page.getByRole('button', { name: 'Rotate', exact: true }).click();
@@ -62,7 +83,7 @@ describeInBrowser('subscriptions', () => {
     await page.getByRole('button', { name: 'Send a test' }).click();
     await page.getByText('The test arrived').waitFor();
     const last = receiver.received.at(-1)!;
-    for (const known of [secret, next]) {
+    for (const known of [SECRET, next]) {
       new Webhook(known).verify(last.body, last.headers as Record<string, string>);
     }
     await page.getByRole('button', { name: 'Pause' }).click();
