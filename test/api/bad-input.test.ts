@@ -23,7 +23,7 @@ const ingests = ['POST /v1/events/ingest', 'POST /v1/forensics/records'];
 /** The routes of the server's own pages, which take forms. */
 const forms = ['POST /auth/magic-link/verify', 'POST /auth/invite'];
 /** Routes that take text and answer what is wrong with it, rather than refusing it. */
-const checkers = ['POST /v1/policies/validate', 'POST /v1/policies/format'];
+const checkers = ['POST /v1/policies/validate', 'POST /v1/policies/format', 'POST /v1/policies/try'];
 
 let world: World;
 beforeAll(async () => {
@@ -141,7 +141,7 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
         '"":1',
       ];
       // what is in the path or comes from the credential is not in the body
-      if (operation.line !== 'POST /v1/policies' && operation.line !== 'POST /v1/policies/validate')
+      if (!['POST /v1/policies', 'POST /v1/policies/validate', 'POST /v1/policies/try'].includes(operation.line))
         members.push('"id":"x"');
       if (operation.line.startsWith('POST /v1/evaluate')) members.push('"agent_id":"boss"', '"agent_role":"boss"');
       if (operation.path.startsWith('/v1/policies'))
