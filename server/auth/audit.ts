@@ -148,6 +148,7 @@ export const AUDIT_ACTIONS = {
   'escrow.expired': 'ESC009I',
   'escrow.notify_failed': 'ESC010E',
   'forensics.exported': 'FOR001I',
+  'forensics.verified': 'FOR002I',
   'forensics.verification_failed': 'FOR002E',
   'subscription.created': 'SUB001I',
   'subscription.refused': 'SUB001E',

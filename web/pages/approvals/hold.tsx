@@ -174,9 +174,9 @@ function Vote({ hold }: { hold: Hold }) {
         ? next.you.detail
         : undefined;
   const ready = standing.data !== undefined && !mine && barred === undefined;
-  // the reason is what is left to write when the decision came with the link
+  // what is left to write when the decision came with the link; on a phone the action is to be read first
   useEffect(() => {
-    if (prepared && ready) field.current?.focus();
+    if (prepared && ready && window.matchMedia('(min-width: 62em)').matches) field.current?.focus();
   }, [prepared, ready]);
 
   if (mine) {

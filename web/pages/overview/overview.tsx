@@ -211,9 +211,13 @@ function Destinations() {
 
 function Chain({ head }: { head: { seq: number; at: string } | null | undefined }) {
   const checkpoint = useQuery(trpc.chain.checkpoint.queryOptions({}, { retry: false, refetchInterval: 60_000 }));
-  const failed = useQuery(
-    trpc.chain.audit.queryOptions({ action: 'forensics.verification_failed', limit: 1 }, { refetchInterval: 60_000 }),
+  const last = useQuery(
+    trpc.chain.audit.queryOptions(
+      { target_type: 'chain', target_id: 'forensics', limit: 1 },
+      { refetchInterval: 60_000 },
+    ),
   ).data?.records[0];
+  const failed = last?.action === 'forensics.verification_failed';
   const none = checkpoint.error && problemOf(checkpoint.error).code === 'NOT_FOUND';
   return (
     <Tile
@@ -223,11 +227,14 @@ function Chain({ head }: { head: { seq: number; at: string } | null | undefined 
       value={head ? `#${head.seq.toLocaleString()}` : '–'}
       tone={failed ? 'bad' : undefined}
     >
-      {failed ? (
-        <>
-          a verification failed <When at={failed.created_at} />
-        </>
-      ) : checkpoint.data ? (
+      {last ? (
+        <div>
+          {failed ? 'verification failed' : 'verified'} <When at={last.created_at} />
+        </div>
+      ) : (
+        <div>not verified by anybody yet</div>
+      )}
+      {checkpoint.data ? (
         <>
           signed up to #{checkpoint.data.seq.toLocaleString()}, <When at={checkpoint.data.created_at} />
         </>
