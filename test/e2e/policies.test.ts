@@ -1,0 +1,111 @@
+import { expect, test } from 'vitest';
+import { deploy, GUARD } from '../helpers/api.ts';
+import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { useServer } from '../helpers/server.ts';
+import { evaluate, write } from './act.ts';
+
+const server = useServer({}, { browsed: true });
+
+describeInBrowser('a policy', () => {
+  const browser = useBrowser(() => server.url);
+
+  test('is written, submitted, approved by someone else, and a decision changes', async () => {
+    const tenant = await server.tenant();
+    await server.call(200, 'PATCH /v1/settings', tenant.admin, { approval_required: true });
+    const author = await browser.visitor(await tenant.person('author'));
+    const approver = await browser.visitor(await tenant.person('approver'));
+    await approver.open('/review');
+    await approver.page.getByRole('heading', { name: 'Nothing waits for review' }).waitFor();
+    expect(await evaluate(server, tenant, 'read')).toMatchObject({ decision: 'deny' });
+
+    const { page } = author;
+    await author.open('/policies/new?template=blank');
+    await page.getByLabel('Id').fill('reading');
+    await write(author, '@reson("x")\npermit(principal, action, resource == Tool::"read");');
+    await page.getByRole('button', { name: /did you mean @reason/ }).waitFor();
+    expect(await page.getByRole('button', { name: 'Create the draft' }).isDisabled()).toBe(true);
+    await author.assertAccessible();
+    await write(author, 'permit(principal in AgentRole::"clerk", action, resource == Tool::"read");');
+    await page.getByText('no problems').waitFor();
+    await page.getByRole('textbox', { name: 'Agent role' }).fill('clerk');
+    await page.getByRole('textbox', { name: 'Tool' }).fill('read');
+    await page.getByRole('button', { name: 'Try this request' }).click();
+    await page.getByText('this text changes it').waitFor();
+    await page.getByRole('button', { name: 'reading#0, line 1' }).waitFor();
+    await page.getByRole('button', { name: 'Create the draft' }).click();
+    await page.getByRole('button', { name: 'Submit for review' }).click();
+    await page.getByLabel('Note for the reviewer').fill('clerks read');
+    await page.getByRole('button', { name: 'Submit', exact: true }).click();
+    await page.getByText('In review').first().waitFor();
+    await author.assertAccessible();
+
+    // their own version: not theirs to approve, and the page says why
+    await page.getByRole('link', { name: 'Review', exact: true }).last().click();
+    await page.getByText('the author of a version cannot approve it').waitFor();
+    expect(await page.getByRole('button', { name: 'Approve version 1' }).isDisabled()).toBe(true);
+    await author.assertAccessible();
+
+    // it came to the approver's open page by itself
+    await approver.page.getByRole('link', { name: 'reading' }).click();
+    await approver.page.getByText('clerks read').waitFor();
+    await approver.assertAccessible();
+    await approver.page.getByRole('button', { name: 'Approve version 1' }).click();
+    await approver.page.getByRole('dialog').getByRole('button', { name: 'Approve' }).click();
+    await page.getByText('approved').first().waitFor();
+    expect(await evaluate(server, tenant, 'read')).toMatchObject({ decision: 'allow' });
+  });
+
+  test('that changes under review says so, shows what changed, and is not approved unseen', async () => {
+    const tenant = await server.tenant();
+    await server.call(200, 'PATCH /v1/settings', tenant.admin, { approval_required: true });
+    const author = await tenant.person('author');
+    const put = (line: string, source: string) => server.call(line.startsWith('PUT') ? 200 : 201, line, author, source);
+    await put('POST /v1/policies', JSON.stringify({ id: 'guard', dsl_source: GUARD }));
+    await server.call(200, 'POST /v1/policies/guard/submit', author, {});
+    const approver = await browser.visitor(await tenant.person('approver'));
+    await approver.open('/review/guard');
+    await approver.page.getByRole('button', { name: 'Approve version 1' }).waitFor();
+
+    await put('PUT /v1/policies/guard', JSON.stringify({ dsl_source: GUARD.replace('"read"', '"write"') }));
+    await server.call(200, 'POST /v1/policies/guard/submit', author, {});
+    await approver.page.getByText('Version 2 was written meanwhile', { exact: true }).waitFor();
+    expect(await approver.page.getByRole('button', { name: 'Approve version 1' }).isDisabled()).toBe(true);
+    await approver.assertAccessible();
+    await approver.page.getByRole('button', { name: 'Review version 2' }).click();
+    await approver.page.getByRole('button', { name: 'Approve version 2' }).waitFor();
+  });
+
+  test('is rolled back, revoked behind its typed name, and the glass is broken with a reason', async () => {
+    const tenant = await server.tenant();
+    await deploy(server, tenant.admin, 'guard', GUARD);
+    await server.call(200, 'PUT /v1/policies/guard', tenant.admin, { dsl_source: GUARD.replace('"read"', '"write"') });
+    const admin = await browser.visitor(await tenant.person('admin'));
+    const { page } = admin;
+    await admin.open('/policies/guard?tab=history');
+    await admin.assertAccessible();
+    await page.getByRole('button', { name: 'Roll back to it' }).click();
+    await page.getByRole('dialog').getByText('This is what changes by it').waitFor();
+    await page.getByRole('dialog').getByRole('button', { name: 'Roll back' }).click();
+    await page.getByText('Version 3', { exact: true }).waitFor();
+
+    await page.getByRole('button', { name: 'Revoke' }).click();
+    const dialog = page.getByRole('dialog');
+    await dialog.getByLabel('Reason').fill('no longer used');
+    const sure = dialog.getByRole('button', { name: 'Revoke the policy' });
+    await dialog.getByLabel('Type guard to confirm').fill('gard');
+    expect(await sure.isDisabled()).toBe(true);
+    await dialog.getByLabel('Type guard to confirm').fill('guard');
+    await admin.assertAccessible();
+    await sure.click();
+    await page.getByText('not enforced').waitFor();
+    expect(await evaluate(server, tenant, 'read')).toMatchObject({ decision: 'deny' });
+
+    await server.call(200, 'PATCH /v1/settings', tenant.admin, { approval_required: true });
+    await page.getByRole('button', { name: 'Break glass' }).click();
+    await dialog.getByLabel('Reason').fill('incident 7');
+    await dialog.getByLabel('Type guard to confirm').fill('guard');
+    await dialog.getByRole('button', { name: 'Enforce version 3 now' }).click();
+    await page.getByText('Deployed by breaking the glass').waitFor();
+    expect(await evaluate(server, tenant, 'read')).toMatchObject({ decision: 'allow' });
+  });
+});
