@@ -2,7 +2,7 @@ import type { EntityManager } from '@mikro-orm/postgresql';
 import type { Counter } from 'prom-client';
 import { type DestinationConfig, Member } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
-import { DELIVERY_MACHINE_VERSION, restoreDelivery, stepDelivery } from '../../machines/delivery.ts';
+import { restoreDelivery, stepDelivery } from '../../machines/delivery.ts';
 import type { WriteAudit } from '../auth/audit.ts';
 import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -14,6 +14,7 @@ import { type AttemptOutcome, attempt } from './attempt.ts';
 import type { DestinationType } from './destinations/destination.ts';
 import { DESTINATIONS, typeOfTarget } from './destinations/index.ts';
 import { fanOut, targetPlace } from './outbox.ts';
+import { OutcomeWriter, UNFLUSHED } from './outcomes.ts';
 import { type DeliveryRow, openDestination, type Subscriptions, type SubscriptionView } from './subscriptions.ts';
 
 /** Longer than an attempt and its commit can take. Who dies with a lease leaves the destination to others after this. */
@@ -33,13 +34,6 @@ const LEAST_PAUSE_MS = 25;
 const DISABLE_AFTER_MS = 5 * 24 * 3600_000;
 /** How long deliveries that have ended, and their events, are kept. */
 export const KEEP_DAYS = 30;
-
-/**
- * In a statement that is its own transaction: its commit does not wait for the disk. When the database's machine fails,
- * what was stored so in the last moment is sent or let go once more, which is no more than a kill of this process does.
- * A claim does wait: two processes must never hold one fence.
- */
-const UNFLUSHED = `set_config('synchronous_commit', 'off', true) = 'off'`;
 
 interface Lane {
   tenant_id: string;
@@ -90,11 +84,13 @@ export interface DeliverParts {
 export class Deliverer {
   readonly #parts: DeliverParts;
   readonly #serving = new Map<string, { failing: boolean; done: Promise<void> }>();
+  readonly #outcomes: OutcomeWriter;
   #wake: () => void = () => undefined;
   #woken = false;
 
   constructor(parts: DeliverParts) {
     this.#parts = parts;
+    this.#outcomes = new OutcomeWriter(parts.db);
   }
 
   job(): Job {
@@ -306,8 +302,8 @@ export class Deliverer {
   /** Stores the outcome and the machine's next state; false when the lane is not ours any more, and nothing is stored. */
   async #store(lane: Lane, delivery: Queued, outcome: AttemptOutcome): Promise<boolean> {
     const now = this.#now();
-    const stored = { state: delivery.status, context: delivery.machine_context, version: delivery.machine_version };
-    const [next] = stepDelivery(restoreDelivery(stored), {
+    const before = { state: delivery.status, context: delivery.machine_context, version: delivery.machine_version };
+    const [next] = stepDelivery(restoreDelivery(before), {
       type: 'attempted',
       at: now,
       result: outcome.result,
@@ -316,43 +312,29 @@ export class Deliverer {
     });
     const at = new Date(now);
     const failingSince = outcome.delivered ? null : (lane.failing_since ?? at);
-    const turned = (failingSince === null) !== (lane.failing_since === null);
     const { context } = next;
-    // the lane first, then the delivery, as everyone does who locks both
-    const held = turned
-      ? 'update delivery_lane set failing_since = $4 where tenant_id = $1 and id = $2 and fence = $3 returning 1'
-      : 'select $4::timestamptz from delivery_lane where tenant_id = $1 and id = $2 and fence = $3 for no key update';
-    const { rowCount } = await this.#parts.db.owner.query({
-      name: turned ? 'store_delivery_and_turn' : 'store_delivery',
-      text: `with held as (${held})
-       update delivery set status = $6, machine_context = $7, machine_version = $8, attempts = $9, http_status = $10,
-         result = $11, failure_reason = $12, next_attempt_at = $13, last_attempt_at = $14, delivered_at = $15,
-         duration_ms = $16
-       where tenant_id = $1 and id = $5 and status = 'retrying' and exists (select 1 from held) and ${UNFLUSHED}`,
-      values: [
-        lane.tenant_id,
-        lane.id,
-        lane.fence,
-        failingSince,
-        delivery.id,
-        next.value,
-        JSON.stringify(context),
-        DELIVERY_MACHINE_VERSION,
-        context.attempts,
-        outcome.http_status,
-        outcome.result,
-        outcome.delivered ? null : outcome.reason,
-        context.nextAt === null ? null : new Date(context.nextAt),
-        at,
-        outcome.delivered ? at : null,
-        outcome.duration_ms,
-      ],
+    const stored = await this.#outcomes.add({
+      tenant_id: lane.tenant_id,
+      lane_id: lane.id,
+      fence: lane.fence,
+      failing_since: failingSince,
+      id: delivery.id,
+      status: next.value,
+      machine_context: context,
+      attempts: context.attempts,
+      http_status: outcome.http_status,
+      result: outcome.result,
+      failure_reason: outcome.delivered ? null : outcome.reason,
+      next_attempt_at: context.nextAt === null ? null : new Date(context.nextAt),
+      last_attempt_at: at,
+      delivered_at: outcome.delivered ? at : null,
+      duration_ms: outcome.duration_ms,
     });
-    if (rowCount === 1) {
+    if (stored) {
       lane.failing_since = failingSince;
       delivery.status = next.value;
     }
-    return rowCount === 1;
+    return stored;
   }
 
   /** After a failure: whether nothing more may be sent there. */

@@ -1,0 +1,128 @@
+import type { Database } from '../../db/index.ts';
+import { DELIVERY_MACHINE_VERSION, type DeliveryContext } from '../../machines/delivery.ts';
+
+/** What came of an attempt, as it is stored. */
+export interface StoredOutcome {
+  tenant_id: string;
+  lane_id: string;
+  /** Under which the attempt was made. */
+  fence: number;
+  failing_since: Date | null;
+  /** Of the delivery. */
+  id: string;
+  status: string;
+  machine_context: DeliveryContext;
+  attempts: number;
+  http_status: number | null;
+  result: string;
+  failure_reason: string | null;
+  next_attempt_at: Date | null;
+  last_attempt_at: Date;
+  delivered_at: Date | null;
+  duration_ms: number;
+}
+
+/**
+ * In a statement that is its own transaction: its commit does not wait for the disk. When the database's machine fails,
+ * what was stored so in the last moment is sent or let go once more, which is no more than a kill of this process does.
+ * A claim does wait: two processes must never hold one fence.
+ */
+export const UNFLUSHED = `set_config('synchronous_commit', 'off', true) = 'off'`;
+
+const COLUMNS = {
+  tenant_id: 'text',
+  lane_id: 'text',
+  fence: 'bigint',
+  failing_since: 'timestamptz',
+  id: 'text',
+  status: 'text',
+  machine_context: 'jsonb',
+  attempts: 'integer',
+  http_status: 'integer',
+  result: 'text',
+  failure_reason: 'text',
+  next_attempt_at: 'timestamptz',
+  last_attempt_at: 'timestamptz',
+  delivered_at: 'timestamptz',
+  duration_ms: 'integer',
+} as const satisfies Record<keyof StoredOutcome, string>;
+const NAMES = Object.keys(COLUMNS) as (keyof StoredOutcome)[];
+const MOST = 256;
+
+/**
+ * The lanes are locked before their deliveries, in the order of their ids, as everyone does who locks several. A lane
+ * whose fence has been raised since keeps nothing of this.
+ */
+const STORE = `
+with x as (
+  select * from unnest(${NAMES.map((name, n) => `$${n + 1}::${COLUMNS[name]}[]`).join(', ')}) x (${NAMES.join(', ')})
+), held as materialized (
+  select l.tenant_id, l.id, l.failing_since from delivery_lane l
+  join x on x.tenant_id = l.tenant_id and x.lane_id = l.id and x.fence = l.fence
+  order by l.tenant_id, l.id for no key update of l
+), turned as (
+  update delivery_lane l set failing_since = x.failing_since
+  from x join held h on h.tenant_id = x.tenant_id and h.id = x.lane_id
+  where l.tenant_id = h.tenant_id and l.id = h.id and (h.failing_since is null) <> (x.failing_since is null)
+)
+update delivery d set status = x.status, machine_context = x.machine_context, machine_version = ${DELIVERY_MACHINE_VERSION},
+  attempts = x.attempts, http_status = x.http_status, result = x.result, failure_reason = x.failure_reason,
+  next_attempt_at = x.next_attempt_at, last_attempt_at = x.last_attempt_at, delivered_at = x.delivered_at,
+  duration_ms = x.duration_ms
+from x join held h on h.tenant_id = x.tenant_id and h.id = x.lane_id
+where d.tenant_id = x.tenant_id and d.id = x.id and d.status = 'retrying' and ${UNFLUSHED}
+returning d.tenant_id, d.id`;
+
+interface Waiting {
+  outcome: StoredOutcome;
+  resolve: (stored: boolean) => void;
+  reject: (error: unknown) => void;
+}
+
+/**
+ * Stores outcomes, many in one statement when many come at once: those that come while one statement is under way are
+ * the next. A destination has one at a time, so that no two of a statement are of the same lane.
+ */
+export class OutcomeWriter {
+  readonly #db: Pick<Database, 'owner'>;
+  #waiting: Waiting[] = [];
+  #writing = false;
+
+  constructor(db: Pick<Database, 'owner'>) {
+    this.#db = db;
+  }
+
+  /** Resolves when it is stored; to false when the lane or the delivery is not ours any more, and nothing is. */
+  add(outcome: StoredOutcome): Promise<boolean> {
+    return new Promise((resolve, reject) => {
+      this.#waiting.push({ outcome, resolve, reject });
+      void this.#write();
+    });
+  }
+
+  async #write(): Promise<void> {
+    if (this.#writing) return;
+    this.#writing = true;
+    while (this.#waiting.length > 0) {
+      const batch = this.#waiting.splice(0, MOST);
+      try {
+        const stored = await this.#store(batch.map(({ outcome }) => outcome));
+        for (const { outcome, resolve } of batch) resolve(stored.has(`${outcome.tenant_id}/${outcome.id}`));
+      } catch (error) {
+        for (const { reject } of batch) reject(error);
+      }
+    }
+    this.#writing = false;
+  }
+
+  async #store(outcomes: readonly StoredOutcome[]): Promise<Set<string>> {
+    const column = (name: keyof StoredOutcome) =>
+      outcomes.map((outcome) => (name === 'machine_context' ? JSON.stringify(outcome[name]) : outcome[name]));
+    const { rows } = await this.#db.owner.query<{ tenant_id: string; id: string }>({
+      name: 'store_outcomes',
+      text: STORE,
+      values: NAMES.map(column),
+    });
+    return new Set(rows.map((row) => `${row.tenant_id}/${row.id}`));
+  }
+}
