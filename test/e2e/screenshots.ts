@@ -97,6 +97,7 @@ const SCREENS: Record<string, Screen> = {
       await page.getByText('what may come next').last().waitFor();
     },
   },
+  'machines-delivery': { path: '/machines?machine=delivery' },
   'machines-hold': { path: '/machines?machine=escrow' },
   proxies: { path: '/proxies' },
   subscriptions: { path: '/subscriptions' },

@@ -19,7 +19,6 @@ export function Proxies() {
   const now = useNow(5_000);
   const proxies = query.data?.proxies;
   const silent = proxies?.filter(({ stale }) => stale).length ?? 0;
-  const newest = Math.max(0, ...(proxies ?? []).map(({ bundle_seq }) => bundle_seq ?? 0));
   return (
     <Page
       title="Proxies"
@@ -83,14 +82,14 @@ export function Proxies() {
           },
           {
             header: 'Bundle',
-            cell: ({ bundle_seq, bundle_hash }) =>
+            cell: ({ bundle_seq, bundle_hash, up_to_date }) =>
               bundle_hash ? (
                 <div>
                   <div>
-                    {bundle_seq === undefined ? 'unnumbered' : `number ${bundle_seq}`}{' '}
-                    {bundle_seq !== undefined && bundle_seq < newest ? (
+                    {bundle_seq === undefined ? 'number unknown' : `number ${bundle_seq}`}{' '}
+                    {up_to_date === false ? (
                       <Tag tone="wait" icon={IconStack2}>
-                        older than others
+                        not the newest
                       </Tag>
                     ) : null}
                   </div>
