@@ -35,7 +35,19 @@ const TokenIssuer = z.object({
 type TokenIssuer = z.infer<typeof TokenIssuer>;
 
 /** Signatures alone: a MAC's key would be the verifier's too. */
-const ALGORITHMS = ['EdDSA', 'ES256', 'ES384', 'ES512', 'PS256', 'PS384', 'PS512', 'RS256', 'RS384', 'RS512'];
+const ALGORITHMS = [
+  'EdDSA',
+  'Ed25519',
+  'ES256',
+  'ES384',
+  'ES512',
+  'PS256',
+  'PS384',
+  'PS512',
+  'RS256',
+  'RS384',
+  'RS512',
+];
 const KEY_SET_MS = 10 * 60_000;
 /** A token with an unknown key makes the proxy fetch the key set again, at most so often. */
 const KEY_SET_AGAIN_MS = 30_000;
