@@ -2,7 +2,7 @@ import type { EntityManager } from '@mikro-orm/postgresql';
 import type { Counter } from 'prom-client';
 import { type DestinationConfig, Member } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
-import { restoreDelivery, stepDelivery } from '../../machines/delivery.ts';
+import { type DeliverySnapshot, restoreDelivery, stepDelivery } from '../../machines/delivery.ts';
 import type { WriteAudit } from '../auth/audit.ts';
 import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -67,7 +67,7 @@ export interface DeliverParts {
   queueMail: QueueMail;
   /** Where the links of cards lead when a subscription does not say. */
   appUrl: string;
-  /** Given: that clock is the time everywhere here, in SQL too, for tests that move it. */
+  /** The time everywhere here, in SQL too; default: the system's. Processes may differ by some seconds. */
   clock?: Clock | undefined;
   attempts?: Counter<'result'> | undefined;
 }
@@ -199,10 +199,13 @@ export class Deliverer {
     const { target, queued } = await this.#load(lane);
     for (const delivery of target ? queued : []) {
       if (signal.aborted || !(await this.#keep(lane))) break;
+      // what this program cannot read it does not send either: it could not store what comes of it
+      const { status: state, machine_context: context, machine_version: version } = delivery;
+      const snapshot = restoreDelivery({ state, context, version });
       const outcome = await this.#attempt(lane, target!, delivery, signal);
       if (!outcome) break;
       this.#parts.attempts?.inc({ result: outcome.result });
-      if (!(await this.#store(lane, delivery, outcome))) return;
+      if (!(await this.#store(lane, delivery, snapshot, outcome))) return;
       if (await this.#gaveUp(lane, delivery, outcome)) return;
       const { paceMs } = DESTINATIONS[target!.type];
       const pause = Math.max(paceMs, outcome.retryAfter ?? 0);
@@ -210,6 +213,8 @@ export class Deliverer {
         notBefore = this.#now() + pause;
         break;
       }
+      // it takes its next turn among those that fail, whose lanes are fewer
+      if (!outcome.delivered) break;
     }
     await this.#release(lane, notBefore);
     if (notBefore !== undefined && notBefore - this.#now() < POLL_MS) {
@@ -300,10 +305,9 @@ export class Deliverer {
   }
 
   /** Stores the outcome and the machine's next state; false when the lane is not ours any more, and nothing is stored. */
-  async #store(lane: Lane, delivery: Queued, outcome: AttemptOutcome): Promise<boolean> {
+  async #store(lane: Lane, delivery: Queued, snapshot: DeliverySnapshot, outcome: AttemptOutcome): Promise<boolean> {
     const now = this.#now();
-    const before = { state: delivery.status, context: delivery.machine_context, version: delivery.machine_version };
-    const [next] = stepDelivery(restoreDelivery(before), {
+    const [next] = stepDelivery(snapshot, {
       type: 'attempted',
       at: now,
       result: outcome.result,
