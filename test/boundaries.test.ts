@@ -97,7 +97,7 @@ test('there is something to check', () => {
   expect(files.length).toBeGreaterThan(40);
 });
 
-test('a file imports only from lower steps, and never from a neighbour', () => {
+test('a file imports only from lower steps, and never from a neighbor', () => {
   const wrong: string[] = [];
   for (const file of files) {
     for (const target of imports(file)) {

@@ -228,7 +228,7 @@ const HEADER_KEYS = ['alg', 'content_hash', 'kid', 'not_after', 'seq', 'tenant',
 const CONTENT_KEYS = ['action_entities', 'cedar_lang', 'format', 'policies', 'schema', 'scopes', 'tenant'];
 const STATEMENT_KEYS = ['annotations', 'cedar', 'effect', 'id', 'policy_id', 'scopes', 'version'];
 
-/** Closed: an unknown member, `crit` (RFC 7515 §4.1.11) among them, is something that this consumer cannot honour. */
+/** Closed: an unknown member, `crit` (RFC 7515 §4.1.11) among them, is something that this consumer cannot honor. */
 function isHeader(value: object): value is BundleHeader {
   const header = value as Record<string, unknown>;
   return (

@@ -217,7 +217,7 @@ describe('a claimed domain', () => {
   });
 });
 
-describe('one organisation', () => {
+describe('one organization', () => {
   test('has a verified domain; others get 409, whether they claim it or claimed it before', async () => {
     const [a, b, c] = [await server.tenant(), await server.tenant(), await server.tenant()];
     const early = await claim(b, 'one.example');

@@ -5,7 +5,7 @@ import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest'
 import { AUDIT_ACTIONS } from '../../server/auth/audit.ts';
 import { sql } from '../helpers/api.ts';
 import { TestDns } from '../helpers/dns.ts';
-import { CLIENT, HostileProvider, type Misbehaviour, type Person } from '../helpers/hostile-provider.ts';
+import { CLIENT, HostileProvider, type Misbehavior, type Person } from '../helpers/hostile-provider.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 import { addMember, audited, BASE_URL, finish, newBrowser, verifyDomain } from '../helpers/sso.ts';
 
@@ -38,7 +38,7 @@ afterAll(async () => {
 
 const GOOD: Person = { sub: 'subject-1', email: 'ann@example.test', email_verified: true, name: 'Ann' };
 beforeEach(() => {
-  provider.misbehaviour = {};
+  provider.misbehavior = {};
   provider.person = GOOD;
 });
 
@@ -86,7 +86,7 @@ test('with nothing wrong the person is signed in', async () => {
   expect(me.body).toMatchObject({ auth_method: 'oidc', tenant_id: tenant.id, user: { id: ann }, roles: ['viewer'] });
 });
 
-test.each<[what: string, misbehaviour: Misbehaviour]>([
+test.each<[what: string, misbehavior: Misbehavior]>([
   [
     'several audiences, and says that this client is the party',
     {
@@ -110,8 +110,8 @@ test.each<[what: string, misbehaviour: Misbehaviour]>([
       claims: (claims) => ({ ...claims, iat: Number(claims.iat) + 50, nbf: Number(claims.iat) + 50 }),
     },
   ],
-])('a provider that gives %s is believed', async (_, misbehaviour) => {
-  provider.misbehaviour = misbehaviour;
+])('a provider that gives %s is believed', async (_, misbehavior) => {
+  provider.misbehavior = misbehavior;
   expect(await signIn()).toMatchObject({ path: '/policies' });
 });
 
@@ -136,7 +136,7 @@ async function handSigned(header: object, claims: object, key: webcrypto.CryptoK
   return `${input}.${Buffer.from(signature).toString('base64url')}`;
 }
 
-type Attack = [what: string, code: string, error: string, misbehaviour: () => Misbehaviour];
+type Attack = [what: string, code: string, error: string, misbehavior: () => Misbehavior];
 
 const TOKENS: Attack[] = [
   [
@@ -560,11 +560,11 @@ describe.each([
   ['a provider that answers with', RESPONSES],
   ['a provider that vouches for', PEOPLE],
 ])('%s', (_, attacks) => {
-  test.each(attacks)('%s is refused as %s', async (_what, code, error, misbehaviour) => {
-    provider.misbehaviour = misbehaviour();
+  test.each(attacks)('%s is refused as %s', async (_what, code, error, misbehavior) => {
+    provider.misbehavior = misbehavior();
     await expectRefused(await signIn(), code, error);
     // and it was this that was wrong
-    provider.misbehaviour = {};
+    provider.misbehavior = {};
     expect(await signIn()).toMatchObject({ path: '/policies' });
   });
 });
@@ -593,7 +593,7 @@ function tenMegabytes(_: unknown, response: ServerResponse) {
 }
 
 const WELL_KNOWN = '/.well-known/openid-configuration';
-const edited = (change: Record<string, unknown>): Misbehaviour => ({ document: (doc) => ({ ...doc, ...change }) });
+const edited = (change: Record<string, unknown>): Misbehavior => ({ document: (doc) => ({ ...doc, ...change }) });
 const DOCUMENTS: Attack[] = [
   ['a document of another issuer', 'SSO105E', '', () => edited({ issuer: 'https://other.example' })],
   ['the issuer with a slash more', 'SSO105E', '', () => edited({ issuer: `${provider.issuer}/` })],
@@ -639,9 +639,9 @@ const DOCUMENTS: Attack[] = [
 ];
 
 describe('a provider whose discovery holds', () => {
-  test.each(DOCUMENTS)('%s is refused as %s, and nothing is stored', async (_what, code, _error, misbehaviour) => {
+  test.each(DOCUMENTS)('%s is refused as %s, and nothing is stored', async (_what, code, _error, misbehavior) => {
     const other = await server.tenant();
-    provider.misbehaviour = misbehaviour();
+    provider.misbehavior = misbehavior();
     const refused = await server.call<{ errors: { pointer: string }[] }>(400, 'PUT /v1/settings/sso', other.admin, {
       issuer_url: provider.issuer,
       ...CLIENT,
@@ -653,27 +653,27 @@ describe('a provider whose discovery holds', () => {
   });
 
   test('what it held when it was set up, and something else later, is refused at the sign-in', async () => {
-    for (const [misbehaviour, code] of [
+    for (const [misbehavior, code] of [
       [edited({ issuer: 'https://other.example' }), 'SSO105E'],
       [edited({ token_endpoint: 'https://169.254.169.254/token' }), 'SSO131E'],
       [edited({ jwks_uri: 'https://10.0.0.1/keys' }), 'SSO111E'],
     ] as const) {
-      provider.misbehaviour = misbehaviour;
+      provider.misbehavior = misbehavior;
       await anew();
       await expectRefused(await signIn(), code, 'sso_unavailable');
     }
-    provider.misbehaviour = {};
+    provider.misbehavior = {};
     await anew();
     expect(await signIn()).toMatchObject({ path: '/policies' });
   });
 
   test('an address that does not answer is asked again only after a while', async () => {
-    provider.misbehaviour = { answer: { [WELL_KNOWN]: status(500) } };
+    provider.misbehavior = { answer: { [WELL_KNOWN]: status(500) } };
     await anew();
     const before = provider.requests.length;
     for (let i = 0; i < 2; i++) await signIn();
     expect(provider.requests.length).toBe(before + 1);
-    provider.misbehaviour = {};
+    provider.misbehavior = {};
     server.clock.advance(10_000);
     expect(await signIn()).toMatchObject({ path: '/policies' });
   });
@@ -681,10 +681,10 @@ describe('a provider whose discovery holds', () => {
 
 describe('keys', () => {
   test('that were swapped for others under the same name do not verify, once the old ones are gone', async () => {
-    provider.misbehaviour = { keySet: () => ({ keys: [{ ...stranger.publicKey, kid: provider.publicKey.kid }] }) };
+    provider.misbehavior = { keySet: () => ({ keys: [{ ...stranger.publicKey, kid: provider.publicKey.kid }] }) };
     await anew();
     await expectRefused(await signIn(), 'SSO157E', 'sso_failed');
-    provider.misbehaviour = {};
+    provider.misbehavior = {};
     await anew();
   });
 
@@ -693,37 +693,37 @@ describe('keys', () => {
     await signIn();
     const fetches = () => provider.requests.filter((line) => line === 'GET /jwks').length;
     const before = fetches();
-    const rotated: Misbehaviour = {
+    const rotated: Misbehavior = {
       keySet: (keys) => ({ keys: [...keys, { ...stranger.publicKey, kid: 'new', alg: 'RS256', use: 'sig' }] }),
       idToken: (claims, sign) => sign(claims, { kid: 'new' }, stranger.privateKey),
     };
     server.clock.advance(31_000);
-    provider.misbehaviour = rotated;
+    provider.misbehavior = rotated;
     expect(await signIn()).toMatchObject({ path: '/policies' });
     expect(fetches()).toBe(before + 1);
     for (let i = 0; i < 2; i++) {
-      provider.misbehaviour = { ...rotated, idToken: (c, sign) => sign(c, { kid: `x${i}` }, stranger.privateKey) };
+      provider.misbehavior = { ...rotated, idToken: (c, sign) => sign(c, { kid: `x${i}` }, stranger.privateKey) };
       await expectRefused(await signIn(), 'SSO155E', 'sso_failed');
     }
     expect(fetches()).toBe(before + 1);
-    provider.misbehaviour = {};
+    provider.misbehavior = {};
     await anew();
   });
 
   test('that are too weak, or more than one for a token without a name, are refused', async () => {
-    provider.misbehaviour = {
+    provider.misbehavior = {
       keySet: () => ({ keys: [{ ...weak.publicKey, kid: 'weak' }] }),
       idToken: (claims) => handSigned({ alg: 'RS256', kid: 'weak' }, claims, weak.privateKey),
     };
     await anew();
     await expectRefused(await signIn(), 'SSO156E', 'sso_failed');
-    provider.misbehaviour = {
+    provider.misbehavior = {
       keySet: (keys) => ({ keys: [...keys, { ...stranger.publicKey, kid: 'other' }] }),
       idToken: (claims, sign) => sign(claims, { kid: undefined as never }),
     };
     await anew();
     await expectRefused(await signIn(), 'SSO156E', 'sso_failed');
-    provider.misbehaviour = {};
+    provider.misbehavior = {};
     await anew();
   });
 });
@@ -784,15 +784,15 @@ describe('a response', () => {
     await expectRefused(await finish(server, browser, callback), 'SSO123E', 'sso_expired');
     // also when it changes while the provider is asked
     const late = await onTheWay();
-    const tokens = provider.misbehaviour;
-    provider.misbehaviour = {
+    const tokens = provider.misbehavior;
+    provider.misbehavior = {
       idToken: async (claims, sign) => {
         await configure();
         return sign(claims);
       },
     };
     await expectRefused(await finish(server, late.browser, late.callback), 'SSO123E', 'sso_expired');
-    provider.misbehaviour = tokens;
+    provider.misbehavior = tokens;
   });
 
   test('with a state that was not made here names no tenant: it is logged and counted', async () => {
@@ -896,13 +896,13 @@ test('a member who was removed is refused, and userinfo at an address within is 
   expect(await signIn()).toMatchObject({ path: '/policies' });
   await server.call(204, `DELETE /v1/team/${dora}`, tenant.admin);
   await expectRefused(await signIn(), 'SSO176E', 'sso_no_access');
-  provider.misbehaviour = {
+  provider.misbehavior = {
     document: (document) => ({ ...document, userinfo_endpoint: 'https://169.254.169.254/userinfo' }),
     claims: ({ email: _, ...claims }) => claims,
   };
   await anew();
   await expectRefused(await signIn(), 'SSO141E', 'sso_unavailable');
-  provider.misbehaviour = {};
+  provider.misbehavior = {};
   await anew();
   await server.call(400, 'PUT /v1/settings/sso', tenant.admin, { issuer_url: 'https://169.254.169.254', ...CLIENT });
   expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO101E' });

@@ -180,7 +180,7 @@ test('GET /auth/login goes to the provider at once where one tenant has one', as
   expect(to.href).not.toContain(cookie.slice(8, 51));
 });
 
-test('an address that no organisation has is answered like one that is none', async () => {
+test('an address that no organization has is answered like one that is none', async () => {
   const answers = await Promise.all(
     ['x@nobody.test', 'x@sub.acme.test', 'acme.test', '@', '', 'x@acme.test@nobody.test'].map(async (email) => {
       const response = await newBrowser(server).send(`${BASE_URL}/auth/sso/start?email=${encodeURIComponent(email)}`);

@@ -132,9 +132,9 @@ describe('an issuer', () => {
     const { admin } = await open.tenant();
     const input = { issuer_url: provider.issuer, ...CLIENT };
     const saved = await open.call(200, 'PUT /v1/settings/sso', admin, input);
-    provider.misbehaviour = { document: (document) => ({ ...document, issuer: 'https://other.example' }) };
+    provider.misbehavior = { document: (document) => ({ ...document, issuer: 'https://other.example' }) };
     await open.call(400, 'PUT /v1/settings/sso', admin, { ...input, client_id: 'other' });
-    provider.misbehaviour = {};
+    provider.misbehavior = {};
     expect((await open.call(200, 'GET /v1/settings/sso', admin)).body).toEqual(saved.body);
   });
 });

@@ -225,22 +225,22 @@ describe('a bad event hurts only itself', () => {
     ['what is not there', { agent_id: undefined as unknown as string }],
     ['what cannot be written down', { evaluation_us: 1n as unknown as number }],
   ])('%s', async (_, bad) => {
-    const [tenantId, neighbour] = [await newTenant(box.db), await newTenant(box.db)];
+    const [tenantId, neighbor] = [await newTenant(box.db), await newTenant(box.db)];
     const writer = appender();
     await writer.append(tenantId, eventsOf(1));
     const poisoned = [...eventsOf(10), { event: event(bad) }, ...eventsOf(10)];
     const answers = await Promise.all([
-      writer.append(neighbour, eventsOf(20)),
+      writer.append(neighbor, eventsOf(20)),
       writer.append(tenantId, poisoned),
       writer.append(tenantId, eventsOf(20)),
-      writer.append(neighbour, eventsOf(20)),
+      writer.append(neighbor, eventsOf(20)),
     ]);
     for (const [i, { results }] of answers.entries()) {
       const refused = results.flatMap((result, j) => ('refused' in result ? [j] : []));
       expect(refused).toEqual(i === 1 ? [10] : []);
     }
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 42 });
-    expect(await verdictOf(box.db, neighbour)).toMatchObject({ verified: true, records_checked: 41 });
+    expect(await verdictOf(box.db, neighbor)).toMatchObject({ verified: true, records_checked: 41 });
   });
 
   test('an input that the database refuses keeps its record out too', async () => {

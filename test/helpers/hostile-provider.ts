@@ -19,7 +19,7 @@ type Sign = (
 ) => Promise<string>;
 
 /** What it does otherwise than it should; everything is right where nothing is said. */
-export interface Misbehaviour {
+export interface Misbehavior {
   /** Answers a path by itself. */
   answer?: Record<string, (request: IncomingMessage, response: ServerResponse) => void>;
   document?: (document: Record<string, unknown>) => Record<string, unknown>;
@@ -40,7 +40,7 @@ export const CLIENT = { client_id: 'svc-client', client_secret: 'a secret: with/
  */
 export class HostileProvider {
   person: Person = { sub: 'subject-1', email: 'ann@example.test', email_verified: true, name: 'Ann' };
-  misbehaviour: Misbehaviour = {};
+  misbehavior: Misbehavior = {};
   /** `METHOD /path` of each request. */
   readonly requests: string[] = [];
   readonly publicKey: JWK;
@@ -92,7 +92,7 @@ export class HostileProvider {
   async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
     const url = new URL(request.url!, this.issuer);
     this.requests.push(`${request.method} ${url.pathname}`);
-    const own = this.misbehaviour.answer?.[url.pathname];
+    const own = this.misbehavior.answer?.[url.pathname];
     if (own) return own(request, response);
     const json = (status: number, body: unknown) => {
       response.writeHead(status, { 'content-type': 'application/json' });
@@ -111,10 +111,10 @@ export class HostileProvider {
           id_token_signing_alg_values_supported: ['RS256'],
           authorization_response_iss_parameter_supported: true,
         };
-        return json(200, this.misbehaviour.document?.(document) ?? document);
+        return json(200, this.misbehavior.document?.(document) ?? document);
       }
       case '/jwks':
-        return json(200, this.misbehaviour.keySet?.([this.publicKey]) ?? { keys: [this.publicKey] });
+        return json(200, this.misbehavior.keySet?.([this.publicKey]) ?? { keys: [this.publicKey] });
       case '/authorize': {
         const code = randomUUID();
         this.#codes.set(code, { query: url.searchParams, person: { ...this.person } });
@@ -123,7 +123,7 @@ export class HostileProvider {
         back.searchParams.set('state', url.searchParams.get('state')!);
         back.searchParams.set('iss', this.issuer);
         back.searchParams.set('session_state', 'providers add what they like');
-        this.misbehaviour.response?.(back.searchParams);
+        this.misbehavior.response?.(back.searchParams);
         response.writeHead(302, { location: back.href });
         response.end();
         return;
@@ -172,15 +172,15 @@ export class HostileProvider {
       iat: now,
       exp: now + 300,
     };
-    const claims = this.misbehaviour.claims?.(right) ?? right;
+    const claims = this.misbehavior.claims?.(right) ?? right;
     const access = randomUUID();
     this.#access.set(access, granted.person);
     const body = {
       access_token: access,
       token_type: 'Bearer',
-      id_token: (await this.misbehaviour.idToken?.(claims, this.#sign)) ?? (await this.#sign(claims)),
+      id_token: (await this.misbehavior.idToken?.(claims, this.#sign)) ?? (await this.#sign(claims)),
     };
-    return json(200, this.misbehaviour.tokens?.(body) ?? body);
+    return json(200, this.misbehavior.tokens?.(body) ?? body);
   }
 
   readonly #sign: Sign = (claims, header = {}, key = this.#privateKey) =>

@@ -17,7 +17,7 @@ const FAILURES: Readonly<Record<string, string>> = {
 
 const route = getRouteApi('/sign-in');
 
-/** Sign-in by a link in a mail, or at the organisation's identity provider. */
+/** Sign-in by a link in a mail, or at the organization's identity provider. */
 export function SignIn() {
   const { next, error, request_id: requestId } = route.useSearch();
   const failure = error === undefined ? undefined : (FAILURES[error] ?? FAILURES.sso_failed);

@@ -9,7 +9,7 @@ import type { Log } from '../../lib/log.ts';
 import type { Doer, WriteAudit } from '../audit.ts';
 
 const DAY = 24 * 3600 * 1000;
-/** A verified domain whose record has been gone for this long may be verified by another organisation. */
+/** A verified domain whose record has been gone for this long may be verified by another organization. */
 const LAPSE_MS = 7 * DAY;
 const SYSTEM: Doer = { actor: { type: 'system', id: 'domains' } };
 
@@ -39,7 +39,7 @@ const txtValue = (token: string) => `svc-domain-verification=${token}`;
 
 /**
  * A domain in the one spelling that is stored and compared: A-labels, lower case, without the closing dot. Undefined for
- * what cannot be a domain of an organisation: an address, a single label such as `com`, letters that no host name has.
+ * what cannot be a domain of an organization: an address, a single label such as `com`, letters that no host name has.
  * There is no list of public suffixes: a domain counts for its own addresses alone, not for those below it, and whoever
  * can put the record into `co.uk` does own it.
  */
@@ -117,7 +117,7 @@ export class Domains {
 
   /**
    * Looks for the TXT record. When it resolves, the domain is this tenant's and no other's. NOT_FOUND when it was not
-   * claimed; DOMAIN_NOT_VERIFIED says which record is missing and what DNS answered; CONFLICT while another organisation
+   * claimed; DOMAIN_NOT_VERIFIED says which record is missing and what DNS answered; CONFLICT while another organization
    * has it, unless that one's record has been gone for a week: then who can write into the zone now has it.
    */
   async verify(tenantId: string, given: string, by: Doer): Promise<DomainRecord> {
@@ -202,7 +202,7 @@ export class Domains {
 
   /**
    * Looks once a day whether each verified domain still has its record. A domain that lost it goes on to work, so that a
-   * tidied zone locks nobody out; its admins see it, the audit chain has it, and after a week another organisation that
+   * tidied zone locks nobody out; its admins see it, the audit chain has it, and after a week another organization that
    * shows the domain may take it over. A DNS server that does not answer proves nothing.
    */
   async recheck(log: Log, signal: AbortSignal): Promise<void> {
@@ -274,7 +274,7 @@ export class Domains {
         action: 'sso.domain_lost',
         target: { type: 'sso_domain', id: domain },
         severity: 'critical',
-        detail: 'its record was gone for a week, and another organisation has shown that the domain is its own',
+        detail: 'its record was gone for a week, and another organization has shown that the domain is its own',
       });
     });
   }
@@ -290,10 +290,10 @@ export class Domains {
         action: 'sso.domain_claim_refused',
         target: { type: 'sso_domain', id: domain },
         severity: 'warning',
-        detail: 'another organisation has verified it',
+        detail: 'another organization has verified it',
       }),
     );
-    throw new AppError('CONFLICT', 'another organisation has verified this domain');
+    throw new AppError('CONFLICT', 'another organization has verified this domain');
   }
 
   async #claimed(tenantId: string, given: string): Promise<Row> {

@@ -198,7 +198,7 @@ function Domains({ domains }: { domains: readonly Domain[] }) {
       number={2}
       title="Your domains"
       done={domains.some(({ verified }) => verified)}
-      lead="Whoever can publish this TXT record in the DNS owns the domain. Only one organisation can have it."
+      lead="Whoever can publish this TXT record in the DNS owns the domain. Only one organization can have it."
     >
       <Stack gap="md">
         {domains.map((domain) => (
@@ -295,7 +295,7 @@ function OneDomain({ domain, again }: { domain: Domain; again: () => Promise<voi
           await again();
         }}
       >
-        Its people cannot sign in through your provider any more, and another organisation may claim it.
+        Its people cannot sign in through your provider any more, and another organization may claim it.
       </ConfirmDialog>
     </section>
   );
