@@ -102,10 +102,16 @@ export function startLive(): () => void {
   stop = () => {
     gone.abort();
     channel.close();
+    gathered.clear();
     become('off');
     stop = undefined;
   };
   return stop;
+}
+
+/** Nothing more is heard, and what was heard and not acted on yet is forgotten. */
+export function stopLive(): void {
+  stop?.();
 }
 
 function listen(signal: AbortSignal, channel: BroadcastChannel): Promise<void> {
