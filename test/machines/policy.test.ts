@@ -177,7 +177,7 @@ describe('the policy machine', () => {
           if (model.live !== live) expect(effects.some(({ type }) => type === 'publish')).toBe(true);
         }
       }),
-      { numRuns: 3000 },
+      { numRuns: 1500 },
     );
     expect([...refused.keys()].sort()).toEqual([
       'approve INVALID_STATUS',
