@@ -10,6 +10,7 @@ import type { SecretBox } from '../lib/crypto.ts';
 import type { Egress } from '../lib/egress.ts';
 import type { Log } from '../lib/log.ts';
 import type { QueueMail } from '../lib/mail.ts';
+import { html, page } from '../lib/page.ts';
 import { type AttemptOutcome, attempt } from './attempt.ts';
 import type { DestinationType } from './destinations/destination.ts';
 import { DESTINATIONS, typeOfTarget } from './destinations/index.ts';
@@ -387,10 +388,11 @@ export class Deliverer {
       `Why: ${reason}`,
       `When the destination works again, resume the subscription: ${link}`,
     ];
-    const html = text.map((line) => `<p>${escapeHtml(line)}</p>`).join('\n');
+    const subject = `A subscription was disabled: ${where}`;
+    const body = page(subject, html`${text.map((line) => html`<p>${line}</p>`)}`);
     for (const { email } of admins) {
-      const subject = `A subscription was disabled: ${where}`;
-      await this.#parts.queueMail(em, tenantId, { to: email, subject, text: `${text.join('\n\n')}\n`, html }, until);
+      const letter = { to: email, subject, text: `${text.join('\n\n')}\n`, html: body };
+      await this.#parts.queueMail(em, tenantId, letter, until);
     }
   }
 
@@ -406,8 +408,4 @@ export class Deliverer {
       values: [lane.tenant_id, lane.id, lane.fence, notBefore === undefined ? null : new Date(notBefore)],
     });
   }
-}
-
-function escapeHtml(text: string): string {
-  return text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;').replaceAll('"', '&quot;');
 }
