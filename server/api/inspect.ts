@@ -53,7 +53,11 @@ export class Inspector {
       parts.notices.on(inspected.topic, ({ tenantId, id }, own) => {
         // its own changes come again like another process's
         if (own || tenantId === '*') return;
-        this.#last = this.#last.then(() => this.#show(inspected, tenantId, id)).catch(() => undefined);
+        this.#last = this.#last
+          .then(() => this.#show(inspected, tenantId, id))
+          .catch((err) => {
+            this.#log.warn({ err }, 'a step could not be shown to the inspector');
+          });
       }),
     );
     this.#connect();
