@@ -3,6 +3,7 @@ import { People } from './0002-people.ts';
 import { SingleSignOn } from './0003-sso.ts';
 import { Subscriptions } from './0004-subscriptions.ts';
 import { AuditSearch } from './0005-audit-search.ts';
+import { HoldsByExpiry } from './0006-holds-by-expiry.ts';
 
 /** Every migration in order. A name never changes once it was released. */
 export const migrations = [
@@ -11,4 +12,5 @@ export const migrations = [
   { name: '0003-sso', class: SingleSignOn },
   { name: '0004-subscriptions', class: Subscriptions },
   { name: '0005-audit-search', class: AuditSearch },
+  { name: '0006-holds-by-expiry', class: HoldsByExpiry },
 ];

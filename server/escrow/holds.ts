@@ -381,7 +381,6 @@ export class Holds {
     });
   }
 
-  /** The newest first. A status is the one that a hold has by now, whether or not its timer has been there. */
   /**
    * Where a hold's machine stands, and for each event that a person or a proxy can send, why it would be refused now;
    * null when it would not. For `userId` of nobody, `vote` is judged without a person.
@@ -412,6 +411,11 @@ export class Holds {
     });
   }
 
+  /**
+   * The newest first, or the one first that ends soonest. A status is the one that a hold has by now, whether or not its
+   * timer has been there. `next` opens the page after: a place in the order, so that holds which come or end meanwhile
+   * move no other hold over it.
+   */
   async list(
     tenantId: string,
     filter: {
@@ -421,14 +425,18 @@ export class Holds {
       action_type?: string | undefined;
       min_value?: number | undefined;
       max_value?: number | undefined;
+      order: HoldOrder;
+      after?: string | undefined;
       limit: number;
       offset: number;
     },
-  ): Promise<{ holds: HoldView[]; total: number }> {
+  ): Promise<{ holds: HoldView[]; total: number; next: string | null }> {
+    const { order, limit } = filter;
     const value = {
       ...(filter.min_value !== undefined && { $gte: filter.min_value }),
       ...(filter.max_value !== undefined && { $lte: filter.max_value }),
     };
+    const place = filter.after === undefined ? undefined : placeOf(filter.after, order);
     return this.#db.transaction(tenantId, async (em) => {
       const now = await this.#now(em);
       const where: QBFilterQuery<HoldRow> = {
@@ -438,13 +446,19 @@ export class Holds {
         ...(filter.action_type !== undefined && { actionType: filter.action_type }),
         ...(Object.keys(value).length > 0 && { estimatedValue: value }),
       };
-      const [rows, total] = await em.findAndCount(Hold, where, {
-        orderBy: { createdAt: 'desc', id: 'desc' },
-        limit: filter.limit,
+      const total = await em.count(Hold, where);
+      const rows = await em.find(Hold, place ? { $and: [where, beyond(place, order)] } : where, {
+        orderBy: order === 'expires_at' ? { expiresAt: 'asc', id: 'asc' } : { createdAt: 'desc', id: 'desc' },
+        limit: limit + 1,
         offset: filter.offset,
       });
-      const votes = await this.#votes(em, rows);
-      return { holds: rows.map((hold) => holdView(hold, now, votes.get(hold.id))), total };
+      const page = rows.slice(0, limit);
+      const votes = await this.#votes(em, page);
+      return {
+        holds: page.map((hold) => holdView(hold, now, votes.get(hold.id))),
+        total,
+        next: rows.length > limit ? cursorOf(page.at(-1)!, order) : null,
+      };
     });
   }
 
@@ -755,6 +769,35 @@ function statusIs(status: HoldState, now: Date): QBFilterQuery<HoldRow> {
     default:
       return { status };
   }
+}
+
+export const HOLD_ORDERS = ['created_at', 'expires_at'] as const;
+export type HoldOrder = (typeof HOLD_ORDERS)[number];
+/** The last hold of a page, by what the list is ordered by. */
+interface Place {
+  at: Date;
+  id: string;
+}
+
+/** What comes after a place in the order. The bound on the time alone is what the index is entered by. */
+function beyond({ at, id }: Place, order: HoldOrder): QBFilterQuery<HoldRow> {
+  return order === 'expires_at'
+    ? { expiresAt: { $gte: at }, $or: [{ expiresAt: { $gt: at } }, { id: { $gt: id } }] }
+    : { createdAt: { $lte: at }, $or: [{ createdAt: { $lt: at } }, { id: { $lt: id } }] };
+}
+
+/** `h1`, the order and the place. Opaque to clients, so that it may change; the version tells old ones apart. */
+function cursorOf(last: HoldRow, order: HoldOrder): string {
+  const at = order === 'expires_at' ? last.expiresAt : last.createdAt;
+  return Buffer.from(`h1:${order}:${at.getTime()}:${last.id}`).toString('base64url');
+}
+
+function placeOf(cursor: string, order: HoldOrder): Place {
+  const text = Buffer.from(cursor, 'base64url').toString('latin1');
+  const [, of, at, id] = /^h1:(\w{1,20}):(\d{1,15}):(esc_\w{1,60})$/.exec(text) ?? [];
+  const message = of && of !== order ? 'is a cursor of another order' : 'is not a cursor of this list';
+  if (of !== order) throw new AppError('VALIDATION_FAILED', undefined, { faults: [{ pointer: '?after', message }] });
+  return { at: new Date(Number(at)), id: id! };
 }
 
 /** What an agent sent, in a form that the database's JSON can hold: it has no NUL. */

@@ -6,7 +6,7 @@ import type { Principal } from '../auth/scopes.ts';
 import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { HOLD_TYPES } from '../policy/types.ts';
-import type { By, Holds, HoldView } from './holds.ts';
+import { type By, HOLD_ORDERS, type Holds, type HoldView } from './holds.ts';
 import { KINDS } from './kinds/index.ts';
 import { seatsOf } from './quorum.ts';
 
@@ -175,25 +175,50 @@ export function escrowRouter(holds: Holds) {
         );
       }),
 
-    list: route('GET /v1/escrow', { keys: [], role: 'viewer' }, { summary: 'List holds, the newest first', tag })
+    list: route(
+      'GET /v1/escrow',
+      { keys: [], role: 'viewer' },
+      {
+        summary: 'List holds, the newest first',
+        description:
+          'With order=expires_at the one first that ends soonest. `after` goes on from the page before, whatever came or ended meanwhile; it keeps its order and takes no offset. `total` counts all pages.',
+        tag,
+      },
+    )
       .input(
-        z.strictObject({
-          status: z.enum(HOLD_STATES).optional(),
-          agent_role: text(200).optional(),
-          agent_id: text(200).optional(),
-          action_type: text(100).optional(),
-          min_value: z.number().optional(),
-          max_value: z.number().optional(),
-          limit: z.int().min(1).max(200).default(50),
-          offset: z.int().min(0).max(1_000_000).default(0),
+        z
+          .strictObject({
+            status: z.enum(HOLD_STATES).optional(),
+            agent_role: text(200).optional(),
+            agent_id: text(200).optional(),
+            action_type: text(100).optional(),
+            min_value: z.number().optional(),
+            max_value: z.number().optional(),
+            order: z.enum(HOLD_ORDERS).default('created_at'),
+            after: text(300).optional().describe('next_cursor of the page before'),
+            limit: z.int().min(1).max(200).default(50),
+            offset: z.int().min(0).max(1_000_000).default(0),
+          })
+          .refine(({ after, offset }) => after === undefined || offset === 0, {
+            path: ['offset'],
+            message: 'does not go with after',
+          }),
+      )
+      .output(
+        z.object({
+          holds: z.array(HoldOut),
+          total: z.int(),
+          limit: z.int(),
+          offset: z.int(),
+          next_cursor: z.string().nullable(),
+          has_more: z.boolean(),
         }),
       )
-      .output(z.object({ holds: z.array(HoldOut), total: z.int(), limit: z.int(), offset: z.int() }))
-      .query(async ({ ctx, input }) => ({
-        ...(await holds.list(ctx.tenantId, input)),
-        limit: input.limit,
-        offset: input.offset,
-      })),
+      .query(async ({ ctx, input }) => {
+        const { next, ...page } = await holds.list(ctx.tenantId, input);
+        const { limit, offset } = input;
+        return { ...page, limit, offset, next_cursor: next, has_more: next !== null };
+      }),
 
     get: route(
       'GET /v1/escrow/{id}',

@@ -22,7 +22,14 @@ interface HoldAnswer {
   rejected_at?: string;
   cancelled_at?: string;
   expires_at: string;
+  ttl_seconds: number;
   rule_ids: string[];
+}
+interface HoldPage {
+  holds: HoldAnswer[];
+  total: number;
+  next_cursor: string | null;
+  has_more: boolean;
 }
 interface Evaluation {
   decision: string;
@@ -340,6 +347,62 @@ describe('conditions and delays', () => {
     expect((await consume(410, proxy, made.id)).body.code).toBe('ESCROW_EXPIRED');
     expect(await ids('rejected')).toEqual([refused.id]);
   });
+
+  test.each(['expires_at', 'created_at'])(
+    'pages by %s go on where the last one ended, whatever comes and ends meanwhile',
+    async (order) => {
+      const { tenant, proxy, approver } = await setUp();
+      const open: HoldAnswer[] = [];
+      for (const ttl_seconds of [900, 300, 600, 300, 900, 300, 300]) open.push(await hold(proxy, { ttl_seconds }));
+      // many at the same time
+      await server.core.db.owner.query(
+        `update escrow_hold set created_at = date_trunc('hour', created_at),
+           expires_at = date_trunc('hour', created_at) + interval '1 day' + ttl_seconds * interval '1 second'
+         where tenant_id = $1`,
+        [tenant.id],
+      );
+      const byId = (a: HoldAnswer, b: HoldAnswer) => (a.id < b.id ? -1 : 1);
+      const expected =
+        order === 'created_at'
+          ? open.toSorted((a, b) => byId(b, a))
+          : [300, 600, 900].flatMap((ttl) => open.filter((one) => one.ttl_seconds === ttl).toSorted(byId));
+
+      const page = async (after?: string) => {
+        const { body } = await server.call<HoldPage>(
+          200,
+          `GET /v1/escrow?status=held&order=${order}&limit=2${after ? `&after=${after}` : ''}`,
+          approver,
+        );
+        expect(body.has_more).toBe(body.next_cursor !== null);
+        return body;
+      };
+      const first = await page();
+      expect(first.total).toBe(7);
+      const second = await page(first.next_cursor!);
+      // one of the first page ends and a new one comes before all others: by offset both would move the rest
+      await vote(200, approver, first.holds[0]!.id, 'reject');
+      await hold(proxy, { ttl_seconds: 60 });
+      await hold(proxy, { ttl_seconds: 60 });
+      const seen = [...first.holds, ...second.holds];
+      for (let at = second.next_cursor; at; ) {
+        const next = await page(at);
+        seen.push(...next.holds);
+        at = next.next_cursor;
+      }
+      expect(seen.map(({ id }) => id)).toEqual(expected.map(({ id }) => id));
+
+      const other = order === 'created_at' ? 'expires_at' : 'created_at';
+      for (const query of [
+        `order=${other}&after=${first.next_cursor}`,
+        `order=${order}&after=${first.next_cursor}&offset=2`,
+        `order=${order}&after=aDE6eA`,
+        'order=updated_at',
+      ]) {
+        const refused = await server.call<{ code: string }>(400, `GET /v1/escrow?${query}`, approver);
+        expect(refused.body.code).toBe('VALIDATION_FAILED');
+      }
+    },
+  );
 
   test('what is not decided in time expires, and the timer tells it', async () => {
     const { tenant, proxy, approver } = await setUp();

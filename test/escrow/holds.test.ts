@@ -227,9 +227,11 @@ describe('timers', () => {
     expect((await holds.consume(t.id, one.id, action, by)).status).toBe('consumed');
     clock.advance(20_000);
     expect(await codeOf(holds.consume(t.id, two.id, action, by))).toBe('ESCROW_EXPIRED');
-    expect((await holds.list(t.id, { status: 'expired', limit: 9, offset: 0 })).holds.map(({ id }) => id)).toEqual([
-      two.id,
-    ]);
+    expect(
+      (await holds.list(t.id, { status: 'expired', order: 'created_at', limit: 9, offset: 0 })).holds.map(
+        ({ id }) => id,
+      ),
+    ).toEqual([two.id]);
     // the change that came first told of the release that no timer had told of
     expect(await outbox(t.id, 'escrow.released')).toBe(1);
   });
@@ -260,15 +262,26 @@ describe('timers', () => {
     expect((await real.get(t.id, id)).status).toBe('expired');
   });
 
-  test('due holds are found by an index', async () => {
+  test('due holds, and the ones that end soonest, are found by an index', async () => {
+    const t = await tenant();
+    await open(t.id);
     const client = await box.db.owner.connect();
+    const plan = async (sql: string) => {
+      const { rows } = await client.query<{ 'QUERY PLAN': string }>(`explain ${sql}`);
+      return rows.map((line) => line['QUERY PLAN']).join('\n');
+    };
     try {
       await client.query('set enable_seqscan = off');
-      const { rows } = await client.query<{ 'QUERY PLAN': string }>(
-        `explain select tenant_id, id from escrow_hold where wake_at <= coalesce(null::timestamptz, now())
-           and not id = any('{}'::text[]) order by wake_at limit 500`,
-      );
-      expect(rows.map((line) => line['QUERY PLAN']).join('\n')).toMatch(/escrow_hold_wake/);
+      expect(
+        await plan(`select tenant_id, id from escrow_hold where wake_at <= coalesce(null::timestamptz, now())
+           and not id = any('{}'::text[]) order by wake_at limit 500`),
+      ).toMatch(/escrow_hold_wake/);
+      await client.query('set enable_bitmapscan = off');
+      const soonest = await plan(`select * from escrow_hold where tenant_id = '${t.id}' and status = 'held'
+         and wake_at > now() and expires_at >= now() and (expires_at > now() or id > 'esc_')
+         order by expires_at, id limit 51`);
+      expect(soonest).toMatch(/escrow_hold_expiry/);
+      expect(soonest).not.toMatch(/Sort/);
     } finally {
       client.release(true);
     }

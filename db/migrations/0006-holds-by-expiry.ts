@@ -1,0 +1,14 @@
+import { Migration } from '@mikro-orm/migrations';
+
+/** The holds that wait for people, the one first that ends soonest. */
+export class HoldsByExpiry extends Migration {
+  override name = '0006-holds-by-expiry';
+
+  override up(): void {
+    this.addSql(`create index escrow_hold_expiry on escrow_hold (tenant_id, expires_at, id) where status = 'held'`);
+  }
+
+  override down(): void {
+    this.addSql('drop index escrow_hold_expiry');
+  }
+}
