@@ -58,4 +58,39 @@ describeInBrowser('a held action', () => {
     await approver.page.getByRole('dialog').getByRole('button', { name: 'Reject' }).click();
     await viewer.page.getByText('Rejected', { exact: true }).waitFor();
   });
+
+  test('that ends soonest is on top of however many, and the others are on the pages after', async () => {
+    const tenant = await server.tenant();
+    const proxy = await tenant.key('proxy');
+    const hold = (minutes: number, agent_role = 'clerk') =>
+      server.call(201, 'POST /v1/escrow', proxy, {
+        agent_role,
+        agent_id: 'bot',
+        action_type: 'api_call',
+        action_summary: `ends in ${minutes} minutes`,
+        action_hash: `sha256:${'a'.repeat(64)}`,
+        hold_type: 'single',
+        ttl_seconds: minutes * 60,
+      });
+    // the newest are those that end last
+    for (let minutes = 10; minutes <= 61; minutes++) await hold(minutes);
+    const viewer = await browser.visitor(await tenant.person('viewer'));
+    const { page } = viewer;
+    const rows = page.getByRole('table', { name: /soonest/ }).getByRole('row');
+    await viewer.open('/');
+    await page.getByRole('link', { name: 'ends in 10 minutes' }).waitFor();
+    await viewer.open('/approvals');
+    await rows.nth(1).getByText('ends in 10 minutes').waitFor();
+    await page.getByText('50 of 52').waitFor();
+    await page.getByRole('button', { name: 'Those that end later' }).click();
+    await rows.nth(52).getByText('ends in 61 minutes').waitFor();
+    await viewer.assertAccessible();
+    // one that ends sooner comes to the top by itself, and the pages stay open
+    await hold(5, 'teller');
+    await rows.nth(1).getByText('ends in 5 minutes').waitFor();
+    await rows.nth(53).getByText('ends in 61 minutes').waitFor();
+    await page.getByLabel('Role', { exact: true }).fill('nobody');
+    await page.getByRole('button', { name: 'Clear the filters' }).click();
+    await rows.nth(50).waitFor();
+  });
 });

@@ -20,3 +20,24 @@ export function Pager(props: { page: number; size: number; total: number; onPage
     </Group>
   );
 }
+
+/** The rest of a list that goes on from a place; nothing where all of it is shown. */
+export function More(props: {
+  query: { hasNextPage: boolean; isFetchingNextPage: boolean; fetchNextPage: () => unknown };
+  label: string;
+  shown: number;
+  total: number;
+}) {
+  const { query, label, shown, total } = props;
+  if (!query.hasNextPage) return null;
+  return (
+    <Group mt="sm" gap="sm">
+      <Button variant="default" size="xs" loading={query.isFetchingNextPage} onClick={() => void query.fetchNextPage()}>
+        {label}
+      </Button>
+      <Text size="sm" c="dimmed">
+        {shown.toLocaleString()} of {total.toLocaleString()}
+      </Text>
+    </Group>
+  );
+}

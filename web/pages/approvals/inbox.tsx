@@ -1,16 +1,18 @@
-import { NativeSelect } from '@mantine/core';
+import { Button, NativeSelect } from '@mantine/core';
 import { IconClockPause } from '@tabler/icons-react';
-import { useQuery } from '@tanstack/react-query';
+import { useInfiniteQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
-import { trpc } from '../../lib/trpc.ts';
+import { api, trpc } from '../../lib/trpc.ts';
 import { HOLD_TYPE, money, risk } from '../../lib/words.ts';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
+import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
+import { More } from '../../ui/pager.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { HoldTag, Tag } from '../../ui/status.tsx';
 import { Countdown, When } from '../../ui/time.tsx';
-import { HOLD_STATUSES, type HoldStatus } from './filter.ts';
+import { HOLD_STATUSES, type HoldFilter, type HoldStatus } from './filter.ts';
 
 const route = getRouteApi('/app/approvals');
 
@@ -18,12 +20,17 @@ const route = getRouteApi('/app/approvals');
 export function Inbox() {
   const { status = 'held', agent_role } = route.useSearch();
   const navigate = route.useNavigate();
-  const query = useQuery(trpc.escrow.list.queryOptions({ status, agent_role, limit: 200 }));
-  type Row = NonNullable<typeof query.data>['holds'][number];
-  const rows =
-    query.data && status === 'held'
-      ? [...query.data.holds].sort((a, b) => a.expires_at.localeCompare(b.expires_at))
-      : query.data?.holds;
+  const filter = { status, agent_role, order: status === 'held' ? 'expires_at' : 'created_at' } as const;
+  const query = useInfiniteQuery({
+    queryKey: [...trpc.escrow.list.queryKey(filter), 'pages'],
+    queryFn: ({ pageParam, signal }) => api.escrow.list.query({ ...filter, after: pageParam, limit: 50 }, { signal }),
+    initialPageParam: undefined as string | undefined,
+    getNextPageParam: ({ next_cursor }) => next_cursor ?? undefined,
+  });
+  const rows = query.data?.pages.flatMap(({ holds }) => holds);
+  const set = (change: HoldFilter) => void navigate({ search: (old) => ({ ...old, ...change }), replace: true });
+  const filtered = agent_role !== undefined;
+  type Row = NonNullable<typeof rows>[number];
   const columns: Column<Row>[] = [
     {
       header: 'Action',
@@ -79,7 +86,7 @@ export function Inbox() {
           value={status}
           onChange={(event) => {
             const next = event.currentTarget.value as HoldStatus;
-            void navigate({ search: (old) => ({ ...old, status: next === 'held' ? undefined : next }), replace: true });
+            set({ status: next === 'held' ? undefined : next });
           }}
           data={HOLD_STATUSES.map((value) => ({
             value,
@@ -87,6 +94,8 @@ export function Inbox() {
           }))}
           w={150}
         />
+        <TextFilter label="Role" value={agent_role} onChange={(value) => set({ agent_role: value })} width={160} />
+        {filtered ? <ClearFilters clear={() => set({ agent_role: undefined })} /> : null}
       </search>
       <DataTable
         label={status === 'held' ? 'Held actions, the one that ends soonest first' : `Actions that are ${status}`}
@@ -97,18 +106,37 @@ export function Inbox() {
         retry={() => void query.refetch()}
         onOpen={(row) => void navigate({ to: '/approvals/$id', params: { id: row.id } as never })}
         empty={
-          <EmptyState icon={IconClockPause} title={status === 'held' ? 'Nobody waits for you' : `Nothing is ${status}`}>
-            {status === 'held'
-              ? 'When a policy with @escrow holds an action it appears here by itself.'
-              : 'Holds appear here once they come to this end.'}
-          </EmptyState>
+          filtered ? (
+            <NothingMatches
+              icon={IconClockPause}
+              title={status === 'held' ? 'Nobody of this role waits' : `Nothing of this role is ${status}`}
+              clear={() => set({ agent_role: undefined })}
+            />
+          ) : (
+            <EmptyState
+              icon={IconClockPause}
+              title={status === 'held' ? 'Nobody waits for you' : `Nothing is ${status}`}
+              action={
+                status === 'held' ? null : (
+                  <Button variant="default" onClick={() => set({ status: undefined })}>
+                    Show what waits
+                  </Button>
+                )
+              }
+            >
+              {status === 'held'
+                ? 'When a policy with @escrow holds an action it appears here by itself.'
+                : 'Holds appear here once they come to this end.'}
+            </EmptyState>
+          )
         }
       />
-      {query.data && query.data.total > query.data.holds.length ? (
-        <p className="dim">
-          The newest {query.data.holds.length} of {query.data.total.toLocaleString()} are shown.
-        </p>
-      ) : null}
+      <More
+        query={query}
+        label={status === 'held' ? 'Those that end later' : 'Older ones'}
+        shown={rows?.length ?? 0}
+        total={query.data?.pages.at(-1)?.total ?? 0}
+      />
     </Page>
   );
 }

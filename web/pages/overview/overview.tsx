@@ -116,14 +116,12 @@ function Tile({
   );
 }
 
-/** The holds that end soonest: most open first on the server, so a few pages of them are looked at. */
-const useHeld = () => useQuery(trpc.escrow.list.queryOptions({ status: 'held', limit: 200 }));
-const soonest = <T extends { expires_at: string }>(holds: readonly T[]) =>
-  [...holds].sort((a, b) => a.expires_at.localeCompare(b.expires_at));
+/** The holds that end soonest. */
+const useHeld = () => useQuery(trpc.escrow.list.queryOptions({ status: 'held', order: 'expires_at', limit: 5 }));
 
 function Holds() {
   const { data } = useHeld();
-  const next = data && soonest(data.holds)[0];
+  const next = data?.holds[0];
   return (
     <Tile
       icon={IconClockPause}
@@ -263,27 +261,25 @@ function Waiting() {
             </Text>
           ) : (
             <ul className="lines">
-              {soonest(holds)
-                .slice(0, 5)
-                .map((hold) => (
-                  <li key={hold.id}>
-                    <div className="lines-main">
-                      <PageLink to="/approvals/$id" params={{ id: hold.id }} fw={600} c="inherit">
-                        {hold.action_summary}
-                      </PageLink>
-                      <div className="dim">
-                        {hold.agent_id} ({hold.agent_role}) · {hold.current_approvals} of {hold.required_approvals}{' '}
-                        approvals
-                      </div>
+              {holds.map((hold) => (
+                <li key={hold.id}>
+                  <div className="lines-main">
+                    <PageLink to="/approvals/$id" params={{ id: hold.id }} fw={600} c="inherit">
+                      {hold.action_summary}
+                    </PageLink>
+                    <div className="dim">
+                      {hold.agent_id} ({hold.agent_role}) · {hold.current_approvals} of {hold.required_approvals}{' '}
+                      approvals
                     </div>
-                    <div className="lines-side">
-                      {hold.estimated_value === undefined ? null : (
-                        <strong>{money(hold.estimated_value, hold.value_currency)}</strong>
-                      )}
-                      <Countdown until={hold.expires_at} />
-                    </div>
-                  </li>
-                ))}
+                  </div>
+                  <div className="lines-side">
+                    {hold.estimated_value === undefined ? null : (
+                      <strong>{money(hold.estimated_value, hold.value_currency)}</strong>
+                    )}
+                    <Countdown until={hold.expires_at} />
+                  </div>
+                </li>
+              ))}
             </ul>
           )
         }
