@@ -7,6 +7,7 @@ import {
   redirect,
 } from '@tanstack/react-router';
 import { problemOf } from './lib/errors.tsx';
+import { endLive } from './lib/live.ts';
 import { localPath, takeNext } from './lib/next.ts';
 import { onSignedOut, queryClient } from './lib/query.ts';
 import { meOptions } from './lib/session.ts';
@@ -228,6 +229,7 @@ declare module '@tanstack/react-router' {
 onSignedOut.go = () => {
   const { pathname, href } = router.state.location;
   if (pathname === '/sign-in') return;
+  endLive();
   queryClient.clear();
   void router.navigate({ to: '/sign-in', search: { next: href === '/' ? undefined : href } });
 };

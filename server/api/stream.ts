@@ -12,7 +12,10 @@ const HINTS: Partial<Record<Topic, string>> = {
   credential: 'keys',
   outbox: 'deliveries',
 };
-/** A comment is sent this often, so that nothing on the way takes the silence for an end, and the caller is checked again. */
+/**
+ * A `beat` is sent this often, so that nothing on the way takes the silence for an end and the listener knows that the
+ * connection lives; the caller is then checked again.
+ */
 const HEARTBEAT_MS = 15_000;
 /** How often the heads of the chains are looked at while somebody listens. */
 const HEADS_MS = 1_000;
@@ -29,7 +32,7 @@ interface Listener {
 /**
  * Hints that something changed, as server-sent events (HTML Living Standard, section 9.2): `hint {topic, id}`. A hint is
  * no data, and who gets one asks for what they show, so a lost, doubled or late hint does no harm. The first event of a
- * connection is `hello`: whatever was missed before, it is time to look.
+ * connection is `hello`: whatever was missed before, it is time to look. `beat` says that the connection lives.
  *
  * Changes come from the database's notices and so from every process. Decisions do not send notices, since a notice
  * would make all commits of the database wait for each other: the heads of the chains that somebody listens for are
@@ -62,7 +65,7 @@ export class LiveStreams {
       access: { keys: ['pipeline'], role: 'viewer' },
       summary: 'Hints that something changed, as server-sent events',
       description:
-        'Events `hint` with `{topic, id}`; topics are events, holds, policies, members, settings, keys, deliveries. A hint holds no data: read again what is of interest. `hello` is sent first. The stream ends when the session or the key does.',
+        'Events `hint` with `{topic, id}`; topics are events, holds, policies, members, settings, keys, deliveries. A hint holds no data: read again what is of interest. `hello` is sent first, and `beat` every 15 seconds. The stream ends when the session or the key does.',
       tag: 'meta',
       answers: { 200: { description: 'A stream of server-sent events', type: 'text/event-stream' } },
       handler: (call) => this.#open(call),
@@ -101,7 +104,7 @@ export class LiveStreams {
       end: () => raw.end(),
     };
     const heartbeat = setInterval(() => {
-      write(raw, ':\n\n');
+      listener.send('beat', {});
       void listener.check();
     }, HEARTBEAT_MS);
     raw.once('close', () => {

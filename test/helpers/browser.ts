@@ -77,8 +77,8 @@ export function useBrowser(url: () => string) {
       open.push({ context, faults, expected });
       if (who?.cookie) await signIn(context, url(), who);
       context.setDefaultTimeout(10_000);
+      context.on('page', (page) => watch(page, faults));
       const page = await context.newPage();
-      watch(page, faults);
       return {
         page,
         context,

@@ -29,8 +29,8 @@ export class ServerProcess {
   }
 
   /** Starts it and waits until it serves (it is not "ready" on the tests' database, which does not flush). */
-  async start(): Promise<void> {
-    const port = await freePort();
+  async start(port?: number): Promise<void> {
+    port ??= await freePort();
     this.url = `http://127.0.0.1:${port}`;
     await this.spawn({ PORT: String(port) });
     for (let i = 0; i < 400; i++) {
@@ -81,6 +81,11 @@ export class ServerProcess {
 
   signal(signal: NodeJS.Signals): void {
     this.#child?.kill(signal);
+  }
+
+  /** Starts it again where it was. */
+  async startAgain(): Promise<void> {
+    await this.start(Number(new URL(this.url).port));
   }
 
   async exited(): Promise<void> {

@@ -1,14 +1,30 @@
 import { useSyncExternalStore } from 'react';
-import { queryClient } from './query.ts';
+import { onSignedOut, queryClient } from './query.ts';
+import { meOptions } from './session.ts';
 import { trpc } from './trpc.ts';
 
 /**
  * Hints of the server that something changed (GET /v1/stream) make the queries that show it ask again.
  *
- * A browser opens few connections to one server, so one tab listens for all: the one that holds the lock tells the
- * others. Where there are no locks (plain http on another host) each tab listens for itself.
+ * A browser opens few connections to one server, so one tab listens for all tabs of a person: the one that holds the
+ * lock. It tells the others what it hears and how its connection stands. Where there are no locks (plain http on another
+ * host) each tab listens for itself.
  */
 type Hint = { topic: string; id: string };
+type State = 'connecting' | 'live' | 'off';
+
+/** What tabs tell each other. */
+type Message = { who: string } & (
+  | { say: 'hint'; hint: Hint }
+  /** How the connection of the tab that listens stands; again with every sign of life from the server. */
+  | { say: 'state'; state: State }
+  /** A tab begins to show things to `who`. */
+  | { say: 'begin' }
+  /** The session is over. */
+  | { say: 'end' }
+);
+/** A message of this tab's own person. */
+type Said = Message extends infer One ? (One extends unknown ? Omit<One, 'who'> : never) : never;
 
 /** What a hint makes stale. */
 const STALE: Record<string, () => readonly { queryKey?: unknown }[]> = {
@@ -34,12 +50,20 @@ const STALE: Record<string, () => readonly { queryKey?: unknown }[]> = {
 };
 /** Hints that come together are acted on together. */
 const GATHER_MS = 250;
+/** The server gives a sign of life every 15 s. After this long without one the connection is taken for dead. */
+const SILENCE_MS = 40_000;
+const LOOK_MS = 5_000;
+/** From a break to the next try: this at first, twice as long after each that fails. */
+const FIRST_PAUSE_MS = 1_000;
+const LONGEST_PAUSE_MS = 15_000;
 
 const listeners = new Set<(hint: Hint) => void>();
 const watchers = new Set<() => void>();
-let state: 'connecting' | 'live' | 'off' = 'off';
-let stop: (() => void) | undefined;
 const gathered = new Set<string>();
+let state: State = 'off';
+let running: { stop(): void; say(what: Said): void } | undefined;
+/** Whom this page shows things to. */
+let shownTo: string | undefined;
 
 /** Hears every hint; returns how to stop hearing. */
 export function onHint(listener: (hint: Hint) => void): () => void {
@@ -47,7 +71,7 @@ export function onHint(listener: (hint: Hint) => void): () => void {
   return () => listeners.delete(listener);
 }
 
-export function useLive(): typeof state {
+export function useLive(): State {
   return useSyncExternalStore(
     (watcher) => {
       watchers.add(watcher);
@@ -57,7 +81,7 @@ export function useLive(): typeof state {
   );
 }
 
-function become(next: typeof state): void {
+function become(next: State): void {
   state = next;
   for (const watcher of watchers) watcher();
 }
@@ -68,76 +92,144 @@ function act(hint: Hint): void {
     setTimeout(() => {
       const topics = [...gathered];
       gathered.clear();
-      if (topics.includes('*')) void queryClient.invalidateQueries();
-      else {
-        for (const topic of topics) {
-          for (const filter of STALE[topic]?.() ?? []) void queryClient.invalidateQueries(filter as object);
-        }
-      }
+      const filters = topics.includes('*') ? [{}] : topics.flatMap((topic) => STALE[topic]?.() ?? []);
+      for (const filter of filters) askAgain(filter as object);
     }, GATHER_MS);
   }
   gathered.add(hint.topic);
 }
 
-/** Begins to listen, until the returned function is called. Safe to call again while it listens. */
-export function startLive(): () => void {
-  stop?.();
+function askAgain(filter: object): void {
+  // a first answer that is on its way may be older than the hint, and nothing else is asked before it is there
+  const first = queryClient.getQueryCache().findAll({
+    ...filter,
+    fetchStatus: 'fetching',
+    predicate: ({ state: { data } }) => data === undefined,
+  });
+  for (const { promise, queryKey } of first) {
+    promise?.then(() => queryClient.invalidateQueries({ queryKey, exact: true })).catch(() => undefined);
+  }
+  void queryClient.invalidateQueries(filter);
+}
+
+/** Begins to listen for a person, until the returned function is called. Safe to call again while it listens. */
+export function startLive(who: string): () => void {
+  running?.stop();
+  shownTo ??= who;
+  if (shownTo !== who) leave();
   const gone = new AbortController();
   const channel = new BroadcastChannel('svc-live');
-  channel.onmessage = ({ data }: MessageEvent<Hint | { alive: true }>) => {
-    if ('alive' in data) become('live');
-    else act(data);
+  const say = (what: Said) => channel.postMessage({ ...what, who } as Message);
+  const share = navigator.locks ? say : () => undefined;
+  let connection: { reopen(): void } | undefined;
+  let heardAt = 0;
+  const hear = (next: State) => {
+    heardAt = Date.now();
+    if (state !== next) become(next);
+  };
+
+  channel.onmessage = ({ data }: MessageEvent<Message>) => {
+    if (data.who !== who) {
+      if (data.say === 'begin') leave();
+    } else if (data.say === 'hint') act(data.hint);
+    else if (data.say === 'state') hear(data.state);
+    else if (data.say === 'end') onSignedOut.go();
+    else if (connection) share({ say: 'state', state });
   };
   become('connecting');
-  const lead = () => listen(gone.signal, channel);
+  say({ say: 'begin' });
+
+  const listen = () =>
+    new Promise<void>((resolve) => {
+      if (gone.signal.aborted) return resolve();
+      const opened = connect({
+        state: (next) => {
+          hear(next);
+          share({ say: 'state', state: next });
+        },
+        hint: (hint) => {
+          act(hint);
+          share({ say: 'hint', hint });
+        },
+      });
+      connection = opened;
+      gone.signal.addEventListener('abort', () => {
+        opened.close();
+        resolve();
+      });
+    });
+  // the lock is held until the tab ends or stops listening; then the next tab gets it
   if (navigator.locks) {
-    // resolves never: the lock is held until the tab ends or stops listening
-    navigator.locks.request('svc-live', { signal: gone.signal }, lead).catch(() => undefined);
-    // another tab leads already, and its hints come by the channel
-    navigator.locks
-      .query()
-      .then(({ held }) => held?.some(({ name }) => name === 'svc-live') && state === 'connecting' && become('live'))
-      .catch(() => undefined);
-  } else void lead();
-  stop = () => {
+    navigator.locks.request(`svc-live ${who}`, { signal: gone.signal }, listen).catch(() => undefined);
+  } else void listen();
+  // a laptop that slept, or a network that vanished, breaks no connection; it only falls silent
+  const look = setInterval(() => {
+    if (state !== 'live' || Date.now() - heardAt < SILENCE_MS) return;
+    become('connecting');
+    connection?.reopen();
+  }, LOOK_MS);
+
+  const stop = () => {
+    if (gone.signal.aborted) return;
     gone.abort();
+    clearInterval(look);
     channel.close();
     gathered.clear();
     become('off');
-    stop = undefined;
+    running = undefined;
   };
+  running = { stop, say };
   return stop;
 }
 
-/** Nothing more is heard, and what was heard and not acted on yet is forgotten. */
-export function stopLive(): void {
-  stop?.();
+/** The session is over, for all tabs. Nothing more is heard, and what was heard and not acted on yet is forgotten. */
+export function endLive(): void {
+  running?.say({ say: 'end' });
+  running?.stop();
 }
 
-function listen(signal: AbortSignal, channel: BroadcastChannel): Promise<void> {
-  if (signal.aborted) return Promise.resolve();
-  const source = new EventSource('/v1/stream');
-  let greeted = false;
-  source.addEventListener('hello', () => {
-    become('live');
-    channel.postMessage({ alive: true });
-    // whatever happened while nobody listened
-    if (greeted) {
-      channel.postMessage({ topic: '*', id: '' });
-      act({ topic: '*', id: '' });
-    }
-    greeted = true;
-  });
-  source.addEventListener('hint', ({ data }: MessageEvent<string>) => {
-    const hint = JSON.parse(data) as Hint;
-    channel.postMessage(hint);
-    act(hint);
-  });
-  source.onerror = () => become('connecting');
-  return new Promise((resolve) =>
-    signal.addEventListener('abort', () => {
-      source.close();
-      resolve();
-    }),
-  );
+/** Somebody else has signed in: nothing that this page shows is theirs, and what is done here would be done as them. */
+function leave(): void {
+  window.location.assign('/');
+}
+
+/** The stream, again and again. */
+function connect(tell: { state(next: State): void; hint(hint: Hint): void }) {
+  let source: EventSource;
+  let again: ReturnType<typeof setTimeout> | undefined;
+  let pause = FIRST_PAUSE_MS;
+  const open = () => {
+    const opened = new EventSource('/v1/stream');
+    source = opened;
+    opened.addEventListener('hello', () => {
+      pause = FIRST_PAUSE_MS;
+      tell.state('live');
+      // nobody knows what happened since the last connection, another tab's too, or since this page was loaded
+      tell.hint({ topic: '*', id: '' });
+    });
+    opened.addEventListener('beat', () => tell.state('live'));
+    opened.addEventListener('hint', ({ data }: MessageEvent<string>) => tell.hint(JSON.parse(data) as Hint));
+    opened.onerror = () => {
+      const refused = opened.readyState === EventSource.CLOSED;
+      opened.close();
+      tell.state('connecting');
+      // not all at once, where many browsers lost the same server
+      again = setTimeout(open, pause * (0.5 + Math.random()));
+      pause = Math.min(2 * pause, LONGEST_PAUSE_MS);
+      // why is not told: when the session is over, this leads to the sign-in page
+      if (refused) queryClient.fetchQuery({ ...meOptions(), staleTime: 0 }).catch(() => undefined);
+    };
+  };
+  const close = () => {
+    clearTimeout(again);
+    source.close();
+  };
+  open();
+  return {
+    close,
+    reopen() {
+      close();
+      open();
+    },
+  };
 }

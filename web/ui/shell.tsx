@@ -16,7 +16,9 @@ import { Mark } from './mark.tsx';
 export function Shell() {
   const [opened, menu] = useDisclosure();
   const path = useRouterState({ select: (state) => state.location.pathname });
-  useEffect(startLive, []);
+  const { id, tenant } = useMe();
+  const who = id && `${tenant}/${id}`;
+  useEffect(() => (who ? startLive(who) : undefined), [who]);
   // biome-ignore lint/correctness/useExhaustiveDependencies: the menu closes when the path changes
   useEffect(menu.close, [path]);
   return (
