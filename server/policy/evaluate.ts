@@ -2,8 +2,9 @@ import type { AuthorizationError } from '@cedar-policy/cedar-wasm/nodejs';
 import { DEFAULT_TTL_SECONDS, isGuardrail, quorumSeats, requiredApprovals } from './language/annotations.ts';
 import { admits, type Head, named, readHead } from './language/head.ts';
 import { CedarHost, cedarLanguageVersion } from './language/host.ts';
-import { tokens } from './language/scan.ts';
-import { type EngineCall, type MappedRequest, mapRequest, type Reads, RequestError } from './request.ts';
+import { preamble, tokens } from './language/scan.ts';
+import { narrowed } from './language/schema.ts';
+import { type MappedRequest, mapRequest, type Reads, RequestError } from './request.ts';
 import type { ActionRequest, BundleContent, BundleStatement, HoldType } from './types.ts';
 
 export type Decision = 'allow' | 'allow_with_masking' | 'deny' | 'escrow' | 'rate_limited';
@@ -90,26 +91,26 @@ interface Indexed {
   statement: BundleStatement;
   head: Head;
   guardrail: boolean;
-}
-
-/** Statements that are prepared and evaluated together. */
-interface PreparedPart extends Reads {
-  texts: Record<string, string>;
+  /** What the engine is given: the text, or of a guardrail the text as a permit. */
+  text: string;
 }
 
 /** The statements whose scope can match one combination of agent, role, action, tool and server. */
-interface Slice {
-  /** Permits and hard forbids. */
-  main: PreparedPart | null;
-  /** Guardrails. */
-  soft: PreparedPart | null;
+interface Slice extends Reads {
+  texts: Record<string, string>;
+  /** Its context has what the statements read, and nothing else. */
+  schema: string;
 }
 
 /**
  * The policies of one verified bundle, ready to decide. Holds memory of the shared engine until `dispose`.
  *
  * Cost follows the statements that can match, not all that exist: those whose scope (principal, action, resource)
- * cannot match the request are left out of the call, and so are the arguments that the rest does not read.
+ * cannot match the request are left out of the call, and so is what the rest does not read of context and arguments.
+ *
+ * A guardrail binds where something else permits. The engine does not tell of permits behind a forbid that is hit, so
+ * it is asked about guardrails as permits: one call then tells of all of them.
+ * INVARIANT: a guardrail that is hit never stands for a permit.
  */
 export class PolicyEngine {
   readonly #content: BundleContent;
@@ -117,6 +118,7 @@ export class PolicyEngine {
   readonly #index: Indexed[] = [];
   /** The entities that some scope names; what nothing names does not tell two requests apart. */
   readonly #named = new Set<string>();
+  readonly #guardrails = new Set<string>();
   readonly #slices = new Map<string, Slice>();
   readonly #byScope = new Map<string, Slice>();
   #sliced = 0;
@@ -128,11 +130,16 @@ export class PolicyEngine {
     }
     this.#content = content;
     for (const statement of [...content.policies].sort(byId)) {
-      const head = readHead(tokens(statement.cedar));
-      if (head.effect !== statement.effect) throw new RangeError(`${statement.id} is not a ${statement.effect}`);
-      const { effect, annotations } = statement;
-      this.#index.push({ statement, head, guardrail: isGuardrail(effect, annotations) });
-      this.#statements.set(statement.id, statement);
+      const { id, effect, annotations, cedar } = statement;
+      const read = tokens(cedar);
+      const head = readHead(read);
+      if (head.effect !== effect) throw new RangeError(`${id} is not a ${effect}`);
+      const guardrail = isGuardrail(effect, annotations);
+      const word = read[preamble(read).rest - 1];
+      const text = guardrail && word ? `${cedar.slice(0, word.start)}permit${cedar.slice(word.end)}` : cedar;
+      this.#index.push({ statement, head, guardrail, text });
+      if (guardrail) this.#guardrails.add(id);
+      this.#statements.set(id, statement);
       for (const constraint of [head.principal, head.action, head.resource]) {
         for (const entity of named(constraint)) this.#named.add(entity);
       }
@@ -156,7 +163,7 @@ export class PolicyEngine {
    */
   deniesAlways(request: ActionRequest): boolean {
     const match = this.match(request);
-    const fixed = ({ head }: Indexed) => !head.words.has('context');
+    const fixed = ({ head }: Indexed) => head.attributes?.length === 0;
     if (match.outcome === 'forbidden') {
       return this.#index.some((one) => fixed(one) && match.hits.includes(one.statement));
     }
@@ -174,58 +181,47 @@ export class PolicyEngine {
 
   /** Frees what the shared engine keeps for this one. It may still be used afterwards, and then holds memory again. */
   dispose(): void {
-    for (const { main, soft } of this.#slices.values()) {
-      if (main) host.releaseSet(main);
-      if (soft) host.releaseSet(soft);
-    }
+    for (const slice of this.#slices.values()) host.releaseSet(slice);
     this.#slices.clear();
     this.#byScope.clear();
     this.#sliced = 0;
   }
 
   #match(request: MappedRequest): Match {
-    const { main, soft } = this.#slice(request);
-    if (!main) return { outcome: 'unpermitted', hits: [], rates: [] };
-
-    const first = this.#ask(main, request.call(main), this.#content.schema);
-    if ('outcome' in first) return first;
-    if (!first.allowed) {
-      return {
-        outcome: first.reason.length > 0 ? 'forbidden' : 'unpermitted',
-        hits: this.#hits(first.reason),
-        rates: [],
-      };
-    }
-    // The request has just passed the schema, so this call does without: it takes a third of the time.
-    const second = soft ? this.#ask(soft, request.leanCall(soft)) : { reason: [] };
-    if ('outcome' in second) return second;
-
-    const hits = this.#hits([...first.reason, ...second.reason]);
-    const rates = hits.flatMap(({ id, annotations: { rate } }) => (rate ? [{ rule_id: id, ...rate }] : []));
-    return { outcome: 'permitted', hits, rates };
-  }
-
-  #ask(part: PreparedPart, call: EngineCall, schema?: string): { allowed: boolean; reason: string[] } | Match {
+    const slice = this.#slice(request);
+    if (Object.keys(slice.texts).length === 0) return { outcome: 'unpermitted', hits: [], rates: [] };
     // Preparing a set may replace the instance, and with it the schemas: the set comes first.
-    const preparsedPolicySetId = host.prepareSet(part, () => part.texts);
-    const validated = schema === undefined ? {} : { preparsedSchemaName: host.prepareSchema(schema) };
-    const answer = host.call('statefulIsAuthorized', { ...call, preparsedPolicySetId, ...validated });
-    const failed = (ids: string[], detail: string) => ({
-      outcome: 'error' as const,
+    const preparsedPolicySetId = host.prepareSet(slice, () => slice.texts);
+    const preparsedSchemaName = host.prepareSchema(slice.schema);
+    const call = { ...request.call(slice), preparsedPolicySetId, preparsedSchemaName, validateRequest: true };
+    const answer = host.call('statefulIsAuthorized', call);
+
+    const ended = (outcome: Match['outcome'], ids: string[], detail?: string): Match => ({
+      outcome,
       hits: this.#hits(ids),
       rates: [],
-      detail,
+      ...(detail !== undefined && { detail }),
     });
-    if (answer.type !== 'success') return failed([], answer.errors[0]?.message ?? 'the engine refused the request');
-    // A forbid that fails is skipped, and the engine may say "allow": an error is never less than a denial.
-    const { decision, diagnostics } = answer.response;
-    if (diagnostics.errors.length > 0) {
-      return failed(
-        diagnostics.errors.map(({ policyId }) => policyId),
-        describe(diagnostics.errors),
+    const failed = (errors: AuthorizationError[]) =>
+      ended(
+        'error',
+        errors.map(({ policyId }) => policyId),
+        describe(errors),
       );
-    }
-    return { allowed: decision === 'allow', reason: diagnostics.reason };
+    if (answer.type !== 'success') return ended('error', [], answer.errors[0]?.message ?? 'the engine refused');
+    const { decision, diagnostics } = answer.response;
+    const { reason } = diagnostics;
+    // A forbid that fails is skipped, and the engine may say "allow": an error is never less than a denial.
+    const errors = diagnostics.errors.filter(({ policyId }) => !this.#guardrails.has(policyId));
+    if (errors.length > 0) return failed(errors);
+    if (decision !== 'allow') return ended(reason.length > 0 ? 'forbidden' : 'unpermitted', reason);
+    if (reason.every((id) => this.#guardrails.has(id))) return ended('unpermitted', []);
+    // only now: what no permit allows is a plain denial, whatever its guardrails would have said
+    if (diagnostics.errors.length > 0) return failed(diagnostics.errors);
+
+    const hits = this.#hits(reason);
+    const rates = hits.flatMap(({ id, annotations: { rate } }) => (rate ? [{ rule_id: id, ...rate }] : []));
+    return { outcome: 'permitted', hits, rates };
   }
 
   /** The engine answers in the order of a hash table. */
@@ -251,7 +247,7 @@ export class PolicyEngine {
     if (this.#byScope.size >= MOST_SCOPES || this.#sliced > MOST_SLICED) this.dispose();
     let slice = this.#slices.get(name);
     if (!slice) {
-      slice = sliceOf(fitting);
+      slice = sliceOf(fitting, this.#content.schema);
       this.#sliced += fitting.length;
       this.#slices.set(name, slice);
     }
@@ -260,21 +256,19 @@ export class PolicyEngine {
   }
 }
 
-function sliceOf(fitting: Indexed[]): Slice {
-  const main = fitting.filter(({ guardrail }) => !guardrail);
-  const soft = fitting.filter(({ guardrail }) => guardrail);
-  const permits = main.some(({ statement }) => statement.effect === 'permit');
-  return { main: part(main), soft: permits ? part(soft) : null };
+function sliceOf(fitting: Indexed[], schema: string): Slice {
+  const permits = fitting.some(({ statement }) => statement.effect === 'permit');
+  const statements = permits ? fitting : fitting.filter(({ guardrail }) => !guardrail);
+  const texts = Object.fromEntries(statements.map(({ statement, text }) => [statement.id, text]));
+  const keys = union(statements.map(({ head }) => head.keys));
+  const attributes = union(statements.map(({ head }) => head.attributes));
+  const narrow = attributes && narrowed(schema, attributes);
+  return { texts, keys, attributes: narrow === undefined ? null : attributes, schema: narrow || schema };
 }
 
-function part(statements: Indexed[]): PreparedPart | null {
-  if (statements.length === 0) return null;
-  const heads = statements.map(({ head }) => head);
-  return {
-    texts: Object.fromEntries(statements.map(({ statement }) => [statement.id, statement.cedar])),
-    keys: heads.some(({ keys }) => keys === null) ? null : new Set(heads.flatMap(({ keys }) => keys ?? [])),
-    words: new Set(heads.flatMap(({ words }) => [...words])),
-  };
+/** Null, which stands for everything, when one of them is. */
+function union(lists: (readonly string[] | null)[]): ReadonlySet<string> | null {
+  return lists.includes(null) ? null : new Set(lists.flatMap((list) => list ?? []));
 }
 
 function byId(a: { id: string }, b: { id: string }): number {

@@ -137,8 +137,8 @@ function decimal(value: number | string): { __extn: { fn: 'decimal'; arg: string
 export interface Reads {
   /** Keys of arguments; null means all. */
   keys: ReadonlySet<string> | null;
-  /** Names of attributes of the context, and any other words. */
-  words: ReadonlySet<string>;
+  /** Attributes of the context; null means all. */
+  attributes: ReadonlySet<string> | null;
 }
 
 /** A request as the engine and the slicing by scope see it. */
@@ -146,10 +146,8 @@ export interface MappedRequest {
   principal: Placed;
   action: Placed;
   resource: Placed;
-  /** The whole context, for a call that checks it against the schema; of the arguments only those that are read. */
+  /** With what is read of the context and of the arguments, and no more. The groups of the action are in the schema. */
   call(reads: Reads): EngineCall;
-  /** For a further call without the schema: only what is read, and with the groups of the action. */
-  leanCall(reads: Reads): EngineCall;
 }
 
 export type EngineCall = Omit<StatefulAuthorizationCall, 'preparsedPolicySetId' | 'preparsedSchemaName'>;
@@ -211,6 +209,7 @@ export function mapRequest(
     },
   ];
   const args = flatten(request.arguments, request.context);
+  const whole: Context = { ...context, ...ARGUMENTS };
 
   const subject = {
     principal: { type: 'Agent', id: agentId },
@@ -225,22 +224,14 @@ export function mapRequest(
       groups.map((group) => `Action::${group}`),
     ),
     resource: placed('Tool', tool, server === undefined ? [] : [`ToolServer::${server}`]),
-    call: ({ keys }) => ({
-      ...subject,
-      context: { ...context, ...ARGUMENTS },
-      entities: [...entities, ...Object.keys(ARGUMENTS).map((name) => tagged(name as keyof Arguments, args, keys))],
-    }),
-    leanCall: ({ keys, words }) => {
-      const read = ([name]: [string, unknown]) => words.has(name);
-      const attributes = Object.entries(ARGUMENTS).filter(read);
+    call: ({ keys, attributes }) => {
+      const read = Object.entries(whole).filter(([name]) => attributes?.has(name) ?? true);
+      const names = Object.keys(ARGUMENTS) as (keyof Arguments)[];
+      const named = names.filter((name) => attributes?.has(name) ?? true);
       return {
         ...subject,
-        context: Object.fromEntries([...Object.entries(context).filter(read), ...attributes]),
-        entities: [
-          ...entities,
-          { uid: subject.action, attrs: {}, parents: groups.map((id) => ({ type: 'Action', id })) },
-          ...attributes.map(([name]) => tagged(name as keyof Arguments, args, keys)),
-        ],
+        context: Object.fromEntries(read),
+        entities: [...entities, ...named.map((name) => tagged(name, args, keys))],
       };
     },
   };

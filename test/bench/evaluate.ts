@@ -116,7 +116,7 @@ async function bareCedar(core: import('../../server/app.ts').Core, tenantId: str
     agent_role: 'support',
     now: new Date().toISOString(),
   };
-  const call = mapRequest(action, content.action_entities).call({ keys: null, words: new Set(['num', 'str']) });
+  const call = mapRequest(action, content.action_entities).call({ keys: null, attributes: null });
   return () => {
     for (const preparsedPolicySetId of ids) {
       const answer = host.call('statefulIsAuthorized', { ...call, preparsedPolicySetId, preparsedSchemaName });

@@ -7,7 +7,7 @@ import type { ActionRequest } from '../../server/policy/types.ts';
 import { request } from './support.ts';
 
 const ACTIONS = actionEntities();
-const EVERYTHING = { keys: null, words: new Set<string>() };
+const EVERYTHING = { keys: null, attributes: null };
 const map = (change: Partial<ActionRequest> = {}) => mapRequest(request(change), ACTIONS);
 const context = (change: Partial<ActionRequest>) => map(change).call(EVERYTHING).context;
 const tags = (change: Partial<ActionRequest>, type: string) =>
@@ -208,11 +208,12 @@ describe('mapping a request', () => {
     const mapped = map({ arguments: { a: 'x', b: 'y', n: 1 } });
     const named = (call: ReturnType<typeof mapped.call>, type: string) =>
       call.entities.find(({ uid }) => 'type' in uid && uid.type === type)?.tags;
-    const reads = { keys: new Set(['b', 'missing']), words: new Set(['str']) };
-    expect(Object.keys(named(mapped.call(reads), 'StrArgs') ?? {})).toEqual(['b']);
-    expect(Object.keys(named(mapped.call(reads), 'NumArgs') ?? {})).toEqual([]);
-    expect(Object.keys(mapped.leanCall(reads).context)).toEqual(['str']);
-    expect(named(mapped.leanCall(reads), 'NumArgs')).toBeUndefined();
+    const keys = new Set(['b', 'missing']);
+    expect(Object.keys(named(mapped.call({ keys, attributes: null }), 'StrArgs') ?? {})).toEqual(['b']);
+    expect(Object.keys(named(mapped.call({ keys, attributes: null }), 'NumArgs') ?? {})).toEqual([]);
+    const narrow = mapped.call({ keys, attributes: new Set(['str', 'now']) });
+    expect(Object.keys(narrow.context).sort()).toEqual(['now', 'str']);
+    expect(named(narrow, 'NumArgs')).toBeUndefined();
   });
 
   it('is at least as strict as the schema: what it maps, the engine takes, whatever the strings', () => {

@@ -17,7 +17,7 @@ const ids = (statements: BundleStatement[]) => Object.fromEntries(statements.map
 function unsliced(content: BundleContent, request: ActionRequest): Pick<Match, 'outcome'> & { hits: string[] } {
   let call: ReturnType<ReturnType<typeof mapRequest>['call']>;
   try {
-    call = mapRequest(request, content.action_entities).call({ keys: null, words: new Set() });
+    call = mapRequest(request, content.action_entities).call({ keys: null, attributes: null });
   } catch (error) {
     expect(error).toBeInstanceOf(RequestError);
     return { outcome: 'error', hits: [] };
@@ -79,6 +79,11 @@ const condition = fc.constantFrom(
   'when { principal in AgentRole::"a" || resource in ToolServer::"b" }',
   'when { action in Action::"read" }',
   'when { principal has owner && principal.owner == "o" }',
+  'when { context has "method" && context["method"] == "GET" }',
+  'when { context has "m\\u{65}thod" }',
+  'when { context has "amount" && context["am\\u{6f}unt"].greaterThan(decimal("1.0")) }',
+  'when { (if context has amount then context else context).risk_score.greaterThan(decimal("0.5")) }',
+  'when { context has session.id && context.session.started < context.now }',
 );
 const annotation = fc.constantFrom('', '', '@escrow("single")', '@mask("$.a")', '@rate("1/s")', '@reason("(x, y)")');
 const statement = fc
@@ -120,8 +125,11 @@ describe('slicing', () => {
       fc.property(
         fc.array(statement, { minLength: 1, maxLength: 12 }),
         fc.array(requests, { minLength: 3, maxLength: 6 }),
-        (statements, all) => {
-          const content = contentOf({ pol: statements.join('\n') });
+        fc.boolean(),
+        (statements, all, foreign) => {
+          const written = contentOf({ pol: statements.join('\n') });
+          // a schema that another version of this program may have written
+          const content = foreign ? { ...written, schema: `${written.schema}// the same\n` } : written;
           const engine = new PolicyEngine(content);
           for (const one of all) {
             const { outcome, hits } = engine.match(one);
@@ -154,6 +162,17 @@ describe('slicing', () => {
   });
 
   it('never leaves out what it does not understand', () => {
+    for (const [clause, attributes] of [
+      ['true', []],
+      ['context.method == "GET" || context has "host"', ['method', 'host']],
+      ['context has "m\\u{65}thod"', null],
+      ['context["m\\u{65}thod"] == "GET"', null],
+      ['[context].contains(context)', null],
+      ['context', null],
+    ] as const) {
+      const text = `@reason("context.no") permit(principal, action, resource) when { ${clause} };`;
+      expect(readHead(tokens(text)).attributes, clause).toEqual(attributes);
+    }
     for (const [text, keys] of [
       ['permit(principal == A::B::"x", action, resource);', []],
       ['permit(principal, action, resource) when { context.str.hasTag("a") && context.str.hasTag("a\\u{62}") };', null],

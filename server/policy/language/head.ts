@@ -15,8 +15,8 @@ export interface Head {
   resource: Constraint;
   /** The argument keys that the statement can read; null when it computes a key. */
   keys: string[] | null;
-  /** Every word in it and every string without an escape: an attribute of the context that it reads is among them. */
-  words: ReadonlySet<string>;
+  /** Names of which each attribute of the context that the statement can read is one; null when that is not sure. */
+  attributes: string[] | null;
 }
 
 const ANY: Constraint = { op: 'any' };
@@ -36,7 +36,7 @@ export function readHead(statement: Token[]): Head {
     action: constraint(action),
     resource: constraint(resource),
     keys: argumentKeys(statement),
-    words: new Set(statement.map(({ text }) => literal(text) ?? text)),
+    attributes: contextAttributes(statement.slice(rest)),
   };
 }
 
@@ -113,6 +113,20 @@ function argumentKeys(statement: Token[]): string[] | null {
     keys.add(key);
   }
   return [...keys];
+}
+
+/** None where the context is not mentioned. A name may stand in quotes; one with an escape in it is not decoded here. */
+function contextAttributes(clauses: Token[]): string[] | null {
+  const names: string[] = [];
+  for (const [n, { text }] of clauses.entries()) {
+    if (text !== 'context') continue;
+    const [operator, operand] = [clauses[n + 1]?.text, clauses[n + 2]?.text];
+    if (operator !== '.' && operator !== '[' && operator !== 'has') return null;
+    const name = operand?.startsWith('"') ? literal(operand) : operand;
+    if (name === undefined || !/^[A-Za-z_]/.test(name)) return null;
+    names.push(name);
+  }
+  return names;
 }
 
 /** An entity of a request with all that it is in, itself included. */

@@ -67,7 +67,7 @@ export interface HostLimits {
   memoryBytes: number;
 }
 
-const DEFAULT_LIMITS: HostLimits = { sets: 512, statements: 20_000, schemas: 128, memoryBytes: 512 * 1024 * 1024 };
+const DEFAULT_LIMITS: HostLimits = { sets: 512, statements: 20_000, schemas: 512, memoryBytes: 512 * 1024 * 1024 };
 
 interface Slot {
   id: string;
@@ -160,7 +160,11 @@ export class CedarHost {
   /** The engine's name of a prepared schema. */
   prepareSchema(text: string): string {
     const present = this.#schemas.get(text);
-    if (present !== undefined) return present;
+    if (present !== undefined) {
+      this.#schemas.delete(text);
+      this.#schemas.set(text, present);
+      return present;
+    }
     let name = this.#freeSchemas.pop();
     if (name === undefined) {
       const [oldest, freed] = this.#schemas.entries().next().value as [string, string];

@@ -24,7 +24,9 @@ entity NumArgs tags decimal;
 entity BoolArgs tags Bool;
 entity ListArgs tags Set<String>;
 type Session = { id: String, call_count: Long, started: datetime };
-type Ctx = {
+`;
+
+const CONTEXT = `type Ctx = {
   method?: String, host?: String, path?: String, source_ip?: ipaddr,
   amount?: decimal, currency?: String, risk_score: decimal,
   now: datetime, session: Session,
@@ -57,5 +59,15 @@ export function schemaFor(own: OwnActionTypes = {}): string {
     const actions = names.sort().map((action) => JSON.stringify(action));
     return `action ${actions.join(', ')} in [${group}] appliesTo { principal: Agent, resource: Tool, context: Ctx };\n`;
   });
-  return `${ENTITIES}action read, write;\n${groups.join('')}`;
+  return `${ENTITIES}${CONTEXT}action read, write;\n${groups.join('')}`;
+}
+
+/**
+ * The schema with a context of these attributes alone, for statements that read no others: checking a request costs as
+ * much as there is in its context. Undefined when the schema's context is not the one that this program writes.
+ */
+export function narrowed(schema: string, attributes: ReadonlySet<string>): string | undefined {
+  if (!schema.includes(CONTEXT)) return undefined;
+  const kept = [...CONTEXT.matchAll(/(\w+)\??: \w+/g)].filter(([, name = '']) => attributes.has(name));
+  return schema.replace(CONTEXT, `type Ctx = { ${kept.map(([attribute]) => attribute).join(', ')} };\n`);
 }
