@@ -327,7 +327,7 @@ export class HttpFront {
       response.writeHead(status, this.#answerHeaders(upstream, call, going.url));
       // a stream's head must not wait for its first part; of a known length, head and body go in one write
       if (upstream.headers['content-length'] === undefined) response.flushHeaders();
-      await pipeline(upstream, response);
+      await passOn(upstream, response);
     } catch (error) {
       const clientGone = response.destroyed && !response.writableFinished;
       tell(clientGone ? 'the client has gone' : timedOut ? 'upstream timeout' : 'upstream unreachable');
@@ -551,6 +551,20 @@ function endToEnd(headers: IncomingHttpHeaders): OutgoingHttpHeaders {
   const kept: OutgoingHttpHeaders = { ...headers };
   for (const name of [...HOP_BY_HOP, ...named]) delete kept[name];
   return kept;
+}
+
+/**
+ * Resolves when all of an answer was passed on, rejects when either side breaks off. Node's `pipeline` would do, at the
+ * price of an abort signal and its exception for each answer.
+ */
+function passOn(upstream: IncomingMessage, response: ServerResponse): Promise<void> {
+  return new Promise((resolve, reject) => {
+    upstream.once('error', reject);
+    upstream.once('close', () => upstream.complete || reject(new Error('the upstream broke off')));
+    response.once('finish', resolve);
+    response.once('close', () => reject(new Error('the client has gone')));
+    upstream.pipe(response);
+  });
 }
 
 /** Too long to be held in memory, or of a length that nobody tells. */

@@ -1,6 +1,6 @@
 import {
   closeSync,
-  existsSync,
+  constants,
   fdatasync,
   fdatasyncSync,
   fsyncSync,
@@ -10,7 +10,6 @@ import {
   readdirSync,
   readFileSync,
   readSync,
-  renameSync,
   statSync,
   unlinkSync,
   writeFileSync,
@@ -85,6 +84,8 @@ export class Spool {
   readonly #now: () => number;
   #segments: Segment[] = [];
   #fd = -1;
+  /** The file that notes what was acknowledged. */
+  readonly #noted: number;
   #bytes = 0;
   /** The length of the current segment's file, with the room at its end. */
   #allocated = 0;
@@ -113,6 +114,7 @@ export class Spool {
     this.#segmentBytes = Math.max(1024, Math.min(4 * 1024 * 1024, Math.floor(options.maxBytes / 8)));
     this.#outcomeWaitMs = options.outcomeWaitMs;
     this.#now = options.now ?? Date.now;
+    this.#noted = openSync(this.#file('acknowledged'), constants.O_RDWR | constants.O_CREAT, 0o600);
   }
 
   /**
@@ -226,8 +228,8 @@ export class Spool {
     this.#acknowledged = through;
     this.#start = end;
     // Not flushed: after a crash that loses this, events are sent again, which changes nothing.
-    writeFileSync(this.#file('acknowledged.new'), `${through}\n`);
-    renameSync(this.#file('acknowledged.new'), this.#file('acknowledged'));
+    const digits = String(through).padStart(16, '0');
+    writeSync(this.#noted, `${digits} ${crc32(digits).toString(16).padStart(8, '0')}\n`, 0);
     const { bytes } = this.#segments.at(-1)!;
     const idle = this.pending === 0 && this.#queue.length === 0 && !this.#flushing;
     if (idle && bytes > this.#segmentBytes / 2) this.#rotate();
@@ -258,6 +260,7 @@ export class Spool {
     await this.#flushNow();
     if (!this.#broken) ftruncateSync(this.#fd, this.#segments.at(-1)!.bytes);
     closeSync(this.#fd);
+    closeSync(this.#noted);
     this.#lock.close();
   }
 
@@ -368,9 +371,7 @@ export class Spool {
       return { first: Number(name.slice(0, 16)), bytes: statSync(this.#file(name)).size };
     });
     const first = this.#segments[0]?.first ?? 1;
-    const file = this.#file('acknowledged');
-    const noted = existsSync(file) ? Number(readFileSync(file, 'utf8')) : 0;
-    this.#acknowledged = Math.max(Number.isSafeInteger(noted) ? noted : 0, first - 1);
+    this.#acknowledged = Math.max(this.#readNoted(), first - 1);
     this.#last = first - 1;
     this.#start = { segment: first, offset: 0 };
 
@@ -417,6 +418,12 @@ export class Spool {
     }
     // The process that let these through is gone: nobody will tell what became of them.
     for (const seq of open) this.#open.set(seq, 0);
+  }
+
+  /** What was acknowledged by the last note of it; 0 where there is none that is whole, and all is sent again. */
+  #readNoted(): number {
+    const [, digits = '', sum] = /^(\d{16}) ([0-9a-f]{8})\n$/.exec(readFileSync(this.#noted, 'utf8')) ?? [];
+    return sum === crc32(digits).toString(16).padStart(8, '0') ? Number(digits) : 0;
   }
 
   #damage(segment: Segment, offset: number, what: string): SpoolError {

@@ -315,3 +315,26 @@ test('what the control plane refuses for good is kept beside', async () => {
     event: { event_id: 'a' },
   });
 });
+
+test('with a note of what was sent that is not whole, all that is there is sent again', async () => {
+  const dir = temporary();
+  const spool = open(dir);
+  for (const id of ['a', 'b', 'c']) await spool.append(event(id), false);
+  spool.acknowledge((await spool.batch(2, 1e6))!);
+  await spool.close();
+  const note = path.join(dir, 'acknowledged');
+  const whole = readFileSync(note, 'utf8');
+  const left = async () => {
+    const again = open(dir);
+    const pending = again.pending;
+    await again.close();
+    return pending;
+  };
+  expect(await left()).toBe(1);
+  for (const spoiled of ['', whole.slice(0, -3), whole.replace('2', '3'), 'x'.repeat(26)]) {
+    writeFileSync(note, spoiled);
+    expect(await left(), spoiled).toBe(3);
+  }
+  writeFileSync(note, whole);
+  expect(await left()).toBe(1);
+});
