@@ -141,6 +141,8 @@ export const Policy = defineEntity({
     liveVersion: p.integer().nullable(),
     machineVersion: p.integer(),
     machineContext: p.json<PolicyContext>().columnType('jsonb'),
+    /** Whether `machineContext` has an open review. */
+    reviewOpen: p.boolean().generated(`(machine_context->>'openReview' is not null) stored`),
     /** What the newest revision mentions, for the list's filters. */
     roles: p.array(),
     anyRole: p.boolean(),

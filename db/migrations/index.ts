@@ -4,6 +4,7 @@ import { SingleSignOn } from './0003-sso.ts';
 import { Subscriptions } from './0004-subscriptions.ts';
 import { AuditSearch } from './0005-audit-search.ts';
 import { HoldsByExpiry } from './0006-holds-by-expiry.ts';
+import { OpenReviews } from './0007-open-reviews.ts';
 
 /** Every migration in order. A name never changes once it was released. */
 export const migrations = [
@@ -13,4 +14,5 @@ export const migrations = [
   { name: '0004-subscriptions', class: Subscriptions },
   { name: '0005-audit-search', class: AuditSearch },
   { name: '0006-holds-by-expiry', class: HoldsByExpiry },
+  { name: '0007-open-reviews', class: OpenReviews },
 ];

@@ -57,6 +57,17 @@ export interface PolicyView {
   scopes: string[];
 }
 
+/** A break-glass deployment that waits for an approver other than its actor. */
+export interface OpenReview {
+  version: number;
+  actor: string;
+  reason?: string;
+  opened_at?: string;
+}
+
+/** What the list is asked for: policies on which somebody must decide. */
+export const REVIEWS = ['open', 'break_glass'] as const;
+
 /** A statement that no request meets: agents have ids. */
 const NO_RULE = 'forbid(principal == Agent::"", action, resource == Tool::"");';
 
@@ -278,34 +289,47 @@ export class Policies {
     );
   }
 
+  /** The last changed first; with `review`, those on top that are enforced without one. */
   async list(
     tenantId: string,
     filter: {
       status?: PolicyState | undefined;
+      review?: (typeof REVIEWS)[number] | undefined;
       agent_role?: string | undefined;
       scope?: string | undefined;
       limit: number;
       offset: number;
     },
-  ): Promise<{ policies: PolicyView[]; total: number }> {
+  ): Promise<{ policies: (PolicyView & { open_review: OpenReview | null })[]; total: number }> {
     const where: QBFilterQuery<PolicyRow>[] = [];
     if (filter.status) where.push({ status: filter.status });
+    if (filter.review === 'break_glass') where.push({ reviewOpen: true });
+    if (filter.review === 'open') where.push({ $or: [{ reviewOpen: true }, { status: 'pending_approval' }] });
     // a statement without a named role applies to agents of every role
     if (filter.agent_role) where.push({ $or: [{ roles: { $contains: [filter.agent_role] } }, { anyRole: true }] });
     if (filter.scope) where.push({ scopes: { $contains: [filter.scope] } });
     const [rows, total] = await this.#db
       .reader(tenantId)
       .findAndCount(Policy, where.length > 0 ? { $and: where } : {}, {
-        orderBy: { updatedAt: 'desc', id: 'asc' },
+        orderBy: { ...(filter.review && { reviewOpen: 'desc' }), updatedAt: 'desc', id: 'asc' },
         limit: filter.limit,
         offset: filter.offset,
       });
     if (rows.length === 0) return { policies: [], total };
-    const revisions = await this.#db
-      .reader(tenantId)
-      .find(PolicyRevision, { $or: rows.map((row) => ({ policyId: row.id, version: row.version })) });
-    const newest = new Map(revisions.map((revision) => [revision.policyId, revision]));
-    return { policies: rows.map((row) => view(row, newest.get(row.id)!)), total };
+    const shown = rows.flatMap(({ id: policyId, version, machineContext: { openReview } }) => [
+      { policyId, version },
+      ...(openReview && openReview.version !== version ? [{ policyId, version: openReview.version }] : []),
+    ]);
+    const revisions = Map.groupBy(
+      await this.#db.reader(tenantId).find(PolicyRevision, { $or: shown }),
+      ({ policyId }) => policyId,
+    );
+    const policies = rows.map((row) => {
+      const own = revisions.get(row.id)!;
+      const newest = own.find(({ version }) => version === row.version)!;
+      return { ...view(row, newest), open_review: openReviewOf(row, own) };
+    });
+    return { policies, total };
   }
 
   /** The policy with its versions, newest first. NOT_FOUND when the tenant has no such policy. */
@@ -316,7 +340,7 @@ export class Policies {
       .find(PolicyRevision, { policyId: id }, { orderBy: { version: 'desc' } });
     return {
       ...view(policy, revisions[0]!),
-      open_review: policy.machineContext.openReview,
+      open_review: openReviewOf(policy, revisions),
       versions: revisions.map((revision) => versionView(revision, policy.liveVersion ?? null)),
     };
   }
@@ -581,6 +605,18 @@ function view(policy: PolicyRow, newest: PolicyRevisionRow): PolicyView {
     updated_at: policy.updatedAt.toISOString(),
     live_version: policy.liveVersion ?? null,
     scopes: policy.scopes,
+  };
+}
+
+function openReviewOf(policy: PolicyRow, revisions: readonly PolicyRevisionRow[]): OpenReview | null {
+  const open = policy.machineContext.openReview;
+  if (!open) return null;
+  const revision = revisions.find(({ version }) => version === open.version);
+  const broken = revision?.reviews.findLast(({ status }) => status === 'break_glass');
+  return {
+    ...open,
+    ...(broken && { opened_at: broken.decided_at }),
+    ...(broken?.comment !== undefined && { reason: broken.comment }),
   };
 }
 

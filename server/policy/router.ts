@@ -5,7 +5,7 @@ import { type Principal, personOf } from '../auth/scopes.ts';
 import { AppError } from '../errors.ts';
 import type { Verdict } from './evaluate.ts';
 import { LIMITS } from './language/scan.ts';
-import type { By, Policies } from './policies.ts';
+import { type By, type Policies, REVIEWS } from './policies.ts';
 import { HOLD_TYPES } from './types.ts';
 
 const STATUSES = ['draft', 'pending_approval', 'deployed', 'revoked'] as const;
@@ -53,6 +53,15 @@ const VersionOut = z
     reviews: z.array(ReviewOut).optional(),
   })
   .meta({ id: 'PolicyVersion' });
+
+const OpenReviewOut = z
+  .object({
+    version: z.int(),
+    actor: z.string().describe('who broke the glass, and cannot close the review'),
+    reason: z.string().optional(),
+    opened_at: z.iso.datetime().optional(),
+  })
+  .meta({ id: 'OpenReview', description: 'A break-glass deployment that waits for an approver other than its actor' });
 
 const DiagnosticOut = z.object({ line: z.int(), column: z.int(), message: z.string() }).meta({ id: 'Diagnostic' });
 
@@ -125,13 +134,26 @@ export function policyRouter(
       .input(
         z.strictObject({
           status: z.enum(STATUSES).optional(),
+          review: z
+            .enum(REVIEWS)
+            .optional()
+            .describe(
+              'open: on which somebody must decide, those first where the glass was broken, then those in review; break_glass: the former alone',
+            ),
           agent_role: text(200).optional(),
           scope: text(100).optional(),
           limit: z.int().min(1).max(200).default(50),
           offset: z.int().min(0).max(1_000_000).default(0),
         }),
       )
-      .output(z.object({ policies: z.array(PolicyOut), total: z.int(), limit: z.int(), offset: z.int() }))
+      .output(
+        z.object({
+          policies: z.array(PolicyOut.extend({ open_review: OpenReviewOut.nullable() })),
+          total: z.int(),
+          limit: z.int(),
+          offset: z.int(),
+        }),
+      )
       .query(async ({ ctx, input }) => ({
         ...(await policies.list(ctx.tenantId, input)),
         limit: input.limit,
@@ -230,10 +252,7 @@ export function policyRouter(
       .input(z.strictObject(Id))
       .output(
         PolicyOut.extend({
-          open_review: z
-            .object({ version: z.int(), actor: z.string() })
-            .nullable()
-            .describe('a break-glass deployment that waits for an approver other than its actor'),
+          open_review: OpenReviewOut.nullable(),
           versions: z.array(VersionOut),
         }),
       )

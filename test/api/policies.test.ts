@@ -88,8 +88,33 @@ describe('with required approval', () => {
       reason: 'incident',
     });
     expect(glass.body).toMatchObject({ status: 'deployed', version: 3, live_version: 3 });
-    await server.call(403, 'POST /v1/policies/p/approve', chief, { version: 3 });
-    await server.call(200, 'POST /v1/policies/p/approve', approver, { version: 3 });
+    // what somebody must decide on: the broken glass first, though another policy was changed later
+    await server.call(201, 'POST /v1/policies', author, { id: 'q', dsl_source: PERMIT });
+    await server.call(200, 'POST /v1/policies/q/submit', author, {});
+    await server.call(201, 'POST /v1/policies', author, { id: 'r', dsl_source: PERMIT });
+    const toReview = async (review: string, more = '') => {
+      const { body } = await server.call<{ policies: PolicyAnswer[]; total: number }>(
+        200,
+        `GET /v1/policies?review=${review}${more}`,
+        approver,
+      );
+      return { ids: body.policies.map(({ id }) => id), total: body.total, first: body.policies[0] };
+    };
+    const opened = { version: 3, actor: chief.userId, reason: 'incident', opened_at: expect.any(String) };
+    expect(await toReview('open')).toMatchObject({ ids: ['p', 'q'], total: 2, first: { open_review: opened } });
+    expect(await toReview('open', '&limit=1&offset=1')).toMatchObject({ ids: ['q'], total: 2 });
+    expect(await toReview('break_glass')).toMatchObject({ ids: ['p'], total: 1 });
+    expect(await toReview('break_glass', '&status=draft')).toMatchObject({ ids: [], total: 0 });
+    // a newer draft does not close it, and its reason stays with the version that it was given for
+    await server.call(200, 'PUT /v1/policies/p', author, { dsl_source: FORBID });
+    expect(await toReview('break_glass')).toMatchObject({
+      first: { status: 'draft', version: 4, open_review: opened },
+    });
+    await server.call(200, 'POST /v1/policies/p/rollback', author, { target_version: 3 });
+    await server.call(200, 'POST /v1/policies/p/break-glass', chief, { reason: 'incident' });
+    await server.call(403, 'POST /v1/policies/p/approve', chief, { version: 5 });
+    await server.call(200, 'POST /v1/policies/p/approve', approver, { version: 5 });
+    expect(await toReview('break_glass')).toMatchObject({ ids: [], total: 0 });
     await server.call(200, 'DELETE /v1/policies/p', chief, { reason: 'over' });
     const audit = await server.call<{ records: { action: string; severity: string; reason?: string }[] }>(
       200,
@@ -99,6 +124,9 @@ describe('with required approval', () => {
     expect(audit.body.records.map((r) => r.action)).toEqual([
       'policy.revoked',
       'policy.approved',
+      'policy.break_glass',
+      'policy.rolled_back',
+      'policy.updated',
       'policy.break_glass',
       'policy.updated',
       'policy.submitted',
