@@ -97,6 +97,8 @@ const policy = createRoute({
 const reviewQueue = createRoute({
   ...below,
   path: '/review',
+  validateSearch: ({ page }: Record<string, unknown>): { page?: number } =>
+    Number.isInteger(page) && Number(page) > 1 ? { page: Number(page) } : {},
   component: lazy(() => import('./pages/review/queue.tsx'), 'ReviewQueue'),
 });
 const review = createRoute({

@@ -107,5 +107,30 @@ describeInBrowser('a policy', () => {
     await dialog.getByRole('button', { name: 'Enforce version 3 now' }).click();
     await page.getByText('Deployed by breaking the glass').waitFor();
     expect(await evaluate(server, tenant, 'read')).toMatchObject({ decision: 'allow' });
+
+    // it is on top of what waits for a second person, and not for the one who did it
+    const author = await tenant.person('author');
+    await server.call(201, 'POST /v1/policies', author, { id: 'other', dsl_source: GUARD });
+    await server.call(200, 'POST /v1/policies/other/submit', author, {});
+    const approver = await browser.visitor(await tenant.person('approver'));
+    const queue = approver.page.getByRole('table', { name: 'Policies to review' }).getByRole('row');
+    await approver.open('/');
+    await approver.page.getByText('glass broken on guard').waitFor();
+    await approver.page.getByRole('link', { name: 'Review 2 waiting' }).click();
+    await queue.nth(1).getByText('Glass broken').waitFor();
+    await queue.nth(1).getByText('incident 7').waitFor();
+    await queue.nth(2).getByText('In review').waitFor();
+    await approver.assertAccessible();
+    await page.getByRole('link', { name: 'close the review' }).click();
+    await page.getByText('who broke the glass cannot close its review').waitFor();
+    await approver.page.getByRole('link', { name: 'guard' }).click();
+    await approver.page.getByText('Approving closes the review').waitFor();
+    await approver.assertAccessible();
+    await approver.page.getByRole('button', { name: 'Approve version 3' }).click();
+    await approver.page.getByRole('dialog').getByRole('button', { name: 'Approve' }).click();
+    await approver.page.getByText('Nothing to decide').waitFor();
+    await approver.page.getByRole('link', { name: 'Review 1 waiting' }).click();
+    await queue.nth(1).getByText('other').waitFor();
+    expect(await queue.count()).toBe(2);
   });
 });

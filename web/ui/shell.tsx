@@ -72,7 +72,7 @@ function Navigation() {
   const me = useMe();
   const counts = {
     holds: useQuery(trpc.escrow.list.queryOptions({ status: 'held', limit: 1 })).data?.total ?? 0,
-    reviews: useQuery(trpc.policies.list.queryOptions({ status: 'pending_approval', limit: 1 })).data?.total ?? 0,
+    reviews: useQuery(trpc.policies.list.queryOptions({ review: 'open', limit: 1 })).data?.total ?? 0,
   };
   const entries = NAV.filter(({ least }) => me.has(least));
   return (

@@ -136,18 +136,21 @@ function Holds() {
 }
 
 function Reviews() {
-  const { data } = useQuery(trpc.policies.list.queryOptions({ status: 'pending_approval', limit: 1 }));
+  const { data } = useQuery(trpc.policies.list.queryOptions({ review: 'open', limit: 1 }));
+  const first = data?.policies[0];
+  const broken = first?.open_review;
   return (
     <Tile
       icon={IconGitPullRequest}
       title="Policies to review"
       to="/review"
       value={data?.total ?? '–'}
-      tone={data?.total ? 'wait' : undefined}
+      tone={broken ? 'bad' : data?.total ? 'wait' : undefined}
     >
-      {data?.policies[0] ? (
+      {first ? (
         <>
-          {data.policies[0].id}, <When at={data.policies[0].updated_at} />
+          {broken ? 'glass broken on ' : null}
+          {first.id}, <When at={broken?.opened_at ?? first.updated_at} />
         </>
       ) : (
         'all reviewed'

@@ -74,8 +74,8 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
     >
       {policy.open_review ? (
         <Notice tone="wait" title="Deployed by breaking the glass">
-          Version {policy.open_review.version} was enforced without approval by {name(policy.open_review.actor)}.
-          Another approver must look at it and{' '}
+          Version {policy.open_review.version} was enforced without approval by {name(policy.open_review.actor)}
+          {policy.open_review.reason ? `: “${policy.open_review.reason}”` : ''}. Another approver must look at it and{' '}
           <Link to="/review/$id" params={{ id: policy.id }}>
             close the review
           </Link>

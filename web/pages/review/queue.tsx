@@ -1,54 +1,103 @@
-import { IconGitPullRequest } from '@tabler/icons-react';
-import { useQuery } from '@tanstack/react-query';
-import { useNavigate } from '@tanstack/react-router';
+import { IconGitPullRequest, IconHammer } from '@tabler/icons-react';
+import { keepPreviousData, useQuery } from '@tanstack/react-query';
+import { getRouteApi } from '@tanstack/react-router';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
+import { Pager } from '../../ui/pager.tsx';
 import { EmptyState } from '../../ui/states.tsx';
-import { Tag } from '../../ui/status.tsx';
+import { PolicyTag, Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 
-/** The versions that wait for a second person. */
+const route = getRouteApi('/app/review');
+const PER_PAGE = 50;
+
+/** What waits for a second person: versions that are enforced without a review, then those that are not yet. */
 export function ReviewQueue() {
-  const navigate = useNavigate();
+  const { page = 1 } = route.useSearch();
+  const navigate = route.useNavigate();
   const me = useMe();
   const name = usePeople();
-  const query = useQuery(trpc.policies.list.queryOptions({ status: 'pending_approval', limit: 200 }));
+  const query = useQuery(
+    trpc.policies.list.queryOptions(
+      { review: 'open', limit: PER_PAGE, offset: (page - 1) * PER_PAGE },
+      { placeholderData: keepPreviousData },
+    ),
+  );
   type Row = NonNullable<typeof query.data>['policies'][number];
   const columns: Column<Row>[] = [
     {
       header: 'Policy',
       main: true,
       cell: (row) => (
-        <PageLink to="/review/$id" params={{ id: row.id }} fw={600} c="inherit">
-          {row.id}
-        </PageLink>
+        <>
+          <PageLink to="/review/$id" params={{ id: row.id }} fw={600} c="inherit">
+            {row.id}
+          </PageLink>
+          {row.open_review?.reason ? (
+            <div className="dim" style={{ fontWeight: 400, maxWidth: '48ch' }}>
+              {row.open_review.reason}
+            </div>
+          ) : null}
+        </>
       ),
+    },
+    {
+      header: 'Waits as',
+      cell: (row) =>
+        row.open_review ? (
+          <Tag tone="bad" icon={IconHammer}>
+            Glass broken
+          </Tag>
+        ) : (
+          <PolicyTag status={row.status} />
+        ),
+      width: 150,
     },
     {
       header: 'Version',
-      cell: (row) => (
-        <span>
-          {row.version}{' '}
-          <span className="dim">{row.live_version === null ? 'new' : `replaces ${row.live_version}`}</span>
-        </span>
-      ),
+      cell: ({ open_review, version, live_version, status }) =>
+        open_review ? (
+          <span>
+            {open_review.version}{' '}
+            <span className="dim">
+              {live_version === open_review.version ? 'is enforced' : 'was enforced'}
+              {version === open_review.version
+                ? ''
+                : `, ${version} is ${status === 'pending_approval' ? 'in review' : status === 'draft' ? 'a draft' : 'the newest'}`}
+            </span>
+          </span>
+        ) : (
+          <span>
+            {version} <span className="dim">{live_version === null ? 'new' : `replaces ${live_version}`}</span>
+          </span>
+        ),
     },
     {
-      header: 'Author',
-      cell: (row) => (
-        <span>
-          {name(row.author_id)} {row.author_id === me.id ? <Tag tone="quiet">you</Tag> : null}
-        </span>
-      ),
+      header: 'By',
+      cell: ({ open_review, author_id }) => {
+        const id = open_review?.actor ?? author_id;
+        return (
+          <span>
+            {name(id)} {id === me.id ? <Tag tone="quiet">you</Tag> : null}
+          </span>
+        );
+      },
     },
-    { header: 'Waits since', cell: (row) => <When at={row.updated_at} />, align: 'right' },
+    {
+      header: 'Waits since',
+      cell: ({ open_review, updated_at }) => <When at={open_review?.opened_at ?? updated_at} />,
+      align: 'right',
+    },
   ];
   return (
-    <Page title="Review" lead="Versions that wait for someone other than their author.">
+    <Page
+      title="Review"
+      lead="Versions that wait for someone other than who wrote them, or who broke the glass for them."
+    >
       <DataTable
         label="Policies to review"
         columns={columns}
@@ -59,9 +108,15 @@ export function ReviewQueue() {
         onOpen={(row) => void navigate({ to: '/review/$id', params: { id: row.id } as never })}
         empty={
           <EmptyState icon={IconGitPullRequest} title="Nothing waits for review">
-            When an author submits a version it appears here by itself.
+            When an author submits a version, or someone breaks the glass, it appears here by itself.
           </EmptyState>
         }
+      />
+      <Pager
+        page={page}
+        size={PER_PAGE}
+        total={query.data?.total ?? 0}
+        onPage={(to) => void navigate({ search: to > 1 ? { page: to } : {} })}
       />
     </Page>
   );

@@ -74,6 +74,17 @@ function Review({ policy }: { policy: PolicyDetail }) {
           </Button>
         </Notice>
       )}
+      {policy.open_review ? (
+        <Notice tone="bad" title="Enforced by breaking the glass">
+          {name(policy.open_review.actor)} had version {policy.open_review.version} enforced without approval
+          {policy.open_review.opened_at ? (
+            <>
+              , <When at={policy.open_review.opened_at} />
+            </>
+          ) : null}
+          .{policy.open_review.reason ? <p className="remark">{policy.open_review.reason}</p> : null}
+        </Notice>
+      ) : null}
       {version?.note ? (
         <p className="remark" style={{ marginBottom: 12 }}>
           {version.note}
@@ -223,9 +234,11 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
         Decide version {version}
       </Title>
       <Text c="dimmed" mb="sm">
-        {policy.open_review
-          ? 'It is enforced already, without approval. Approving closes the review.'
-          : 'Once approved it is enforced by every proxy within one poll interval.'}
+        {policy.open_review === null
+          ? 'Once approved it is enforced by every proxy within one poll interval.'
+          : policy.open_review.version === version
+            ? 'It is enforced already, without approval. Approving closes the review.'
+            : 'Once approved it is enforced in place of the one that the glass was broken for. That closes the review.'}
       </Text>
       <Group gap="xs">
         <Button disabled={why !== undefined} aria-describedby="why-not" onClick={() => setOpen('approve')}>
@@ -254,7 +267,10 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
         reason={{ label: 'Comment' }}
         onConfirm={async (comment) => {
           await approve.mutateAsync({ ...input, ...(comment && { comment }) });
-          toastDone('Approved', `Version ${version} is enforced.`);
+          toastDone(
+            'Approved',
+            `Version ${version} is enforced${policy.open_review ? ', and its review is closed' : ''}.`,
+          );
         }}
       >
         Your approval is bound to version {version}, as you see it here.
