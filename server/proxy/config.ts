@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { hostname } from 'node:os';
 import path from 'node:path';
+import { createSecureContext } from 'node:tls';
 import { z } from 'zod';
 
 const int = (fallback: number, min: number, max: number) => z.coerce.number().int().min(min).max(max).default(fallback);
@@ -32,6 +33,11 @@ const environment = z.object({
   SVC_PROXY_ROUTES: z.string().optional().describe('file with the route table (JSON)'),
   SVC_PROXY_HOST: z.string().default('127.0.0.1').describe('address to listen on; 0.0.0.0 for all'),
   SVC_PROXY_PORT: int(8081, 0, 65535).describe('port to listen on'),
+  SVC_PROXY_TLS_CERT_FILE: z
+    .string()
+    .optional()
+    .describe('certificate chain (PEM) to serve TLS with; read again on SIGHUP'),
+  SVC_PROXY_TLS_KEY_FILE: z.string().optional().describe('private key (PEM) of the certificate'),
   SVC_PROXY_DIR: z.string().default('./.proxy').describe('last good bundle, spooled events'),
   SVC_PROXY_ID: z
     .string()
@@ -70,7 +76,10 @@ const environment = z.object({
 
 const Header = z.string().regex(/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/, 'is not the name of a header');
 const common = {
-  path: z.string().regex(/^\/(?:[\w.~-]+(?:\/[\w.~-]+)*(?:\/\*)?|\*)?$/, 'must be a path such as /stripe/* or /stripe'),
+  path: z
+    .string()
+    .regex(/^\/(?:[\w.~-]+(?:\/[\w.~-]+)*(?:\/\*)?|\*)?$/, 'must be a path such as /stripe/* or /stripe')
+    .refine((path) => !/\/\.{1,2}(?:\/|$)/.test(path), 'must be a path without dot segments'),
   server: z.string().min(1).max(200).optional(),
   headers: z.record(Header, z.string()).default({}),
   timeout_seconds: z.number().positive().max(3600).optional(),
@@ -104,6 +113,8 @@ export interface ProxyConfig {
   readonly routes: readonly Route[];
   readonly host: string;
   readonly port: number;
+  /** Certificate and key as they are in their files now; undefined for plain HTTP. Throws a ConfigError. */
+  readonly tls: (() => { cert: string; key: string }) | undefined;
   readonly dir: string;
   readonly id: string | undefined;
   readonly scopes: readonly string[] | null;
@@ -148,6 +159,8 @@ export function readConfig(env: Record<string, string | undefined>, needs: { rou
     faults.push('SVC_PROXY_KEY or SVC_PROXY_KEY_FILE: is needed');
   const agentKey = attempt(() => oneOf(given, 'SVC_AGENT_KEY', AGENT_KEY));
   const pubkeys = attempt(() => fileOf(given, 'SVC_PROXY_PUBKEY_FILE'));
+  const tls = () => readTls(given);
+  attempt(tls);
   const table = attempt(() => fileOf(given, 'SVC_PROXY_ROUTES'));
   if (needs.routes && given.SVC_PROXY_ROUTES === undefined) faults.push('SVC_PROXY_ROUTES: is needed');
   const routes = needs.routes && table !== undefined ? attempt(() => readRoutes(table, given)) : [];
@@ -162,6 +175,7 @@ export function readConfig(env: Record<string, string | undefined>, needs: { rou
     routes,
     host: e.SVC_PROXY_HOST,
     port: e.SVC_PROXY_PORT,
+    tls: given.SVC_PROXY_TLS_CERT_FILE === undefined ? undefined : () => tls() as { cert: string; key: string },
     dir: path.resolve(e.SVC_PROXY_DIR),
     id: e.SVC_PROXY_ID,
     scopes: e.SVC_PROXY_SCOPES.length > 0 ? [...new Set(e.SVC_PROXY_SCOPES)].sort() : null,
@@ -207,6 +221,21 @@ function fileOf(env: Record<string, string | undefined>, name: string): string |
   } catch (error) {
     throw new Error(`${name}: the file cannot be read (${(error as NodeJS.ErrnoException).code})`);
   }
+}
+
+function readTls(env: Record<string, string | undefined>): { cert: string; key: string } | undefined {
+  const cert = fileOf(env, 'SVC_PROXY_TLS_CERT_FILE');
+  const key = fileOf(env, 'SVC_PROXY_TLS_KEY_FILE');
+  if (cert === undefined && key === undefined) return undefined;
+  if (cert === undefined || key === undefined) {
+    throw new ConfigError('SVC_PROXY_TLS_CERT_FILE and SVC_PROXY_TLS_KEY_FILE: give both');
+  }
+  try {
+    createSecureContext({ cert, key });
+  } catch {
+    throw new ConfigError('SVC_PROXY_TLS_CERT_FILE: is no certificate of the key in SVC_PROXY_TLS_KEY_FILE');
+  }
+  return { cert, key };
 }
 
 function readRoutes(text: string, env: Record<string, string | undefined>): Route[] {

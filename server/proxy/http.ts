@@ -95,7 +95,7 @@ export class HttpFront {
   readonly #own: ReadonlyMap<string, OwnPage>;
   readonly #log: Log;
   readonly #trusted: BlockList;
-  readonly #server: http.Server;
+  readonly #server: http.Server | https.Server;
   readonly #pools = {
     'http:': new http.Agent({ keepAlive: true, maxFreeSockets: 256, scheduling: 'lifo' }),
     'https:': new https.Agent({ keepAlive: true, maxFreeSockets: 256, scheduling: 'lifo' }),
@@ -120,9 +120,10 @@ export class HttpFront {
     this.#trusted = trustedAddresses(parts.config.trust);
     // Strict parsing is Node's default: a request with both Content-Length and Transfer-Encoding, or with a malformed
     // header, is answered 400 and its connection closed (RFC 9112 §6.3).
-    this.#server = http.createServer({ headersTimeout: 20_000, requestTimeout: 300_000 }, (request, response) => {
-      void this.#serve(request, response);
-    });
+    const timeouts = { headersTimeout: 20_000, requestTimeout: 300_000 };
+    const { tls } = parts.config;
+    this.#server = tls ? https.createServer({ ...timeouts, ...tls() }) : http.createServer(timeouts);
+    this.#server.on('request', (request, response) => void this.#serve(request, response));
     this.#server.on('connect', (_request, socket) => socket.destroy());
     this.#server.on('upgrade', (_request, socket) => {
       socket.end('HTTP/1.1 501 Not Implemented\r\nconnection: close\r\ncontent-length: 0\r\n\r\n');
@@ -135,7 +136,17 @@ export class HttpFront {
       this.#server.listen(this.#config.port, this.#config.host, resolve);
     });
     const { address, port, family } = this.#server.address() as AddressInfo;
-    return `http://${family === 'IPv6' ? `[${address}]` : address}:${port}`;
+    return `${this.#scheme}://${family === 'IPv6' ? `[${address}]` : address}:${port}`;
+  }
+
+  get #scheme(): 'http' | 'https' {
+    return this.#server instanceof https.Server ? 'https' : 'http';
+  }
+
+  /** Serves TLS with what is in the files now; connections that there are go on as they are. Throws a ConfigError. */
+  renewTls(): void {
+    const { tls } = this.#config;
+    if (tls && this.#server instanceof https.Server) this.#server.setSecureContext(tls());
   }
 
   /** Takes no more connections, lets the requests under way finish for at most so long, then cuts them. */
@@ -291,7 +302,7 @@ export class HttpFront {
     headers.host = url.host;
     if (sourceIp) headers['x-forwarded-for'] = sourceIp;
     if (request.headers.host) headers['x-forwarded-host'] = request.headers.host;
-    headers['x-forwarded-proto'] = 'http';
+    headers['x-forwarded-proto'] = this.#scheme;
     headers.via = [request.headers.via, '1.1 svc-proxy'].filter(Boolean).join(', ');
     return headers;
   }

@@ -290,6 +290,15 @@ async function serve(config: ProxyConfig): Promise<() => Promise<void>> {
   front.onRefusal = parts.count;
   const address = await front.listen();
   log.info({ address, routes: config.routes.length }, `listening on ${address}`);
+  const renew = () => {
+    try {
+      front.renewTls();
+      log.info('the certificate was read again');
+    } catch (error) {
+      log.error({ detail: (error as Error).message }, 'the certificate stays as it was');
+    }
+  };
+  if (config.tls) process.on('SIGHUP', renew);
   return async () => {
     log.info('stopping: what was begun is finished first');
     await Promise.all([front.stop(STOP_MS), mcp.stop()]);

@@ -135,34 +135,6 @@ describe('while the control plane is away', () => {
     expect(await proxy.exited()).toBe(0);
   }, 120_000);
 
-  test('a full spool lets nothing through, and a sent one does again', async () => {
-    const proxy = await make({ SVC_PROXY_SPOOL_MB: '1' }).start();
-    await proxy.ready();
-    way.cut();
-    let refused = false;
-    let before = 0;
-    while (!refused) {
-      before = upstream.received.length;
-      const answers = await Promise.all(
-        Array.from({ length: 50 }, () =>
-          fetch(`${proxy.url}/api/x`, { headers: { authorization: `Bearer ${world.agentKey}` } }),
-        ),
-      );
-      refused = answers.every(({ status }) => status === 503);
-      await Promise.all(answers.map((answer) => answer.arrayBuffer()));
-    }
-    expect(upstream.received).toHaveLength(before);
-    expect(await (await fetch(`${proxy.url}/readyz`)).json()).toMatchObject({ faults: ['spool'] });
-    const { svc_proxy_events_decided: decided } = await proxy.metrics();
-    way.mend();
-    await until(async () => (await proxy.metrics()).svc_proxy_spool_events === 0, 'everything is sent');
-    await proxy.call(200, 'GET /api/x', world.agentKey);
-    const after = await proxy.metrics();
-    expect(after.svc_proxy_events_decided).toBe(decided! + 1);
-    expect(after.svc_proxy_events_aside_total).toBe(0);
-    await proxy.kill();
-  }, 60_000);
-
   test('a hold that was released is consumed before anything is forwarded, or nothing is', async () => {
     const proxy = await make().start();
     await proxy.ready();

@@ -1,6 +1,22 @@
+import { X509Certificate } from 'node:crypto';
+import { writeFileSync } from 'node:fs';
+import https from 'node:https';
+import path from 'node:path';
+import type { TLSSocket } from 'node:tls';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { useServer } from '../helpers/server.ts';
-import { decisions, enforce, type Governed, governed, type Listed, ProxyProcess, Upstream, until } from './support.ts';
+import { TestCa } from '../helpers/tls.ts';
+import {
+  decisions,
+  enforce,
+  type Governed,
+  governed,
+  type Listed,
+  ProxyProcess,
+  temporaryDirectory,
+  Upstream,
+  until,
+} from './support.ts';
 
 const POLICY = `
 @id("read") permit(principal in AgentRole::"clerk", action, resource == Tool::"api") when { context has method && context.method == "GET" };
@@ -354,4 +370,76 @@ test('what was denied, allowed and held adds up, here and at the control plane',
   }
   const secrets = [world.agentKey, world.proxyKey, 'upstream-secret'];
   for (const secret of secrets) expect(proxy.output).not.toContain(secret);
+});
+
+test('the proxy serves TLS with the certificate of its files, and with a new one when it is told', async () => {
+  const ca = await TestCa.create();
+  const dir = temporaryDirectory();
+  const [cert, key] = [path.join(dir, 'cert.pem'), path.join(dir, 'key.pem')];
+  const renew = async () => {
+    const identity = await ca.issue(['127.0.0.1']);
+    writeFileSync(cert, identity.cert);
+    writeFileSync(key, identity.key);
+    return new X509Certificate(identity.cert).fingerprint256;
+  };
+  const first = await renew();
+  const files = { SVC_PROXY_TLS_CERT_FILE: cert, SVC_PROXY_TLS_KEY_FILE: key };
+  const own = await new ProxyProcess([{ path: '/api/*', to: upstream.url, tool: 'api' }], world.env).start(files);
+  expect(own.url).toMatch(/^https:/);
+  upstream.respond = (_request, response) => response.end('ok');
+  const ask = () =>
+    new Promise<{ status: number; fingerprint: string }>((resolve, reject) => {
+      const options = { ca: ca.cert, agent: false, headers: { authorization: `Bearer ${world.agentKey}` } };
+      const request = https.get(`${own.url}/api/tls`, options, (response) => {
+        const { fingerprint256 } = (response.socket as TLSSocket).getPeerCertificate();
+        response.resume().on('end', () => resolve({ status: response.statusCode!, fingerprint: fingerprint256 }));
+      });
+      request.on('error', reject);
+    });
+  expect(await ask()).toEqual({ status: 200, fingerprint: first });
+  expect(upstream.received.at(-1)!.headers['x-forwarded-proto']).toBe('https');
+
+  const second = await renew();
+  own.signal('SIGHUP');
+  await until(() => own.output.includes('the certificate was read again'), 'it was told');
+  expect(await ask()).toEqual({ status: 200, fingerprint: second });
+  writeFileSync(cert, 'no certificate');
+  own.signal('SIGHUP');
+  await until(() => own.output.includes('the certificate stays as it was'), 'it was told');
+  expect(await ask()).toEqual({ status: 200, fingerprint: second });
+  own.signal('SIGTERM');
+  expect(await own.exited()).toBe(0);
+});
+
+test('a proxy that is told to stop finishes what it began, takes nothing more, and sends what it recorded', async () => {
+  const own = await new ProxyProcess([{ path: '/api/*', to: upstream.url, tool: 'api' }], world.env).start();
+  await own.ready();
+  const { respond } = upstream;
+  const begun = new Promise<() => void>((resolve) => {
+    upstream.respond = (_request, response) => resolve(() => response.end('at last'));
+  });
+  try {
+    const slow = own.call(200, 'GET /api/slow', world.agentKey);
+    const finish = await begun;
+    own.signal('SIGTERM');
+    await until(() => own.output.includes('stopping: what was begun is finished first'), 'it is told to stop');
+    const refused = await until(
+      () =>
+        fetch(`${own.url}/healthz`).then(
+          () => undefined,
+          (error: Error) => error,
+        ),
+      'it takes no more connections',
+    );
+    expect((refused.cause as { code?: string }).code).toMatch(/ECONNREFUSED|ECONNRESET/);
+    finish();
+    const { text, headers } = await slow;
+    expect(text).toBe('at last');
+    expect(await own.exited()).toBe(0);
+    const id = headers.get('x-svc-event-id');
+    const event = await server.call(200, `GET /v1/events/${id}`, world.tenant.admin);
+    expect(event.body).toMatchObject({ decision: 'allow', outcome: 'HTTP 200' });
+  } finally {
+    upstream.respond = respond;
+  }
 });

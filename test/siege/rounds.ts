@@ -13,4 +13,6 @@ export const ROUNDS = {
   consumes: SIEGE ? 200 : 60,
   /** How often a key is revoked and used at once elsewhere. */
   revocations: SIEGE ? 300 : 20,
+  /** How long the control plane of a proxy is away, in milliseconds. */
+  awayMs: SIEGE ? 60_000 : 2000,
 } as const;
