@@ -53,13 +53,14 @@ export function verifyRoutes(parts: { db: Database; verifications: Verifications
   const report = async (call: PlainCall, chain: ChainName, result: VerifyResult) => {
     const principal = principalOf(call);
     if (result.verified && principal.kind !== 'session') return;
+    const { records_checked, first_mismatch_seq: place } = result;
     await parts.db.transaction(principal.tenantId, (em) =>
       parts.audit(em, principal.tenantId, {
         actor: actorOf(principal, call.context.ip),
         action: result.verified ? 'forensics.verified' : 'forensics.verification_failed',
         severity: result.verified ? 'info' : 'critical',
         target: { type: 'chain', id: chain },
-        detail: `${result.records_checked} records`,
+        detail: `${records_checked} records${place === undefined ? '' : `, the first mismatch is record ${place}`}`,
         reason: result.reason,
         requestId: call.context.requestId,
       }),

@@ -20,9 +20,16 @@ describeInBrowser('evidence', () => {
     const tenant = await tenantWithDecisions();
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('viewer'));
     await open('/forensics');
+    await page.getByText('Nobody has verified it yet').waitFor();
     await assertAccessible();
     await page.getByRole('button', { name: 'Verify now' }).click();
     await page.getByText('The chain is whole').waitFor();
+    // another person sees it without running it again
+    const other = await browser.visitor(await tenant.person('viewer'));
+    await other.open('/forensics');
+    await other.page.getByText('The chain was whole').waitFor();
+    await other.page.getByText(/@\S+ verified 41 records\./).waitFor();
+    await other.assertAccessible();
     await sql(
       server,
       `update forensic_record set line = replace(line, '"decision":"allow"', '"decision":"deny"')
@@ -36,6 +43,9 @@ describeInBrowser('evidence', () => {
     expect(await around.getByRole('listitem').count()).toBe(5);
     expect(await around.locator('[data-tone="bad"]').first().textContent()).toContain('Record 17');
     await assertAccessible();
+    await other.open('/forensics');
+    await other.page.getByText('The chain was broken').waitFor();
+    await other.page.getByText('the first mismatch is record 17').waitFor();
   });
 
   test('an export tells how many records it holds before it is made, and is downloaded as it was signed', async () => {
@@ -76,5 +86,8 @@ describeInBrowser('evidence', () => {
     expect(download.suggestedFilename()).toMatch(/\.csv$/);
     await page.getByRole('button', { name: 'Verify now' }).click();
     await page.getByText('The chain is whole').waitFor();
+    await open('/audit?action=forensics.verified');
+    await page.getByText('The chain was whole').waitFor();
+    await page.getByRole('button', { name: 'forensics.verified' }).waitFor();
   });
 });

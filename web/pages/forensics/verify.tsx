@@ -4,9 +4,11 @@ import { IconLinkOff, IconRosetteDiscountCheck, IconShieldSearch } from '@tabler
 import { useQuery } from '@tanstack/react-query';
 import { useEffect, useRef, useState } from 'react';
 import { toastProblem } from '../../lib/errors.tsx';
+import { queryClient } from '../../lib/query.ts';
 import { eventsOf } from '../../lib/sse.ts';
 import { duration } from '../../lib/time.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
+import { useLastVerified } from '../../lib/verified.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { Shown } from '../../ui/states.tsx';
@@ -54,6 +56,8 @@ export function VerifyPanel({ chain }: { chain: Chain }) {
         if (event === 'result') {
           const at = new Date().toISOString();
           setState({ name: 'done', verdict: data as Verdict, at, ms: Date.now() - since });
+          // it stands in the audit log now
+          void queryClient.invalidateQueries(trpc.chain.audit.pathFilter());
         }
       }
     } catch (error) {
@@ -81,11 +85,33 @@ export function VerifyPanel({ chain }: { chain: Chain }) {
           </Button>
         )}
       </Group>
-      <div role="status" style={{ marginTop: state.name === 'idle' ? 0 : 14 }}>
+      <div role="status" style={{ marginTop: 14 }}>
         {state.name === 'running' ? <Progress {...state} /> : null}
         {state.name === 'done' ? <Result chain={chain} {...state} /> : null}
+        {state.name === 'idle' ? <LastTime chain={chain} /> : null}
       </div>
     </Paper>
+  );
+}
+
+/** What was found when somebody last looked, whoever that was. */
+function LastTime({ chain }: { chain: Chain }) {
+  const last = useLastVerified(chain);
+  if (last === undefined) return null;
+  if (last === null) return <Text c="dimmed">Nobody has verified it yet.</Text>;
+  const whole = last.action === 'forensics.verified';
+  const Shape = whole ? IconRosetteDiscountCheck : IconLinkOff;
+  return (
+    <div className="verdict" data-tone={whole ? 'ok' : 'bad'}>
+      <Shape size={26} stroke={1.7} aria-hidden />
+      <strong>
+        The chain was {whole ? 'whole' : 'broken'} <When at={last.created_at} />
+      </strong>
+      <div>
+        {last.actor.email ?? `${last.actor.type.replaceAll('_', ' ')} ${last.actor.id}`} verified {last.detail}
+        {last.reason ? `: ${last.reason}` : ''}.
+      </div>
+    </div>
   );
 }
 

@@ -5,6 +5,7 @@ import { type ReactNode, useState } from 'react';
 import { problemOf } from '../../lib/errors.tsx';
 import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
+import { useLastVerified } from '../../lib/verified.ts';
 import { count, money } from '../../lib/words.ts';
 import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
@@ -212,12 +213,7 @@ function Destinations() {
 
 function Chain({ head }: { head: { seq: number; at: string } | null | undefined }) {
   const checkpoint = useQuery(trpc.chain.checkpoint.queryOptions({}, { retry: false, refetchInterval: 60_000 }));
-  const last = useQuery(
-    trpc.chain.audit.queryOptions(
-      { target_type: 'chain', target_id: 'forensics', limit: 1 },
-      { refetchInterval: 60_000 },
-    ),
-  ).data?.records[0];
+  const last = useLastVerified('forensics');
   const failed = last?.action === 'forensics.verification_failed';
   const none = checkpoint.error && problemOf(checkpoint.error).code === 'NOT_FOUND';
   return (
@@ -232,9 +228,9 @@ function Chain({ head }: { head: { seq: number; at: string } | null | undefined 
         <div>
           {failed ? 'verification failed' : 'verified'} <When at={last.created_at} />
         </div>
-      ) : (
+      ) : last === null ? (
         <div>not verified by anybody yet</div>
-      )}
+      ) : null}
       {checkpoint.data ? (
         <>
           signed up to #{checkpoint.data.seq.toLocaleString()}, <When at={checkpoint.data.created_at} />
