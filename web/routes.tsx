@@ -12,7 +12,7 @@ import { localPath, takeNext } from './lib/next.ts';
 import { onSignedOut, queryClient } from './lib/query.ts';
 import { meOptions } from './lib/session.ts';
 import { readHoldFilter } from './pages/approvals/filter.ts';
-import { readAuditFilter } from './pages/audit/filter.ts';
+import { readAuditSearch } from './pages/audit/filter.ts';
 import { readSearch } from './pages/decisions/search.ts';
 import { readPolicyFilter, readPolicyTab } from './pages/policies/search.ts';
 import { Broken, NotFound } from './ui/broken.tsx';
@@ -137,7 +137,7 @@ const forensics = createRoute({
 const audit = createRoute({
   ...below,
   path: '/audit',
-  validateSearch: readAuditFilter,
+  validateSearch: readAuditSearch,
   component: lazy(() => import('./pages/audit/audit.tsx'), 'Audit'),
 });
 

@@ -130,7 +130,7 @@ export async function listAudit(
   also((place) => `a.received_at < ${place}`, filter.until && new Date(filter.until));
   also((place) => `a.seq < ${place}`, filter.after && cursorSeq(filter.after));
   values.push(filter.limit + 1);
-  const rows = await db.query<{ seq: number; hash: Buffer; prev_hash: Buffer; line: string }>(
+  const rows = await db.query<AuditRow>(
     tenantId,
     `select a.seq, a.hash, p.hash as prev_hash, a.line from audit_record a
      join audit_record p on p.tenant_id = a.tenant_id and p.seq = a.seq - 1
@@ -146,6 +146,19 @@ export async function listAudit(
   };
 }
 
+/** One record of the audit log. NOT_FOUND when the tenant has no such record. */
+export async function getAudit(db: Database, tenantId: string, id: string): Promise<AuditRecord> {
+  const rows = await db.query<AuditRow>(
+    tenantId,
+    `select a.seq, a.hash, p.hash as prev_hash, a.line from audit_record a
+     join audit_record p on p.tenant_id = a.tenant_id and p.seq = a.seq - 1
+     where a.tenant_id = $1 and a.id = $2`,
+    [tenantId, id],
+  );
+  if (!rows[0]) throw new AppError('NOT_FOUND', 'there is no such record');
+  return auditRecord(rows[0]);
+}
+
 function cursorSeq(cursor: string): number {
   const [, seq] = /^a1:(\d{1,15})$/.exec(Buffer.from(cursor, 'base64url').toString('latin1')) ?? [];
   if (seq) return Number(seq);
@@ -154,7 +167,14 @@ function cursorSeq(cursor: string): number {
   });
 }
 
-function auditRecord(row: { seq: number; hash: Buffer; prev_hash: Buffer; line: string }): AuditRecord {
+interface AuditRow {
+  seq: number;
+  hash: Buffer;
+  prev_hash: Buffer;
+  line: string;
+}
+
+function auditRecord(row: AuditRow): AuditRecord {
   const r = JSON.parse(row.line) as Record<string, string>;
   return {
     id: r.id!,

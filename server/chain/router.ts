@@ -4,7 +4,7 @@ import { route, text, trpc } from '../api/trpc.ts';
 import { AUDIT_ACTIONS, type AuditAction } from '../auth/audit.ts';
 import { AppError } from '../errors.ts';
 import { recordsAround } from './around.ts';
-import { listAudit } from './audit.ts';
+import { getAudit, listAudit } from './audit.ts';
 import type { ChainName } from './record.ts';
 
 const Checkpoint = z
@@ -155,6 +155,15 @@ export function chainRouter(db: Database) {
       )
       .output(z.object({ records: z.array(AuditRecordOut), next_cursor: z.string().nullable(), has_more: z.boolean() }))
       .query(({ ctx, input }) => listAudit(db, ctx.tenantId, input)),
+
+    auditRecord: route(
+      'GET /v1/audit/{id}',
+      { keys: ['pipeline'], role: 'viewer' },
+      { summary: 'Read one record of the audit log', tag: 'audit', problems: ['NOT_FOUND'] },
+    )
+      .input(z.strictObject({ id: text(100) }))
+      .output(AuditRecordOut)
+      .query(({ ctx, input }) => getAudit(db, ctx.tenantId, input.id)),
 
     actions: route(
       'GET /v1/audit/actions',

@@ -508,6 +508,7 @@ export class Policies {
     const rules = machineRules(await this.#rules(tenantId));
     return this.#db.transaction(tenantId, async (em, notify) => {
       const policy = await lock(em, id);
+      const enforced = policy.liveVersion ?? null;
       const effects = step(policy, event(rules));
       const revision = await em.findOneOrFail(PolicyRevision, { policyId: id, version: policy.version });
       change(revision);
@@ -515,7 +516,9 @@ export class Policies {
       await em.flush();
       if (effects.some((effect) => effect.type === 'publish')) await notify('policies');
       await notify('revisions', id);
-      await this.#perform(em, policy, effects, by, { after: revision.contentHash, ...more });
+      const replaced = policy.liveVersion !== null && policy.liveVersion !== enforced ? enforced : null;
+      const detail = replaced === null ? undefined : `in place of version ${replaced}`;
+      await this.#perform(em, policy, effects, by, { after: revision.contentHash, detail, ...more });
       return view(policy, revision);
     });
   }

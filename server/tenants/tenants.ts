@@ -124,7 +124,7 @@ export class Tenants {
         ...by,
         action: 'settings.changed',
         target: { type: 'tenant', id: tenantId },
-        detail: Object.keys(patch).sort().join(', '),
+        detail: changesOf(Settings.parse(before), settings, patch),
         beforeHash: sha256Tag(canonicalJson(before)),
         afterHash: sha256Tag(canonicalJson(after)),
       });
@@ -210,3 +210,27 @@ export class Tenants {
 }
 
 const pointerPart = (name: string) => name.replaceAll('~', '~0').replaceAll('/', '~1');
+
+const MOST_SHOWN = 300;
+const MOST_TOLD = 4000;
+
+/** What a patch changes, for the audit log: each setting that it names, as it was and as it is. None of them is secret. */
+function changesOf(before: Settings, after: Settings, patch: SettingsPatch): string {
+  const cut = (text: string, most: number) => (text.length > most ? `${text.slice(0, most)}…` : text);
+  const words = (value: unknown) => (value === undefined ? 'the server’s' : cut(canonicalJson(value), MOST_SHOWN));
+  const change = (name: string, old: unknown, now: unknown) => {
+    const [was, is] = [words(old), words(now)];
+    return was === is ? `${name}: ${is}, as before` : `${name}: ${was} → ${is}`;
+  };
+  const names = (Object.keys(patch) as (keyof SettingsPatch)[]).sort();
+  const told = names.flatMap((name) => {
+    if (name !== 'approver_groups') return [change(name, before[name], after[name])];
+    const groups = [...new Set([...Object.keys(before[name]), ...Object.keys(after[name])])].sort();
+    const changed = groups.filter(
+      (group) => canonicalJson(before[name][group] ?? null) !== canonicalJson(after[name][group] ?? null),
+    );
+    if (changed.length === 0) return [`${name}: as before`];
+    return changed.map((group) => change(`${name}/${group}`, before[name][group] ?? null, after[name][group] ?? null));
+  });
+  return cut(told.join('; '), MOST_TOLD);
+}

@@ -86,6 +86,7 @@ const TABLE: Record<string, [role: string, keys: string, agent?: 'agent']> = {
   'GET /v1/forensics/packages': ['viewer', 'admin pipeline'],
   'GET /v1/forensics/packages/{id}/download': ['viewer', '-'],
   'GET /v1/audit': ['viewer', 'admin pipeline'],
+  'GET /v1/audit/{id}': ['viewer', 'admin pipeline'],
   'GET /v1/audit/verify': ['viewer', 'admin pipeline'],
   'GET /v1/audit/actions': ['viewer', 'admin pipeline'],
   'GET /v1/audit/export': ['viewer', 'admin pipeline'],

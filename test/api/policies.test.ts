@@ -116,11 +116,9 @@ describe('with required approval', () => {
     await server.call(200, 'POST /v1/policies/p/approve', approver, { version: 5 });
     expect(await toReview('break_glass')).toMatchObject({ ids: [], total: 0 });
     await server.call(200, 'DELETE /v1/policies/p', chief, { reason: 'over' });
-    const audit = await server.call<{ records: { action: string; severity: string; reason?: string }[] }>(
-      200,
-      'GET /v1/audit?target_id=p',
-      chief,
-    );
+    const audit = await server.call<{
+      records: { action: string; severity: string; reason?: string; detail: string }[];
+    }>(200, 'GET /v1/audit?target_id=p', chief);
     expect(audit.body.records.map((r) => r.action)).toEqual([
       'policy.revoked',
       'policy.approved',
@@ -137,6 +135,17 @@ describe('with required approval', () => {
       'policy.submitted',
       'policy.created',
     ]);
-    expect(audit.body.records[2]).toMatchObject({ severity: 'critical', reason: 'incident' });
+    expect(audit.body.records[2]).toMatchObject({
+      severity: 'critical',
+      reason: 'incident',
+      detail: 'version 5, in place of version 3',
+    });
+    expect(audit.body.records.slice(0, 5).map(({ detail }) => detail)).toEqual([
+      'version 5',
+      'version 5',
+      'version 5, in place of version 3',
+      'version 5, from version 3',
+      'version 4',
+    ]);
   });
 });

@@ -88,14 +88,33 @@ test('each change has its audit record, with the hashes of what was before and i
   expect(body.records).toMatchObject([
     {
       code: 'TEN002I',
-      detail: 'approval_required, self_approval',
+      detail: 'approval_required: false → true; self_approval: false → true',
       before_hash: hashes[1],
       after_hash: hashes[2],
       actor: { id: person.userId },
       target: { type: 'tenant', id: tenant.id },
     },
-    { code: 'TEN002I', detail: 'poll_seconds', before_hash: hashes[0], after_hash: hashes[1] },
+    { code: 'TEN002I', detail: 'poll_seconds: the server’s → 5', before_hash: hashes[0], after_hash: hashes[1] },
   ]);
+});
+
+test('the audit record of groups names those that changed, with who was in them and who is', async () => {
+  const { admin } = await server.tenant();
+  const groups = { finance: [admin.userId], legal: [] };
+  for (const approver_groups of [groups, { ...groups, legal: [admin.userId] }, { legal: [admin.userId] }]) {
+    await server.call(200, 'PATCH /v1/settings', admin, { approver_groups, self_approval: false });
+  }
+  const line = 'GET /v1/audit?action=settings.changed';
+  const { body } = await server.call<{ records: { id: string; detail: string }[] }>(200, line, admin);
+  const user = `["${admin.userId}"]`;
+  const same = 'self_approval: false, as before';
+  expect(body.records.map(({ detail }) => detail)).toEqual([
+    `approver_groups/finance: ${user} → null; ${same}`,
+    `approver_groups/legal: [] → ${user}; ${same}`,
+    `approver_groups/finance: null → ${user}; approver_groups/legal: null → []; ${same}`,
+  ]);
+  const one = await server.call(200, `GET /v1/audit/${body.records[0]!.id}`, admin);
+  expect(one.body).toEqual(body.records[0]);
 });
 
 test('changes at the same time are all kept', async () => {

@@ -31,5 +31,17 @@ describeInBrowser('the stream of decisions', () => {
     expect(await page.getByRole('textbox', { name: 'Tool' }).inputValue()).toBe('other');
     await page.getByRole('button', { name: /^other: Denied/ }).waitFor();
     expect(await page.getByRole('button', { name: /: Denied|: Allowed/ }).count()).toBe(1);
+    await page.getByRole('button', { name: /^other: Denied/ }).click();
+    const drawer = page.getByRole('dialog');
+    for (const fact of ['Rule that decided', 'Place in the chain', 'Input hash', 'Action hash']) {
+      await drawer.getByText(fact, { exact: true }).waitFor();
+    }
+    await drawer.getByRole('button', { name: 'Copy curl' }).waitFor();
+    await visitor.assertAccessible();
+    await page.goBack();
+    await drawer.waitFor({ state: 'detached' });
+    await page.getByRole('textbox', { name: 'Tool' }).fill('nothing');
+    await page.getByRole('button', { name: 'Clear the filters' }).click();
+    await page.getByRole('button', { name: /^read:/ }).waitFor();
   });
 });

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { event, sql } from '../helpers/api.ts';
+import { deploy, event, GUARD, sql } from '../helpers/api.ts';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 
@@ -76,9 +76,18 @@ describeInBrowser('evidence', () => {
     expect(await page.getByRole('table', { name: 'Audit records' }).getByRole('row').count()).toBe(2);
     await assertAccessible();
     await row.click();
-    await page.getByRole('dialog').getByText('self_approval').waitFor();
+    await page.getByRole('dialog').getByText('self_approval: false → true').waitFor();
     await assertAccessible();
+    // its address opens it again, and going back closes it
+    await page.waitForURL(/record=aud_/);
+    const address = page.url();
+    await page.goBack();
+    await page.getByRole('dialog').waitFor({ state: 'detached' });
+    await row.waitFor();
+    await page.goto(address);
+    await page.getByRole('dialog').getByText('self_approval: false → true').waitFor();
     await page.getByRole('button', { name: 'Close' }).click();
+    await page.getByRole('dialog').waitFor({ state: 'detached' });
     const [download] = await Promise.all([
       page.waitForEvent('download'),
       page.getByRole('link', { name: 'CSV', exact: true }).click(),
@@ -89,5 +98,13 @@ describeInBrowser('evidence', () => {
     await open('/audit?action=forensics.verified');
     await page.getByText('The chain was whole').waitFor();
     await page.getByRole('button', { name: 'forensics.verified' }).waitFor();
+
+    await deploy(server, tenant.admin, 'guard', GUARD);
+    await server.call(200, 'PUT /v1/policies/guard', tenant.admin, { dsl_source: GUARD.replace('"read"', '"write"') });
+    await open('/audit?target_id=guard&action=policy.updated');
+    await page.getByRole('button', { name: 'policy.updated' }).click();
+    await page.getByRole('link', { name: 'What changed from version 1 to 2' }).click();
+    await page.waitForURL(/policies\/guard\?tab=diff&from=1&to=2/);
+    await page.getByText('version 1 → version 2').first().waitFor();
   });
 });

@@ -186,6 +186,8 @@ export interface World {
   session: string;
   invite: string;
   subscription: string;
+  /** A record of the audit log. */
+  audit: string;
 }
 
 export async function makeWorld(server: TestServer): Promise<World> {
@@ -211,6 +213,7 @@ export async function makeWorld(server: TestServer): Promise<World> {
   const subscription = await server.call<{ id: string }>(201, 'POST /v1/subscriptions', admin, {
     ...BODIES['POST /v1/subscriptions'],
   });
+  const audit = await server.call<{ records: { id: string }[] }>(200, 'GET /v1/audit?limit=1', admin);
   return {
     tenant,
     credential: { admin, adminKey: tenant.admin, agent },
@@ -224,6 +227,7 @@ export async function makeWorld(server: TestServer): Promise<World> {
     session: own.body.sessions[0]!.id,
     invite: invite.body.id,
     subscription: subscription.body.id,
+    audit: audit.body.records[0]!.id,
   };
 }
 
@@ -247,6 +251,7 @@ export function idOf(world: World, path: string): string {
     sessions: world.session,
     invites: world.invite,
     subscriptions: world.subscription,
+    audit: world.audit,
   };
   const id = kind && ids[kind];
   if (!id) throw new Error(`what {id} of ${path} stands for must be said here`);

@@ -1,20 +1,20 @@
 import '@mantine/core/styles/Drawer.css';
 import { Anchor, Button, Drawer, Group, NativeSelect, Stack, Text, TextInput } from '@mantine/core';
-import { useDebouncedCallback } from '@mantine/hooks';
 import { IconAlertOctagon, IconAlertTriangle, IconDownload, IconHistory, IconInfoCircle } from '@tabler/icons-react';
 import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
-import { useEffect, useState } from 'react';
 import { fieldTime, fromFieldTime, useZone } from '../../lib/time.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
+import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
+import { PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
-import { EmptyState } from '../../ui/states.tsx';
+import { EmptyState, Shown } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import { VerifyPanel } from '../forensics/verify.tsx';
-import type { AuditFilter } from './filter.ts';
+import type { AuditFilter, AuditSearch } from './filter.ts';
 
 type AuditRecord = Answers['chain']['audit']['records'][number];
 
@@ -44,11 +44,12 @@ const TARGETS = {
 
 /** What people and the system did to policies, holds, keys and settings: a chain of its own. */
 export function Audit() {
-  const filter = route.useSearch();
+  const { record: open, ...filter } = route.useSearch();
   const navigate = route.useNavigate();
-  const [open, setOpen] = useState<AuditRecord>();
-  const set = (change: AuditFilter) =>
-    void navigate({ search: (old) => ({ ...old, ...change }), replace: true, resetScroll: false });
+  // an opened record is a step that the back button takes back, a filter is not
+  const set = (change: AuditSearch) =>
+    void navigate({ search: (old) => ({ ...old, ...change }), replace: !('record' in change), resetScroll: false });
+  const clear = () => void navigate({ search: {} });
   const query = useInfiniteQuery({
     queryKey: [...trpc.chain.audit.queryKey(filter), 'pages'],
     queryFn: ({ pageParam, signal }) => api.chain.audit.query({ ...filter, after: pageParam, limit: 50 }, { signal }),
@@ -78,30 +79,25 @@ export function Audit() {
     >
       <Stack gap="md">
         <VerifyPanel chain="audit" />
-        <Filters filter={filter} set={set} />
+        <Filters filter={filter} set={set} clear={filtered ? clear : undefined} />
         <DataTable<AuditRecord>
           label="Audit records"
           rows={query.data?.pages.flatMap(({ records }) => records)}
           error={query.error}
           retry={() => void query.refetch()}
           rowKey={({ id }) => id}
-          onOpen={setOpen}
+          onOpen={({ id }) => set({ record: id })}
+          selected={open}
           empty={
-            <EmptyState
-              icon={IconHistory}
-              title={filtered ? 'Nothing matches' : 'Nothing was done yet'}
-              action={
-                filtered ? (
-                  <Button variant="default" onClick={() => void navigate({ search: {} })}>
-                    Clear the filters
-                  </Button>
-                ) : null
-              }
-            >
-              {filtered
-                ? 'No record of the audit log has all of this.'
-                : 'The first change to anything here begins it.'}
-            </EmptyState>
+            filtered ? (
+              <NothingMatches icon={IconHistory} title="No record fits the filters" clear={clear}>
+                They apply to the whole log.
+              </NothingMatches>
+            ) : (
+              <EmptyState icon={IconHistory} title="Nothing was done yet">
+                The first change to anything here begins it.
+              </EmptyState>
+            )
           }
           columns={[
             { header: 'When', cell: ({ created_at }) => <When at={created_at} />, width: 100 },
@@ -116,7 +112,7 @@ export function Audit() {
                     c="inherit"
                     fw={600}
                     ta="left"
-                    onClick={() => setOpen(record)}
+                    onClick={() => set({ record: record.id })}
                   >
                     {record.action}
                   </Anchor>
@@ -153,20 +149,13 @@ export function Audit() {
       </Stack>
       <Drawer
         opened={open !== undefined}
-        onClose={() => setOpen(undefined)}
+        onClose={() => set({ record: undefined })}
         position="right"
         size="lg"
-        title={<strong>{open?.action}</strong>}
+        title={<strong>Audit record</strong>}
+        closeButtonProps={{ 'aria-label': 'Close' }}
       >
-        {open ? (
-          <Detail
-            record={open}
-            only={(change) => {
-              setOpen(undefined);
-              void navigate({ search: change });
-            }}
-          />
-        ) : null}
+        {open === undefined ? null : <Detail id={open} only={(filter) => void navigate({ search: filter })} />}
       </Drawer>
     </Page>
   );
@@ -190,7 +179,15 @@ function Actor({ actor }: { actor: AuditRecord['actor'] }) {
   );
 }
 
-function Filters({ filter, set }: { filter: AuditFilter; set: (change: AuditFilter) => void }) {
+function Filters({
+  filter,
+  set,
+  clear,
+}: {
+  filter: AuditFilter;
+  set: (change: AuditFilter) => void;
+  clear: (() => void) | undefined;
+}) {
   const [zone] = useZone();
   const actions = useQuery(trpc.chain.actions.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
   return (
@@ -219,8 +216,8 @@ function Filters({ filter, set }: { filter: AuditFilter; set: (change: AuditFilt
           ...Object.entries(TARGETS).map(([value, label]) => ({ value, label })),
         ]}
       />
-      <LazyText label="Id of it" value={filter.target_id} onChange={(target_id) => set({ target_id })} />
-      <LazyText label="Id of who did it" value={filter.actor_id} onChange={(actor_id) => set({ actor_id })} />
+      <TextFilter label="Id of it" value={filter.target_id} onChange={(target_id) => set({ target_id })} />
+      <TextFilter label="Id of who did it" value={filter.actor_id} onChange={(actor_id) => set({ actor_id })} />
       <TextInput
         type="datetime-local"
         label={`Since (${zone === 'utc' ? 'UTC' : 'local'})`}
@@ -233,37 +230,55 @@ function Filters({ filter, set }: { filter: AuditFilter; set: (change: AuditFilt
         value={filter.until ? fieldTime(filter.until, zone) : ''}
         onChange={(event) => set({ until: fromFieldTime(event.currentTarget.value, zone) })}
       />
+      {clear ? <ClearFilters clear={clear} /> : null}
     </search>
   );
 }
 
-/** A text filter that is applied when the typing pauses. */
-function LazyText({
-  label,
-  value,
-  onChange,
-}: {
-  label: string;
-  value: string | undefined;
-  onChange: (value: string | undefined) => void;
-}) {
-  const [text, setText] = useState(value ?? '');
-  useEffect(() => setText(value ?? ''), [value]);
-  const apply = useDebouncedCallback((next: string) => onChange(next.trim() || undefined), 400);
+/** The settings that a record of theirs tells of, one a line. */
+function Changes({ detail }: { detail: string | undefined }) {
+  return detail?.split('; ').map((line) => <div key={line}>{line}</div>);
+}
+
+/** Where what was acted on can be looked at, and the versions between which a policy was changed. */
+function Places({ record: { target, detail = '' } }: { record: AuditRecord }) {
+  const { type, id } = target;
+  if (type === 'escrow') {
+    return (
+      <PageLink to="/approvals/$id" params={{ id }}>
+        Open the hold
+      </PageLink>
+    );
+  }
+  if (type === 'tenant') return <PageLink to="/settings">Open the settings</PageLink>;
+  if (type !== 'policy') return null;
+  const to = Number(/^version (\d+)/.exec(detail)?.[1] ?? 1);
+  const from = Number(/, in place of version (\d+)/.exec(detail)?.[1] ?? to - 1);
   return (
-    <TextInput
-      label={label}
-      value={text}
-      spellCheck={false}
-      onChange={(event) => {
-        setText(event.currentTarget.value);
-        apply(event.currentTarget.value);
-      }}
-    />
+    <>
+      <PageLink to="/policies/$id" params={{ id }}>
+        Open the policy
+      </PageLink>
+      {from > 0 ? (
+        <PageLink to="/policies/$id" params={{ id }} search={{ tab: 'diff', from, to }}>
+          What changed from version {from} to {to}
+        </PageLink>
+      ) : null}
+    </>
   );
 }
 
-function Detail({ record, only }: { record: AuditRecord; only: (filter: AuditFilter) => void }) {
+function Detail({ id, only }: { id: string; only: (filter: AuditFilter) => void }) {
+  // a record never changes
+  const query = useQuery(trpc.chain.auditRecord.queryOptions({ id }, { staleTime: Number.POSITIVE_INFINITY }));
+  return (
+    <Shown query={query} lines={14}>
+      {(record) => <Facts record={record} only={only} />}
+    </Shown>
+  );
+}
+
+function Facts({ record, only }: { record: AuditRecord; only: (filter: AuditFilter) => void }) {
   const rows: [string, React.ReactNode][] = [
     ['When', <When key="w" at={record.created_at} exact />],
     [
@@ -279,7 +294,7 @@ function Detail({ record, only }: { record: AuditRecord; only: (filter: AuditFil
     ['On', record.target.type.replaceAll('_', ' ')],
     ['Its id', <Id key="t" value={record.target.id} length={40} />],
     ['Reason', record.reason],
-    ['Detail', record.detail],
+    ['Detail', record.target.type === 'tenant' ? <Changes key="d" detail={record.detail} /> : record.detail],
     [
       'Before',
       record.before_hash && (
@@ -313,6 +328,12 @@ function Detail({ record, only }: { record: AuditRecord; only: (filter: AuditFil
   ];
   return (
     <Stack gap="md">
+      <Text size="lg" fw={650}>
+        {record.action}
+      </Text>
+      <Group gap="md">
+        <Places record={record} />
+      </Group>
       <dl className="facts">
         {rows
           .filter(([, value]) => value)

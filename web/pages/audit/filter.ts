@@ -6,13 +6,16 @@ type Query = NonNullable<Inputs['chain']['audit']>;
 /** What the address says: which records are shown. */
 export type AuditFilter = Pick<Query, (typeof FILTERS)[number]>;
 
-export function readAuditFilter(search: Record<string, unknown>): AuditFilter {
+/** The filter, and the record that is open. */
+export type AuditSearch = AuditFilter & { record?: string };
+
+export function readAuditSearch(search: Record<string, unknown>): AuditSearch {
   const found: Record<string, string> = {};
-  for (const name of FILTERS) {
+  for (const name of [...FILTERS, 'record']) {
     const value = search[name];
     if (typeof value === 'string' && value !== '') found[name] = value;
     // what looks like a number in an address is read as one
     if (typeof value === 'number') found[name] = String(value);
   }
-  return found as AuditFilter;
+  return found as AuditSearch;
 }

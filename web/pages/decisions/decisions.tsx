@@ -1,15 +1,14 @@
 import { PageLink } from '../../ui/link.tsx';
 import '@mantine/core/styles/Drawer.css';
-import { ActionIcon, Anchor, Button, Drawer, NativeSelect, Text, TextInput } from '@mantine/core';
-import { useDebouncedCallback } from '@mantine/hooks';
-import { IconListDetails, IconPlayerPause, IconPlayerPlay, IconX } from '@tabler/icons-react';
+import { Anchor, Button, Drawer, NativeSelect, Text } from '@mantine/core';
+import { IconListDetails, IconPlayerPause, IconPlayerPlay } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
-import { useEffect, useState } from 'react';
 import { trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
+import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
 import { Page } from '../../ui/page.tsx';
 import { EmptyState, Shown } from '../../ui/states.tsx';
 import { DECISION, type Decision, DecisionTag } from '../../ui/status.tsx';
@@ -37,6 +36,7 @@ export function Decisions() {
   const set = (change: Partial<Search>) =>
     void navigate({ search: (old) => ({ ...old, ...change }), replace: !('event' in change), resetScroll: false });
   const filtered = Object.values(filter).some((value) => value !== undefined);
+  const clear = () => void navigate({ search: { event }, replace: true });
 
   const columns: Column<DecisionRow>[] = [
     { header: 'Time', cell: (row) => <Clock at={row.created_at} />, width: 90 },
@@ -103,18 +103,15 @@ export function Decisions() {
           w={150}
         />
         {FILTERS.filter((name) => name !== 'decision').map((name) => (
-          <FilterInput key={name} label={LABEL[name]} value={search[name] ?? ''} onChange={(v) => set({ [name]: v })} />
+          <TextFilter
+            key={name}
+            label={LABEL[name]}
+            value={search[name]}
+            onChange={(v) => set({ [name]: v })}
+            width={140}
+          />
         ))}
-        {filtered ? (
-          <Button
-            variant="subtle"
-            color="gray"
-            onClick={() => void navigate({ search: { event }, replace: true })}
-            leftSection={<IconX size={15} />}
-          >
-            Clear
-          </Button>
-        ) : null}
+        {filtered ? <ClearFilters clear={clear} /> : null}
       </search>
       <DataTable
         label="Decisions, the newest first"
@@ -127,15 +124,15 @@ export function Decisions() {
         selected={event}
         isNew={(row) => stream.isNew(row.id)}
         empty={
-          <EmptyState icon={IconListDetails} title={filtered ? 'No decision fits the filters' : 'No decisions yet'}>
-            {filtered ? (
-              'They apply to the whole log. New decisions that fit appear here by themselves.'
-            ) : (
-              <>
-                They appear here as agents ask. <PageLink to="/start">Make the first one</PageLink>.
-              </>
-            )}
-          </EmptyState>
+          filtered ? (
+            <NothingMatches icon={IconListDetails} title="No decision fits the filters" clear={clear}>
+              They apply to the whole log. New decisions that fit appear here by themselves.
+            </NothingMatches>
+          ) : (
+            <EmptyState icon={IconListDetails} title="No decisions yet">
+              They appear here as agents ask. <PageLink to="/start">Make the first one</PageLink>.
+            </EmptyState>
+          )
         }
       />
       {stream.older ? (
@@ -154,40 +151,6 @@ export function Decisions() {
         {event === undefined ? null : <Details id={event} />}
       </Drawer>
     </Page>
-  );
-}
-
-function FilterInput(props: { label: string; value: string; onChange: (value: string | undefined) => void }) {
-  const [text, setText] = useState(props.value);
-  // the address may change by itself, by the back button
-  useEffect(() => setText(props.value), [props.value]);
-  const tell = useDebouncedCallback((value: string) => props.onChange(value.trim() || undefined), 350);
-  return (
-    <TextInput
-      label={props.label}
-      value={text}
-      onChange={(event) => {
-        setText(event.currentTarget.value);
-        tell(event.currentTarget.value);
-      }}
-      w={140}
-      rightSection={
-        text ? (
-          <ActionIcon
-            variant="subtle"
-            color="gray"
-            size="sm"
-            aria-label={`Clear ${props.label}`}
-            onClick={() => {
-              setText('');
-              props.onChange(undefined);
-            }}
-          >
-            <IconX size={14} />
-          </ActionIcon>
-        ) : null
-      }
-    />
   );
 }
 
@@ -251,9 +214,16 @@ function Details({ id }: { id: string }) {
               <Fact name="Hash before it">
                 <Id value={chain.prev_hash} length={30} />
               </Fact>
-              {event.input_hash ? (
-                <Fact name="Input hash">
+              <Fact name="Input hash">
+                {event.input_hash ? (
                   <Id value={event.input_hash} length={30} />
+                ) : (
+                  <span className="dim">the proxy sent none</span>
+                )}
+              </Fact>
+              {event.action_hash ? (
+                <Fact name="Action hash">
+                  <Id value={event.action_hash} length={30} />
                 </Fact>
               ) : null}
               {policy.bundle_hash ? (
@@ -266,10 +236,10 @@ function Details({ id }: { id: string }) {
               </Fact>
             </dl>
             <Text mt="md" mb={4} fw={600} size="sm">
-              The same by the API
+              As curl
             </Text>
             <CodeBlock
-              label="request"
+              label="curl"
               wrap
               text={`curl -sS -H "Authorization: Bearer $KEY" \\\n  ${window.location.origin}/v1/events/${encodeURIComponent(event.id)}`}
             />
