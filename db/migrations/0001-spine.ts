@@ -1,4 +1,5 @@
 import { Migration } from '@mikro-orm/migrations';
+import { wall } from './wall.ts';
 
 /**
  * Every table that holds a tenant's rows has `tenant_id` first in its primary key and in each unique key, and a row
@@ -345,19 +346,11 @@ export class Spine extends Migration {
         primary key (tenant_id, rule_id, agent_id)
       )`);
     for (const [table, grants] of Object.entries(TENANT_TABLES)) {
-      this.addSql(`alter table ${table} enable row level security`);
-      this.addSql(`create policy tenant_isolation on ${table} to svc_app
-        using (tenant_id = nullif(current_setting('app.tenant', true), ''))
-        with check (tenant_id = nullif(current_setting('app.tenant', true), ''))`);
-      this.addSql(`grant ${grants} on ${table} to svc_app`);
+      for (const sql of wall(table, grants)) this.addSql(sql);
     }
     // looks up by secret hash change in the same transaction as the rows that they lead to
-    this.addSql(`grant insert, delete on credential to svc_app`);
+    for (const sql of wall('credential', 'insert, delete')) this.addSql(sql);
     this.addSql(`grant select (hash, tenant_id, id) on credential to svc_app`);
-    this.addSql(`alter table credential enable row level security`);
-    this.addSql(`create policy tenant_isolation on credential to svc_app
-      using (tenant_id = nullif(current_setting('app.tenant', true), ''))
-      with check (tenant_id = nullif(current_setting('app.tenant', true), ''))`);
   }
 
   override down(): void {

@@ -1,4 +1,5 @@
 import { Migration } from '@mikro-orm/migrations';
+import { wall } from './wall.ts';
 
 /** Sessions that can be listed, links that a browser asks for, invitations, and the outbox of mails. */
 export class People extends Migration {
@@ -72,12 +73,8 @@ export class People extends Migration {
     for (const [table, grants] of [
       ['invitation', 'select, insert, update'],
       ['mail_message', 'select, insert'],
-    ]) {
-      this.addSql(`alter table ${table} enable row level security`);
-      this.addSql(`create policy tenant_isolation on ${table} to svc_app
-        using (tenant_id = nullif(current_setting('app.tenant', true), ''))
-        with check (tenant_id = nullif(current_setting('app.tenant', true), ''))`);
-      this.addSql(`grant ${grants} on ${table} to svc_app`);
+    ] as const) {
+      for (const sql of wall(table, grants)) this.addSql(sql);
     }
   }
 

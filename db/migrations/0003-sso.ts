@@ -1,4 +1,5 @@
 import { Migration } from '@mikro-orm/migrations';
+import { wall } from './wall.ts';
 
 /** Single sign-on with OpenID Connect, and the issuers whose tokens a tenant's proxies take from agents. */
 const TENANT_TABLES: Record<string, string> = {
@@ -80,11 +81,7 @@ export class SingleSignOn extends Migration {
       ...TENANT_TABLES,
       verified_domain: 'select, insert, update, delete',
     })) {
-      this.addSql(`alter table ${table} enable row level security`);
-      this.addSql(`create policy tenant_isolation on ${table} to svc_app
-        using (tenant_id = nullif(current_setting('app.tenant', true), ''))
-        with check (tenant_id = nullif(current_setting('app.tenant', true), ''))`);
-      this.addSql(`grant ${grants} on ${table} to svc_app`);
+      for (const sql of wall(table, grants)) this.addSql(sql);
     }
   }
 

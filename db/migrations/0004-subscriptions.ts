@@ -1,4 +1,5 @@
 import { Migration } from '@mikro-orm/migrations';
+import { wall } from './wall.ts';
 
 /** Subscriptions, the deliveries to them, and what the workers know of each destination. */
 export class Subscriptions extends Migration {
@@ -87,12 +88,8 @@ export class Subscriptions extends Migration {
       ['subscription', 'select, insert, update, delete'],
       ['delivery_lane', 'select, insert, update, delete'],
       ['delivery', 'select, update, delete'],
-    ]) {
-      this.addSql(`alter table ${table} enable row level security`);
-      this.addSql(`create policy tenant_isolation on ${table} to svc_app
-        using (tenant_id = nullif(current_setting('app.tenant', true), ''))
-        with check (tenant_id = nullif(current_setting('app.tenant', true), ''))`);
-      this.addSql(`grant ${grants} on ${table} to svc_app`);
+    ] as const) {
+      for (const sql of wall(table, grants)) this.addSql(sql);
     }
   }
 

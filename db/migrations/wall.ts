@@ -1,0 +1,12 @@
+/**
+ * The statements that put a table under row level security, as the second wall between tenants: whoever runs as
+ * `svc_app` sees and writes the rows of the tenant in the setting `app.tenant`, and does no more than the grants say.
+ */
+export function wall(table: string, grants: string): string[] {
+  const own = `tenant_id = nullif(current_setting('app.tenant', true), '')`;
+  return [
+    `alter table ${table} enable row level security`,
+    `create policy tenant_isolation on ${table} to svc_app using (${own}) with check (${own})`,
+    `grant ${grants} on ${table} to svc_app`,
+  ];
+}
