@@ -67,12 +67,7 @@ export function buildRouter(s: Services) {
     sso: ssoRouter(s.connections, s.domains),
     tokenIssuers: tokenIssuersRouter(s.tokenIssuers),
     policies: policyRouter(s.policies, (tenantId) => s.tenants.settings(tenantId)),
-    proxies: fleetRouter(
-      s.fleet,
-      s.pollSeconds,
-      (tenantId) => s.tokenIssuers.list(tenantId),
-      (tenantId, hash) => s.bundles.isCurrent(tenantId, hash),
-    ),
+    proxies: fleetRouter(s.fleet, s.pollSeconds, (tenantId) => s.tokenIssuers.list(tenantId), s.bundles),
     escrow: escrowRouter(s.holds),
     subscriptions: subscriptionsRouter(s.subscriptions),
     evaluate: evaluateProcedure(s.decider),

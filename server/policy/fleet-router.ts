@@ -3,6 +3,7 @@ import { route, text, trpc } from '../api/trpc.ts';
 import { TokenIssuer } from '../auth/sso/token-issuers.ts';
 import { AppError } from '../errors.ts';
 import type { Fleet } from './fleet.ts';
+import type { Bundles } from './publish.ts';
 
 const tag = 'proxies';
 
@@ -19,7 +20,7 @@ export function fleetRouter(
   fleet: Fleet,
   pollSeconds: (tenantId: string) => Promise<number>,
   tokenIssuers: (tenantId: string) => Promise<TokenIssuer[]>,
-  isCurrent: (tenantId: string, bundleHash: string) => Promise<boolean | null>,
+  bundles: Pick<Bundles, 'known'>,
 ) {
   return trpc.router({
     heartbeat: route('POST /v1/proxies/heartbeat', { keys: ['proxy'] }, { summary: 'A proxy says that it lives', tag })
@@ -42,7 +43,14 @@ export function fleetRouter(
               first_seen_at: z.iso.datetime(),
               last_seen_at: z.iso.datetime(),
               stale: z.boolean().describe('silent for three poll intervals'),
-              up_to_date: z.boolean().nullable().describe('enforces the newest bundle; null when it named none'),
+              up_to_date: z
+                .boolean()
+                .nullable()
+                .describe('enforces the newest bundle; null when it named none that is known here'),
+              bundle_built_at: z.iso
+                .datetime()
+                .nullable()
+                .describe('when the bundle that it enforces was built; null when it named none that is known here'),
             }),
           ),
         }),
@@ -50,10 +58,16 @@ export function fleetRouter(
       .query(async ({ ctx }) => {
         const proxies = await fleet.list(ctx.tenantId, await pollSeconds(ctx.tenantId));
         const hashes = [...new Set(proxies.flatMap(({ bundle_hash }) => bundle_hash ?? []))];
-        const current = new Map<string, boolean | null>();
-        for (const hash of hashes) current.set(hash, await isCurrent(ctx.tenantId, hash));
+        const known = await bundles.known(ctx.tenantId, hashes);
         return {
-          proxies: proxies.map((proxy) => ({ ...proxy, up_to_date: current.get(proxy.bundle_hash ?? '') ?? null })),
+          proxies: proxies.map((proxy) => {
+            const bundle = known.get(proxy.bundle_hash ?? '');
+            return {
+              ...proxy,
+              up_to_date: bundle?.current ?? null,
+              bundle_built_at: bundle?.builtAt(proxy.bundle_seq).toISOString() ?? null,
+            };
+          }),
         };
       }),
 

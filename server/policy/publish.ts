@@ -21,6 +21,13 @@ export interface PublishedBundle {
   policies: ReadonlyMap<string, { version: number; content_hash: string }>;
 }
 
+export interface KnownBundle {
+  /** It is the one in force for scopes that it was made for. */
+  current: boolean;
+  /** When it was built and signed: the one with this seq, or else the last with its content. */
+  builtAt: (seq?: number) => Date;
+}
+
 interface Kept {
   building: Promise<PublishedBundle>;
   /** Of the moment before it was built. */
@@ -132,19 +139,25 @@ export class Bundles {
     }
   }
 
-  /** Whether a bundle with this hash is the one in force for the scopes that it was made for; null for an unknown hash. */
-  async isCurrent(tenantId: string, hash: string): Promise<boolean | null> {
-    const sets = await this.#db.query<{ scope_set: string }>(
+  /** What is known of the bundles with these hashes; an unknown hash is not in it. */
+  async known(tenantId: string, hashes: readonly string[]): Promise<Map<string, KnownBundle>> {
+    const rows = await this.#db.query<{ hash: string; scope_set: string; seq: number; built_at: Date }>(
       tenantId,
-      'select distinct scope_set from policy_bundle where tenant_id = $1 and hash = $2',
-      [tenantId, hash],
+      `select hash, scope_set, seq, built_at from policy_bundle where tenant_id = $1 and hash = any($2)
+       order by built_at desc`,
+      [tenantId, hashes],
     );
-    if (sets.length === 0) return null;
-    for (const { scope_set } of sets) {
-      const scopes = scope_set === '' ? null : scope_set.slice(1).split(',').filter(Boolean);
-      if ((await this.current(tenantId, scopes)).hash === hash) return true;
+    const known = new Map<string, KnownBundle>();
+    for (const [hash, built] of Map.groupBy(rows, (row) => row.hash)) {
+      let current = false;
+      for (const scopeSet of new Set(built.map(({ scope_set }) => scope_set))) {
+        const scopes = scopeSet === '' ? null : scopeSet.slice(1).split(',').filter(Boolean);
+        current ||= (await this.current(tenantId, scopes)).hash === hash;
+      }
+      const builtAt = (seq?: number) => (built.find((row) => row.seq === seq) ?? built[0]!).built_at;
+      known.set(hash, { current, builtAt });
     }
-    return false;
+    return known;
   }
 
   async #build(tenantId: string, scopes: string[] | null, scopeSet: string): Promise<PublishedBundle> {

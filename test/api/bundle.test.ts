@@ -232,6 +232,58 @@ describe('signatures', () => {
   });
 });
 
+describe('the fleet', () => {
+  test('shows how old the bundle of each proxy is, and whether there is a newer one', async () => {
+    const { tenant, proxy } = await fresh();
+    await deploy(server, tenant.admin, 'p', PERMIT);
+    const built: number[] = [];
+    const bundles: { bundle_hash: string; bundle_seq: number }[] = [];
+    const fetch = async (query = '') => {
+      built.push(server.clock.now());
+      const answer = await poll(proxy, query);
+      bundles.push({ bundle_hash: hashOf(answer), bundle_seq: seqOf(answer) });
+      server.clock.advance(3_600_000);
+    };
+    await fetch();
+    await deploy(server, tenant.admin, 'q', tagged('a'));
+    await fetch();
+    await fetch('?scopes=a');
+    // the first content again, as a bundle of its own
+    await server.call(200, 'DELETE /v1/policies/q', tenant.admin);
+    await fetch();
+    const beats = {
+      first: bundles[0]!,
+      second: bundles[1]!,
+      scoped: bundles[2]!,
+      again: bundles[3]!,
+      'without number': { bundle_hash: bundles[0]!.bundle_hash },
+      foreign: { bundle_hash: `sha256:${'0'.repeat(64)}`, bundle_seq: 1 },
+      none: {},
+    };
+    for (const [proxy_id, beat] of Object.entries(beats)) {
+      await server.call(200, 'POST /v1/proxies/heartbeat', proxy, { proxy_id, ...beat });
+    }
+    const { body } = await server.call<{
+      proxies: { proxy_id: string; bundle_built_at: string | null; up_to_date: boolean | null }[];
+    }>(200, 'GET /v1/proxies', tenant.admin);
+    // which of the bundles it is by its age, to the minute
+    const nth = (at: string) => built.findIndex((time) => Math.abs(Date.parse(at) - time) < 60_000);
+    const shown = Object.fromEntries(
+      body.proxies.map(({ proxy_id, bundle_built_at: at, up_to_date }) => [proxy_id, [at && nth(at), up_to_date]]),
+    );
+    expect(shown).toEqual({
+      // what it enforces is what the newest one says
+      first: [0, true],
+      second: [1, false],
+      scoped: [2, false],
+      again: [3, true],
+      'without number': [3, true],
+      foreign: [null, null],
+      none: [null, null],
+    });
+  });
+});
+
 describe('many at once', () => {
   test('first polls share one bundle and one seq', async () => {
     const { tenant, proxy } = await fresh();

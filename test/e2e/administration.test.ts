@@ -69,6 +69,19 @@ describeInBrowser('administration', () => {
     await open('/proxies');
     await page.getByRole('row').filter({ hasText: 'edge-1' }).getByText('silent').waitFor();
     await page.getByRole('row').filter({ hasText: 'edge-2' }).getByText('alive').waitFor();
+    await page.getByRole('row').filter({ hasText: 'edge-2' }).getByText('not known here').waitFor();
+    const { headers } = await server.call(200, 'GET /v1/policies/bundle', proxy);
+    await server.call(200, 'POST /v1/proxies/heartbeat', proxy, {
+      proxy_id: 'edge-2',
+      bundle_hash: headers.get('x-svc-bundle-hash'),
+      bundle_seq: Number(headers.get('x-svc-bundle-seq')),
+    });
+    // the list asks again by itself
+    await page
+      .getByRole('row')
+      .filter({ hasText: 'edge-2' })
+      .getByText(/number 1 built/)
+      .waitFor();
     await assertAccessible();
   });
 

@@ -46,6 +46,10 @@ const EXPORTS = `@id("no-exports") @reason("customer data is not exported by age
 forbid(principal, action, resource == Tool::"export_customers");
 `;
 
+const FREEZE = `@id("freeze") @severity("critical") @reason("vouchers are frozen: incident 812")
+forbid(principal, action, resource == Tool::"issue_voucher");
+`;
+
 export interface Demo {
   tenant: TestTenant;
   /** Who is signed in on the pictures. */
@@ -75,6 +79,15 @@ export async function fillDemo(server: TestServer, receiver: Receiver): Promise<
   };
   const author = await keyOf(people.tomas, 'Policies from Git', 'pipeline');
   const approver = await keyOf(people.maria, 'Release desk', 'admin');
+  const proxy = await tenant.key('proxy');
+  const bundleOf = async () => {
+    const { headers } = await server.call(200, 'GET /v1/policies/bundle', proxy);
+    return {
+      bundle_hash: headers.get('x-svc-bundle-hash'),
+      bundle_seq: Number(headers.get('x-svc-bundle-seq')),
+    };
+  };
+  const first: object[] = [];
   for (const [id, dsl_source] of Object.entries({
     refunds: REFUNDS,
     payments: PAYMENTS,
@@ -84,12 +97,12 @@ export async function fillDemo(server: TestServer, receiver: Receiver): Promise<
     server.clock.advance(4 * 60_000);
     await server.call(201, 'POST /v1/policies', author, { id, dsl_source });
     await server.call(200, `POST /v1/policies/${id}/approve`, approver, { version: 1, comment: 'Reads well.' });
+    first.push(await bundleOf());
   }
   await server.call(200, 'PATCH /v1/settings', tenant.admin, {
     approval_required: true,
     approver_groups: { finance: [people.aisha, people.lin], security: [people.maria] },
   });
-  const proxy = await tenant.key('proxy');
   for (let hour = 0; hour < DAYS * 24 - 1; hour++) {
     server.clock.advance(HOUR);
     await decisions(server, tenant, proxy, hour);
@@ -97,13 +110,13 @@ export async function fillDemo(server: TestServer, receiver: Receiver): Promise<
   await server.call(200, 'POST /v1/proxies/heartbeat', proxy, {
     proxy_id: 'edge-fra-2',
     version: '1.0.0',
-    bundle_hash: `sha256:${'7c'.repeat(32)}`,
+    ...first[2],
     spooled_events: 1204,
     started_at: new Date(server.clock.now() - 90 * HOUR).toISOString(),
   });
   server.clock.advance(Date.now() - server.clock.now());
   const admin = await tenant.enter(people.maria);
-  await somethingOfEach(server, tenant, admin, proxy);
+  await somethingOfEach(server, admin, proxy, await bundleOf());
   const subscription = await subscriptions(server, admin, receiver);
   const hold = await holds(server, tenant);
   const lin = await tenant.enter(people.lin);
@@ -117,6 +130,10 @@ export async function fillDemo(server: TestServer, receiver: Receiver): Promise<
   await server.call(201, 'POST /v1/policies', tomas, { id: 'loyalty-points', dsl_source: LOYALTY });
   await server.call(200, 'POST /v1/policies/loyalty-points/submit', tomas, {});
   await server.call(201, 'POST /v1/policies', tomas, { id: 'exports', dsl_source: EXPORTS });
+  await server.call(201, 'POST /v1/policies', tomas, { id: 'freeze-vouchers', dsl_source: FREEZE });
+  await server.call(200, 'POST /v1/policies/freeze-vouchers/break-glass', admin, {
+    reason: 'Incident 812: a bot issues vouchers in a loop. Frozen until it is understood.',
+  });
   return { tenant, admin, people, hold, subscription };
 }
 
@@ -194,11 +211,10 @@ async function decisions(server: TestServer, tenant: TestTenant, proxy: Credenti
 
 async function somethingOfEach(
   server: TestServer,
-  _tenant: TestTenant,
   admin: Credential,
   proxy: Credential,
+  bundle: object,
 ): Promise<void> {
-  const bundle = await server.call(200, 'GET /v1/policies/bundle', proxy);
   for (const [proxy_id, spooled_events] of [
     ['edge-fra-1', 0],
     ['edge-iad-1', 3],
@@ -206,8 +222,7 @@ async function somethingOfEach(
     await server.call(200, 'POST /v1/proxies/heartbeat', proxy, {
       proxy_id,
       version: '1.0.0',
-      bundle_hash: bundle.headers.get('x-svc-bundle-hash'),
-      bundle_seq: Number(bundle.headers.get('x-svc-bundle-seq')),
+      ...bundle,
       spooled_events,
       started_at: new Date(server.clock.now() - 52 * HOUR).toISOString(),
     });

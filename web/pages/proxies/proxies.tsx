@@ -82,11 +82,20 @@ export function Proxies() {
           },
           {
             header: 'Bundle',
-            cell: ({ bundle_seq, bundle_hash, up_to_date }) =>
+            cell: ({ bundle_seq, bundle_hash, bundle_built_at, up_to_date }) =>
               bundle_hash ? (
                 <div>
                   <div>
                     {bundle_seq === undefined ? 'number unknown' : `number ${bundle_seq}`}{' '}
+                    <span className="dim">
+                      {bundle_built_at ? (
+                        <>
+                          built <When at={bundle_built_at} />
+                        </>
+                      ) : (
+                        'not known here'
+                      )}
+                    </span>{' '}
                     {up_to_date === false ? (
                       <Tag tone="wait" icon={IconStack2}>
                         not the newest
