@@ -1,8 +1,9 @@
 import { expect, test } from 'vitest';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { HostileProvider } from '../helpers/hostile-provider.ts';
 import { useServer } from '../helpers/server.ts';
 
-const server = useServer({}, { browsed: true });
+const server = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }, { browsed: true });
 
 describeInBrowser('administration', () => {
   const browser = useBrowser(() => server.url);
@@ -112,5 +113,56 @@ describeInBrowser('administration', () => {
     await reader.open('/settings');
     expect(await reader.page.getByLabel('Days that inputs').isDisabled()).toBe(true);
     await reader.assertAccessible();
+  });
+
+  test('a token issuer is added when its keys were found, refused with the reason, and removed', async () => {
+    const provider = await HostileProvider.start(() => server.clock.now());
+    try {
+      const tenant = await server.tenant();
+      const { page, open, assertAccessible, expectFault } = await browser.visitor(await tenant.person('admin'));
+      const stored = async () => {
+        const { body } = await server.call<{ token_issuers: { issuer: string; agent_role_claim: string }[] }>(
+          200,
+          'GET /v1/settings/token-issuers',
+          tenant.admin,
+        );
+        return body.token_issuers.map(({ issuer, agent_role_claim }) => [issuer, agent_role_claim]);
+      };
+      await open('/settings');
+      const section = page.getByRole('region', { name: 'Token issuers' });
+      await section.getByRole('heading', { name: 'No issuer' }).waitFor();
+      await section.getByRole('button', { name: 'Add an issuer' }).click();
+      const form = page.getByRole('dialog', { name: 'Add a token issuer' });
+      await form.getByRole('textbox', { name: 'Audience' }).fill('agents');
+      await form.getByRole('textbox', { name: 'Claim with the agent’s role' }).fill('role');
+      expectFault(/400/);
+      for (const [issuer, reason] of [
+        ['https://10.0.0.1', /private/],
+        [`${provider.issuer}/elsewhere`, /404/],
+      ] as const) {
+        await form.getByRole('textbox', { name: 'Issuer' }).fill(issuer);
+        await form.getByRole('button', { name: 'Check and add' }).click();
+        await form.getByRole('alert').getByText(reason).waitFor();
+        await assertAccessible();
+      }
+      expect(await stored()).toEqual([]);
+      await form.getByRole('textbox', { name: 'Issuer' }).fill(provider.issuer);
+      await form.getByRole('button', { name: 'Check and add' }).click();
+      const line = section.getByRole('listitem').filter({ hasText: provider.issuer });
+      await line.getByText('role from role').waitFor();
+      expect(await stored()).toEqual([[provider.issuer, 'role']]);
+
+      await line.getByRole('button', { name: 'Remove' }).click();
+      const question = page.getByRole('dialog', { name: 'Remove a token issuer' });
+      await question.getByText(provider.issuer).waitFor();
+      await question.getByRole('button', { name: 'Cancel' }).click();
+      expect(await stored()).toHaveLength(1);
+      await line.getByRole('button', { name: 'Remove' }).click();
+      await question.getByRole('button', { name: 'Remove the issuer' }).click();
+      await section.getByRole('heading', { name: 'No issuer' }).waitFor();
+      expect(await stored()).toEqual([]);
+    } finally {
+      await provider.stop();
+    }
   });
 });
