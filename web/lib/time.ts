@@ -43,17 +43,15 @@ const UNITS: [unit: string, seconds: number][] = [
   ['s', 1],
 ];
 
-/** A length of time in its two largest units: `2 h 5 min`. */
+/** A length of time in its largest unit and the next smaller one, where there is something of that: `2 h 5 min`, `8 h`. */
 export function duration(ms: number, parts = 2): string {
   let seconds = Math.max(0, Math.round(ms / 1000));
-  const words: string[] = [];
-  for (const [unit, size] of UNITS) {
+  const largest = UNITS.findIndex(([, size]) => seconds >= size);
+  const words = UNITS.slice(largest, largest < 0 ? 0 : largest + parts).flatMap(([unit, size]) => {
     const count = Math.floor(seconds / size);
-    if (count === 0 && (words.length === 0 || unit === 's')) continue;
     seconds -= count * size;
-    words.push(`${count} ${unit}`);
-    if (words.length === parts) break;
-  }
+    return count > 0 ? [`${count} ${unit}`] : [];
+  });
   return words.join(' ') || '0 s';
 }
 

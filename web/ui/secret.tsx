@@ -1,8 +1,8 @@
 import '@mantine/core/styles/Checkbox.css';
-import { Alert, Button, Checkbox, Group, Modal, Stack, Text } from '@mantine/core';
-import { IconAlertTriangle } from '@tabler/icons-react';
+import { Button, Checkbox, Group, Modal, Stack } from '@mantine/core';
 import { type ReactNode, useState } from 'react';
 import { CodeBlock } from './code.tsx';
+import { Notice } from './notice.tsx';
 
 /** A secret that is shown this once. The dialog closes only when its reader says that they stored it. */
 export function SecretDialog({
@@ -39,9 +39,9 @@ function Body({ secret, label, children, onClose }: Omit<Parameters<typeof Secre
   const [stored, setStored] = useState(false);
   return (
     <Stack gap="sm">
-      <Alert color="yellow" variant="light" icon={<IconAlertTriangle aria-hidden />} p="xs">
-        <Text c="var(--mantine-color-text)">This is the only time it is shown. Only its hash is kept here.</Text>
-      </Alert>
+      <Notice tone="wait" title="This is the only time it is shown">
+        Only its hash is kept here.
+      </Notice>
       <CodeBlock text={secret ?? ''} label={label} wrap />
       {children}
       <Checkbox label="I stored it" checked={stored} onChange={(event) => setStored(event.currentTarget.checked)} />

@@ -1,19 +1,7 @@
 import '@mantine/core/styles/Switch.css';
-import {
-  Alert,
-  Anchor,
-  Button,
-  Group,
-  Paper,
-  PasswordInput,
-  Stack,
-  Switch,
-  Text,
-  TextInput,
-  Title,
-} from '@mantine/core';
+import { Anchor, Button, Group, Paper, PasswordInput, Stack, Switch, Text, TextInput, Title } from '@mantine/core';
 import '@mantine/core/styles/PasswordInput.css';
-import { IconAlertTriangle, IconCheck, IconCircleDashed, IconInfoCircle } from '@tabler/icons-react';
+import { IconAlertTriangle, IconCheck, IconCircleDashed } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { type FormEvent, type ReactNode, useState } from 'react';
 import { confirmed, problemOf, toastDone } from '../../lib/errors.tsx';
@@ -22,6 +10,7 @@ import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
+import { Notice } from '../../ui/notice.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Shown } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
@@ -140,15 +129,9 @@ function Provider({ connection }: { connection: Connection }) {
             onChange={(event) => setSecret(event.currentTarget.value)}
           />
           {problem ? (
-            <Alert
-              color="red"
-              variant="light"
-              icon={<IconAlertTriangle aria-hidden />}
-              title={problem.title}
-              role="alert"
-            >
+            <Notice tone="bad" title={problem.title} urgent>
               {problem.errors?.map(({ message }) => message).join('; ') || problem.detail}
-            </Alert>
+            </Notice>
           ) : null}
           <Group gap="xs">
             <Button
@@ -363,14 +346,14 @@ function Only({ connection, only }: { connection: Connection; only: boolean }) {
           {problemOf(change.error).detail ?? problemOf(change.error).title}
         </Text>
       ) : null}
-      <Alert mt="sm" color="pine" variant="light" icon={<IconInfoCircle aria-hidden />} title="Nobody is locked out">
-        <Text c="var(--mantine-color-text)">
+      <div style={{ marginTop: 12 }}>
+        <Notice tone="info" title="Nobody is locked out">
           This is refused until an admin has come in through the provider as it is set now
           {connection.proven_at ? ', which one has' : ''}. While it holds, the provider and the last domain cannot be
           removed. Should the provider fail, the operator’s command <span className="mono">svc sign-in-link</span> still
           prints a sign-in link.
-        </Text>
-      </Alert>
+        </Notice>
+      </div>
     </Step>
   );
 }
