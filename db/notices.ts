@@ -19,6 +19,8 @@ export const TOPICS = [
   'head',
   /** Events to fan out, or deliveries to make. */
   'outbox',
+  /** A delivery that was queued, attempted or stopped, told in the process that did it alone: see tellHere. */
+  'delivery',
 ] as const;
 export type Topic = (typeof TOPICS)[number];
 
@@ -92,6 +94,14 @@ export class Notices {
     await this.#tell(notice, true);
     if (notice.receipt && this.#client) await this.#heardByAll(this.#client, notice.receipt);
     this.drop(notice);
+  }
+
+  /**
+   * Tells this process's handlers alone, of a change that is committed. For what is too frequent for a notice: those make
+   * all commits of the database wait for each other.
+   */
+  tellHere(topic: Topic, tenantId: string, id: string): void {
+    void this.#tell({ topic, tenantId, id }, false);
   }
 
   /** Forgets a notice whose transaction was rolled back. */

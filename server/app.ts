@@ -4,6 +4,7 @@ import path from 'node:path';
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 import { claimDatabase } from '../db/claim.ts';
 import { type Database, migrate, openDatabase } from '../db/index.ts';
+import { type DeliveryContext, type DeliveryResult, deliveryMachine } from '../machines/delivery.ts';
 import { holdMachine } from '../machines/escrow.ts';
 import { policyMachine } from '../machines/policy.ts';
 import { type ActorHost, LocalHost } from './actors/host.ts';
@@ -575,12 +576,25 @@ function inspectorOf({ db }: Core, url: string, log: Log): Inspector {
       ]);
       return row ? { ...row, event: audit.records[0]?.action ?? '' } : null;
     };
+  const delivery = async (tenantId: string, id: string) => {
+    const [row] = await db.query<{ state: string; context: DeliveryContext; result: DeliveryResult | null }>(
+      tenantId,
+      'select status as state, machine_context as context, result from delivery where tenant_id = $1 and id = $2',
+      [tenantId, id],
+    );
+    if (!row) return null;
+    const { state, context, result } = row;
+    const again = context.attempts > 0 ? 'redeliver' : 'xstate.init';
+    const fresh = state === 'retrying' && context.failures === 0;
+    return { state, context, event: context.stopped ? 'stop' : fresh ? again : `attempted ${result}` };
+  };
   return new Inspector({
     url,
     notices: db.notices,
     machines: [
       { machine: policyMachine, topic: 'revisions', read: read('policy', 'policy') },
       { machine: holdMachine, topic: 'holds', read: read('escrow', 'escrow_hold') },
+      { machine: deliveryMachine, topic: 'delivery', read: delivery },
     ],
     log,
   });

@@ -75,7 +75,7 @@ const environment = z.object({
     .string()
     .regex(/^wss?:\/\//, 'must begin with ws:// or wss://')
     .optional()
-    .describe('an XState inspector to which every step of policies and holds is streamed, for maintainers'),
+    .describe('an XState inspector to which every step of policies, holds and deliveries is streamed, for maintainers'),
   SVC_RATE_LINK_ADDRESS: int(5, 1, 1e6).describe('sign-in links mailed per 15 minutes and mail address'),
   SVC_RATE_LINK_IP: int(20, 1, 1e6).describe('sign-in links asked for per hour and IP address'),
   LOG_LEVEL: z.enum(['trace', 'debug', 'info', 'warn', 'error', 'silent']).default('info').describe('what is logged'),

@@ -166,6 +166,8 @@ const subscriptions = createRoute({
 const subscription = createRoute({
   ...below,
   path: '/subscriptions/$id',
+  validateSearch: ({ delivery }: Record<string, unknown>): { delivery?: string } =>
+    typeof delivery === 'string' ? { delivery } : {},
   component: lazy(() => import('./pages/subscriptions/subscription.tsx'), 'SubscriptionPage'),
 });
 const team = createRoute({

@@ -24,9 +24,9 @@ const RETRY_MS = 2000;
 const MOST_WAITING = 1000;
 
 /**
- * Streams what happens to policies and holds to an XState inspector (`SVC_INSPECT`): an aid for maintainers, of all
- * tenants, with what the machines know. It shows what was committed, by any process on the database; a viewer that is
- * away or slow costs nothing, and misses what does not fit into the queue.
+ * Streams what happens to policies, holds and deliveries to an XState inspector (`SVC_INSPECT`): an aid for maintainers,
+ * of all tenants, with what the machines know. It shows what was committed, by any process on the database (of deliveries
+ * by this process alone); a viewer that is away or slow costs nothing, and misses what does not fit into the queue.
  */
 export class Inspector {
   readonly #url: string;

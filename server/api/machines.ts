@@ -8,6 +8,7 @@ import { type Access, type Principal, personOf, ROLES, refusal, SCOPES } from '.
 import { AppError } from '../errors.ts';
 import type { Holds } from '../escrow/holds.ts';
 import type { Policies } from '../policy/policies.ts';
+import type { Subscriptions } from '../subscriptions/subscriptions.ts';
 import { type Line, type Meta, route, text, trpc } from './trpc.ts';
 
 /**
@@ -107,8 +108,11 @@ const StandingOut = z
   })
   .meta({ id: 'MachineStanding' });
 
-/** The machines for maintainers: what they are, and where one policy or hold stands. `access` is the rule of a route. */
-export function machinesRouter(features: { policies: Policies; holds: Holds }, access: (line: Line) => Access) {
+/** The machines: what they are, and where one policy, hold or delivery stands. `access` is the rule of a route. */
+export function machinesRouter(
+  features: { policies: Policies; holds: Holds; subscriptions: Subscriptions },
+  access: (line: Line) => Access,
+) {
   const sentBy = (sender: Sender): z.input<typeof SentBy> => {
     if (typeof sender !== 'string') return { server: sender.by };
     const rule = access(sender);
@@ -169,6 +173,18 @@ export function machinesRouter(features: { policies: Policies; holds: Holds }, a
       .query(async ({ ctx, input }) => {
         const person = ctx.principal.kind === 'session' ? ctx.principal.userId : null;
         return show('escrow', input.id, await features.holds.standing(ctx.tenantId, input.id, person), ctx.principal);
+      }),
+
+    delivery: route(
+      'GET /v1/subscriptions/{id}/deliveries/{delivery_id}/machine',
+      { keys: [], role: 'admin' },
+      standingSpec('delivery'),
+    )
+      .input(z.strictObject({ id: text(100), delivery_id: text(100) }))
+      .output(StandingOut)
+      .query(async ({ ctx, input: { id, delivery_id } }) => {
+        const standing = await features.subscriptions.standing(ctx.tenantId, id, delivery_id);
+        return show('delivery', delivery_id, standing, ctx.principal);
       }),
   });
 }

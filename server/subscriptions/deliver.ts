@@ -338,6 +338,7 @@ export class Deliverer {
     if (stored) {
       lane.failing_since = failingSince;
       delivery.status = next.value;
+      this.#parts.db.notices.tellHere('delivery', lane.tenant_id, delivery.id);
     }
     return stored;
   }

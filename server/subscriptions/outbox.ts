@@ -39,6 +39,7 @@ export async function fanOut(db: Database, box: SecretBox, now: () => number): P
 async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now: number): Promise<number> {
   const client = await db.owner.connect();
   let broken: Error | undefined;
+  let made: string[] = [];
   try {
     await client.query('begin');
     const { rows: lock } = await client.query<{ mine: boolean }>(
@@ -64,7 +65,7 @@ async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now:
           planned.push({ laneId, eventId, eventType });
         }
       }
-      await insert(client, box, tenantId, planned, targets, now);
+      made = await insert(client, box, tenantId, planned, targets, now);
       await client.query('update event_outbox set fanned_out_at = $3 where tenant_id = $1 and id = any($2)', [
         tenantId,
         events.map(({ id }) => id),
@@ -72,6 +73,7 @@ async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now:
       ]);
     }
     await client.query('commit');
+    for (const id of made) db.notices.tellHere('delivery', tenantId, id);
     return events.length;
   } catch (error) {
     await client.query('rollback').catch((rollback: Error) => {
@@ -92,6 +94,7 @@ async function waiting(client: pg.PoolClient, tenantId: string) {
   return rows;
 }
 
+/** Resolves to the ids of the deliveries. */
 async function insert(
   client: pg.PoolClient,
   box: SecretBox,
@@ -99,8 +102,8 @@ async function insert(
   planned: readonly Planned[],
   targets: ReadonlyMap<string, string>,
   now: number,
-): Promise<void> {
-  if (planned.length === 0) return;
+): Promise<string[]> {
+  if (planned.length === 0) return [];
   const [snapshot] = createDelivery(now);
   const at = new Date(now);
   for (const [laneId, url] of [...targets].sort()) {
@@ -125,13 +128,13 @@ async function insert(
   const takes = new Set(active.map(({ id }) => id));
   const lanes = new Set(open.map(({ id }) => id).filter((id) => targets.has(id) || takes.has(id)));
   const rows = planned.filter(({ laneId }) => lanes.has(laneId));
-  if (rows.length === 0) return;
-  await client.query(
+  if (rows.length === 0) return [];
+  const { rows: made } = await client.query<{ id: string }>(
     `insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context,
        attempts, next_attempt_at, created_at)
      select $1, x.id, x.lane_id, x.event_id, x.event_type, $6, $7, $8, 0, $9, $9
      from unnest($2::text[], $3::text[], $4::text[], $5::text[]) x (id, lane_id, event_id, event_type)
-     on conflict do nothing`,
+     on conflict do nothing returning id`,
     [
       tenantId,
       rows.map(() => newId('dlv', now)),
@@ -148,6 +151,7 @@ async function insert(
     'update delivery_lane set due_at = least(coalesce(due_at, $3), $3) where tenant_id = $1 and id = any($2)',
     [tenantId, [...lanes], at],
   );
+  return made.map(({ id }) => id);
 }
 
 /** The destination of a notify target: all holds of a tenant that name the same URL share it. */

@@ -48,6 +48,8 @@ const COLUMNS = {
 } as const satisfies Record<keyof StoredOutcome, string>;
 const NAMES = Object.keys(COLUMNS) as (keyof StoredOutcome)[];
 const MOST = 256;
+/** Attempts that are kept of a delivery, the newest: more than 24 hours can hold, also when it is sent again by hand. */
+const KEPT_ATTEMPTS = 50;
 
 /**
  * The lanes are locked before their deliveries, in the order of their ids, as everyone does who locks several. A lane
@@ -68,7 +70,10 @@ with x as (
 update delivery d set status = x.status, machine_context = x.machine_context, machine_version = ${DELIVERY_MACHINE_VERSION},
   attempts = x.attempts, http_status = x.http_status, result = x.result, failure_reason = x.failure_reason,
   next_attempt_at = x.next_attempt_at, last_attempt_at = x.last_attempt_at, delivered_at = x.delivered_at,
-  duration_ms = x.duration_ms
+  duration_ms = x.duration_ms,
+  history = case when jsonb_array_length(d.history) < ${KEPT_ATTEMPTS} then d.history else d.history - 0 end
+    || jsonb_build_object('at', x.last_attempt_at, 'result', x.result, 'http_status', x.http_status,
+      'reason', x.failure_reason, 'duration_ms', x.duration_ms)
 from x join held h on h.tenant_id = x.tenant_id and h.id = x.lane_id
 where d.tenant_id = x.tenant_id and d.id = x.id and d.status = 'retrying' and ${UNFLUSHED}
 returning d.tenant_id, d.id`;

@@ -50,6 +50,16 @@ const DeliveryOut = z
   })
   .meta({ id: 'Delivery' });
 
+const AttemptOut = z
+  .object({
+    at: z.iso.datetime(),
+    result: z.enum(RESULTS),
+    http_status: z.int().nullable(),
+    reason: z.string().nullable().describe('in plain words; null when it was accepted'),
+    duration_ms: z.int(),
+  })
+  .meta({ id: 'DeliveryAttempt' });
+
 const HttpUrl = text(2000).refine((url) => {
   const parsed = URL.parse(url);
   return (
@@ -193,6 +203,16 @@ export function subscriptionsRouter(subscriptions: Subscriptions) {
       )
       .output(z.object({ deliveries: z.array(DeliveryOut), next_cursor: z.string().nullable(), has_more: z.boolean() }))
       .query(({ ctx, input: { id, ...filter } }) => subscriptions.deliveries(ctx.tenantId, id, filter)),
+
+    delivery: route('GET /v1/subscriptions/{id}/deliveries/{delivery_id}', admin, {
+      summary: 'Read a delivery with its attempts, the newest first',
+      description: 'The last 50 attempts are kept; attempts counts them all.',
+      tag,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject({ ...Id, delivery_id: text(100) }))
+      .output(DeliveryOut.extend({ history: z.array(AttemptOut) }))
+      .query(({ ctx, input }) => subscriptions.delivery(ctx.tenantId, input.id, input.delivery_id)),
 
     redeliver: route('POST /v1/subscriptions/{id}/deliveries/{delivery_id}/redeliver', admin, {
       summary: 'Queue a delivery again, whatever became of it',

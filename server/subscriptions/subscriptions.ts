@@ -73,6 +73,15 @@ export interface DeliveryView {
   note?: string;
 }
 
+export interface AttemptView {
+  at: string;
+  result: DeliveryResult;
+  http_status: number | null;
+  /** In plain words; null when it was accepted. */
+  reason: string | null;
+  duration_ms: number;
+}
+
 const MAX_SUBSCRIPTIONS = 200;
 const DEFAULT_OVERLAP_SECONDS = 24 * 3600;
 
@@ -193,7 +202,8 @@ export class Subscriptions {
     }
     if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults });
     if (patch.url !== undefined) await this.#assertMayDial(tenantId, id, patch.url, by);
-    return this.#db.transaction(tenantId, async (em) => {
+    let stopped: string[] = [];
+    const view = await this.#db.transaction(tenantId, async (em) => {
       const row = await lock(em, id);
       const now = new Date(this.#clock.now());
       const changed: string[] = [];
@@ -228,7 +238,8 @@ export class Subscriptions {
          where tenant_id = ? and id = ?`,
         [now, tenantId, id],
       );
-      if (paused) await stopQueued(em, tenantId, id, 'The subscription was paused before this was delivered.');
+      if (paused)
+        stopped = await stopQueued(em, tenantId, id, 'The subscription was paused before this was delivered.');
       if (patch.secret !== undefined) {
         const until = row.previousSecretUntil;
         const detail = until ? `the secret before signs until ${until.toISOString()}` : 'the secret before is void';
@@ -239,6 +250,8 @@ export class Subscriptions {
       }
       return this.#view(row);
     });
+    this.#tellOf(tenantId, stopped);
+    return view;
   }
 
   /** Its deliveries are gone with it: none is sent after this resolves, but for an attempt that is under way. */
@@ -322,14 +335,47 @@ export class Subscriptions {
     };
   }
 
+  /** One delivery with its attempts, the newest first; those that were made before attempts were kept are not there. */
+  async delivery(tenantId: string, id: string, deliveryId: string): Promise<DeliveryView & { history: AttemptView[] }> {
+    const { row, subscription } = await this.#delivery(tenantId, id, deliveryId);
+    const history = row.history.map((attempt) => ({ ...attempt, at: new Date(attempt.at).toISOString() }));
+    return { ...deliveryView(row, subscription.destinationType), history: history.reverse() };
+  }
+
+  /** How the machine of a delivery stands, and why it would not take an event that a person sends. */
+  async standing(
+    tenantId: string,
+    id: string,
+    deliveryId: string,
+  ): Promise<{ state: string; version: number; refusals: Record<string, { code: string; detail: string } | null> }> {
+    const { row, subscription } = await this.#delivery(tenantId, id, deliveryId);
+    return {
+      state: row.status,
+      version: row.machine_version,
+      refusals: { redeliver: subscription.active ? null : { code: 'INVALID_STATUS', detail: PAUSED } },
+    };
+  }
+
+  async #delivery(tenantId: string, id: string, deliveryId: string) {
+    const subscription = await this.#db.reader(tenantId).findOne(Subscription, { id });
+    if (!subscription) throw notFound();
+    const [row] = await this.#db.query<DeliveryRow>(
+      tenantId,
+      'select * from delivery where tenant_id = $1 and lane_id = $2 and id = $3',
+      [tenantId, id, deliveryId],
+    );
+    if (!row) throw noDelivery();
+    return { row, subscription };
+  }
+
   /**
    * Queues a delivery again, whatever became of it, with 24 hours ahead. The receiver gets the same event id as before.
    * INVALID_STATUS while the subscription is paused.
    */
   async redeliver(tenantId: string, id: string, deliveryId: string, by: Doer): Promise<DeliveryView> {
-    return this.#db.transaction(tenantId, async (em) => {
+    const view = await this.#db.transaction(tenantId, async (em) => {
       const subscription = await lock(em, id);
-      if (!subscription.active) throw new AppError('INVALID_STATUS', 'the subscription is paused: resume it first');
+      if (!subscription.active) throw new AppError('INVALID_STATUS', PAUSED);
       const now = new Date(this.#clock.now());
       // the lane first, as the workers do, so that nobody waits for the other
       await em.execute('select 1 from delivery_lane where tenant_id = ? and id = ? for update', [tenantId, id]);
@@ -337,7 +383,7 @@ export class Subscriptions {
         'select * from delivery where tenant_id = ? and lane_id = ? and id = ? for update',
         [tenantId, id, deliveryId],
       );
-      if (!row) throw new AppError('NOT_FOUND', 'there is no such delivery');
+      if (!row) throw noDelivery();
       const stored = { state: row.status, context: row.machine_context, version: row.machine_version };
       const [next] = stepDelivery(restoreDelivery(stored), { type: 'redeliver', at: now.getTime() });
       const [changed] = await em.execute<DeliveryRow[]>(
@@ -355,6 +401,8 @@ export class Subscriptions {
       await this.#record(em, tenantId, 'subscription.redelivered', id, by, `${row.event_type} ${row.event_id}`);
       return deliveryView(changed!, subscription.destinationType);
     });
+    this.#tellOf(tenantId, [deliveryId]);
+    return view;
   }
 
   /**
@@ -368,6 +416,7 @@ export class Subscriptions {
     failingSince: Date | null,
     tell: (em: EntityManager, subscription: SubscriptionView) => Promise<void>,
   ): Promise<void> {
+    let stopped: string[] = [];
     await this.#db.transaction(tenantId, async (em) => {
       const row = await em.findOne(Subscription, { id, active: true }, { lockMode: LockMode.PESSIMISTIC_WRITE });
       if (!row) return;
@@ -381,7 +430,7 @@ export class Subscriptions {
         'update delivery_lane set fence = fence + 1, leased_until = null, due_at = null where tenant_id = ? and id = ?',
         [tenantId, id],
       );
-      await stopQueued(em, tenantId, id, 'The subscription was disabled before this was delivered.');
+      stopped = await stopQueued(em, tenantId, id, 'The subscription was disabled before this was delivered.');
       await addEvent(em, tenantId, {
         type: 'subscription.disabled',
         at: now.getTime(),
@@ -402,6 +451,11 @@ export class Subscriptions {
         reason,
       });
     });
+    this.#tellOf(tenantId, stopped);
+  }
+
+  #tellOf(tenantId: string, deliveries: readonly string[]): void {
+    for (const id of deliveries) this.#db.notices.tellHere('delivery', tenantId, id);
   }
 
   #rotate(row: SubscriptionRow, secret: string, overlapSeconds = DEFAULT_OVERLAP_SECONDS, now: Date): void {
@@ -494,6 +548,8 @@ export interface DeliveryRow {
   last_attempt_at: Date | null;
   delivered_at: Date | null;
   duration_ms: number | null;
+  /** Its attempts, the oldest first. */
+  history: AttemptView[];
 }
 
 function deliveryView(row: DeliveryRow, type: DestinationType): DeliveryView {
@@ -520,16 +576,20 @@ function deliveryView(row: DeliveryRow, type: DestinationType): DeliveryView {
 }
 
 /** What the machine's `stop` does, to all that waits in a lane at once: there may be many. */
-async function stopQueued(em: EntityManager, tenantId: string, laneId: string, reason: string): Promise<void> {
-  await em.execute(
+/** Resolves to the deliveries that are stopped by it. */
+async function stopQueued(em: EntityManager, tenantId: string, laneId: string, reason: string): Promise<string[]> {
+  const rows = await em.execute<{ id: string }[]>(
     `update delivery set status = 'failed', next_attempt_at = null, failure_reason = ?,
        machine_context = machine_context || ?::jsonb
-     where tenant_id = ? and lane_id = ? and status = 'retrying'`,
+     where tenant_id = ? and lane_id = ? and status = 'retrying' returning id`,
     [reason, JSON.stringify({ nextAt: null, stopped: reason }), tenantId, laneId],
   );
+  return rows.map(({ id }) => id);
 }
 
 const notFound = () => new AppError('NOT_FOUND', 'there is no such subscription');
+const noDelivery = () => new AppError('NOT_FOUND', 'there is no such delivery');
+const PAUSED = 'the subscription is paused: resume it first';
 
 async function lock(em: EntityManager, id: string): Promise<SubscriptionRow> {
   const row = await em.findOne(Subscription, { id }, { lockMode: LockMode.PESSIMISTIC_WRITE });

@@ -115,6 +115,8 @@ const TABLE: Record<string, [role: string, keys: string, agent?: 'agent']> = {
   'DELETE /v1/subscriptions/{id}': ['admin', 'admin'],
   'POST /v1/subscriptions/{id}/test': ['admin', 'admin'],
   'GET /v1/subscriptions/{id}/deliveries': ['admin', 'admin'],
+  'GET /v1/subscriptions/{id}/deliveries/{delivery_id}': ['admin', 'admin'],
+  'GET /v1/subscriptions/{id}/deliveries/{delivery_id}/machine': ['admin', 'admin'],
   'POST /v1/subscriptions/{id}/deliveries/{delivery_id}/redeliver': ['admin', 'admin'],
   'GET /v1/event-types': ['admin', 'admin'],
   'GET /v1/machines': ['viewer', 'admin'],
@@ -288,7 +290,8 @@ describe('another tenant', () => {
       const query = path.endsWith('/diff') ? '?from=1&to=1' : '';
       const body = method === 'GET' ? undefined : BODIES[line];
       const who = allowed(mine, operation);
-      const foreign = await server.call(404, fill(line, { id: idOf(other, path) }) + query, who, body);
+      const ids = { id: idOf(other, path), delivery_id: other.delivery };
+      const foreign = await server.call(404, fill(line, ids) + query, who, body);
       const unknown = await server.call(404, fill(line) + query, who, body);
       expect(foreign.body.code).toBe('NOT_FOUND');
       expect(shape(foreign)).toEqual(shape(unknown));
@@ -301,7 +304,8 @@ describe('another tenant', () => {
   test('and its own callers find them', async () => {
     for (const line of operations.map((o) => o.line).filter((l) => l.startsWith('GET') && l.includes('{id}'))) {
       const query = line.endsWith('/diff') ? '?from=1&to=1' : '';
-      await server.call(200, fill(line, { id: idOf(other, line.slice(4)) }) + query, other.credential.admin);
+      const ids = { id: idOf(other, line.slice(4)), delivery_id: other.delivery };
+      await server.call(200, fill(line, ids) + query, other.credential.admin);
     }
   });
 

@@ -131,16 +131,7 @@ const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
   },
   'POST /v1/subscriptions/{id}/deliveries/{delivery_id}/redeliver': async (w) => {
     await server.call(200, `PATCH /v1/subscriptions/${w.subscription}`, w.credential.admin, { active: true });
-    await sql(
-      server,
-      `with e as (insert into event_outbox (tenant_id, id, event_type, payload, created_at, fanned_out_at)
-         values ($1, 'oev_1', 'svc.test', '{}', now(), now()) returning *)
-       insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context,
-         attempts, created_at)
-       select tenant_id, 'nothing-has-this-id', $2, id, event_type, 'delivered', 1,
-         '{"startedAt": 1, "attempts": 1, "failures": 0, "nextAt": null}', 1, now() from e`,
-      [w.tenant.id, w.subscription],
-    );
+    w.ids = { id: w.subscription, delivery_id: w.delivery };
   },
 };
 const source = 'permit(principal, action, resource == Tool::"other");';

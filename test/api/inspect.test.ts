@@ -4,6 +4,7 @@ import type { AddressInfo } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { BODIES } from '../helpers/api.ts';
+import { Receiver } from '../helpers/receiver.ts';
 import { useServer } from '../helpers/server.ts';
 
 interface Message {
@@ -75,7 +76,7 @@ function readFrame(data: Buffer): { opcode: number; payload: Buffer; length: num
 }
 
 const viewer = new Viewer();
-const env: Record<string, string> = {};
+const env: Record<string, string> = { SVC_EGRESS_ALLOW: '127.0.0.1/32' };
 beforeAll(async () => {
   env.SVC_INSPECT = `ws://127.0.0.1:${await viewer.listen()}`;
 });
@@ -98,6 +99,41 @@ test('an inspector is shown each machine once, then what happened to it and how 
   const actors = viewer.messages.filter((it) => it.sessionId === session && it.type === '@xstate.actor');
   expect(actors).toHaveLength(1);
   expect(JSON.parse(actors[0]!.definition!)).toMatchObject({ id: 'policy', initial: 'draft' });
+});
+
+test('a delivery is shown from its queue to its end', async () => {
+  const { id: tenantId, admin } = await server.tenant();
+  const receiver = await Receiver.start();
+  try {
+    receiver.behavior = 403;
+    const { id } = (
+      await server.call<{ id: string }>(201, 'POST /v1/subscriptions', admin, {
+        url: receiver.url(),
+        secret: 'a signing secret',
+        event_types: ['policy.created'],
+      })
+    ).body;
+    await server.call(201, 'POST /v1/policies', admin, { ...BODIES['POST /v1/policies'], id: 'desk' });
+    const shown = () =>
+      viewer.messages.filter(({ type, sessionId, event }) => {
+        return type === '@xstate.snapshot' && event && sessionId.startsWith(`delivery:${tenantId}/`);
+      });
+    const step = (type: string) => shown().find(({ event }) => event?.type === type)?.snapshot;
+    await viewer.until(() => step('attempted REJECTED_BY_DESTINATION') !== undefined);
+    expect(step('attempted REJECTED_BY_DESTINATION')).toMatchObject({ value: 'retrying', context: { attempts: 1 } });
+    await server.call(200, `PATCH /v1/subscriptions/${id}`, admin, { active: false });
+    await viewer.until(() => step('stop') !== undefined);
+    expect(step('stop')).toMatchObject({ value: 'failed', context: { attempts: 1, nextAt: null } });
+    receiver.behavior = 200;
+    await server.call(200, `PATCH /v1/subscriptions/${id}`, admin, { active: true });
+    const deliveryId = shown()[0]!.sessionId.split('/').at(-1);
+    await server.call(200, `POST /v1/subscriptions/${id}/deliveries/${deliveryId}/redeliver`, admin, {});
+    await viewer.until(() => step('attempted DELIVERED') !== undefined);
+    expect(step('attempted DELIVERED')).toMatchObject({ value: 'delivered', context: { attempts: 2 } });
+    expect(new Set(shown().map(({ sessionId }) => sessionId)).size).toBe(1);
+  } finally {
+    await receiver.stop();
+  }
 });
 
 test('a viewer that comes again is shown the machine again, and what it missed', async () => {

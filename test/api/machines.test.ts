@@ -1,4 +1,5 @@
 import { expect, test } from 'vitest';
+import { BODIES, delivered } from '../helpers/api.ts';
 import { useServer } from '../helpers/server.ts';
 
 const server = useServer();
@@ -83,6 +84,30 @@ test('a hold tells who may vote, and is over for everybody when its time is', as
   expect(event(await read(approver), 'cancel')).toMatchObject({ to: ['cancelled'] });
   server.clock.advance(601_000);
   expect(await read(approver)).toMatchObject({ state: 'expired', next: [] });
+});
+
+test('a delivery tells where it stands, and that a paused subscription sends nothing again', async () => {
+  const tenant = await server.tenant();
+  const admin = await tenant.person('admin');
+  const made = await server.call<{ id: string }>(
+    201,
+    'POST /v1/subscriptions',
+    admin,
+    BODIES['POST /v1/subscriptions'],
+  );
+  const { id } = made.body;
+  const line = `GET /v1/subscriptions/${id}/deliveries/${await delivered(server, tenant.id, id)}/machine`;
+  const paused = (await server.call<Standing>(200, line, admin)).body;
+  expect(paused.state).toBe('delivered');
+  expect(event(paused, 'redeliver')).toMatchObject({
+    to: ['retrying'],
+    sent_by: { role: 'admin' },
+    you: { allowed: false, code: 'INVALID_STATUS' },
+  });
+  expect(event(paused, 'stop')).toBeUndefined();
+  await server.call(200, `PATCH /v1/subscriptions/${id}`, admin, { active: true });
+  expect(event((await server.call<Standing>(200, line, admin)).body, 'redeliver')?.you).toEqual({ allowed: true });
+  await server.call(403, line, await tenant.person('approver'));
 });
 
 test('what is not there, or is another tenant’s, is not found', async () => {

@@ -117,7 +117,7 @@ describe('live answers', () => {
       const who = operation.access.public ? undefined : allowed(world, operation);
       const { body, headers } = await server.call(
         200,
-        fill(line, path.includes('{id}') ? { id: idOf(world, path) } : {}) + query,
+        fill(line, path.includes('{id}') ? { id: idOf(world, path), delivery_id: world.delivery } : {}) + query,
         who,
       );
       const schema = schemaOf(line, 200);

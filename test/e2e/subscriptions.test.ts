@@ -70,6 +70,22 @@ describeInBrowser('subscriptions', () => {
     receiver.behavior = 200;
     await row.getByRole('button', { name: 'Send again' }).click();
     await row.getByText('delivered').waitFor();
+
+    // its attempts, and where it stands
+    await row.getByRole('button', { name: 'policy.created: details' }).click();
+    const drawer = page.getByRole('dialog', { name: 'Delivery' });
+    await drawer.getByRole('heading', { name: /^[2-9] attempts$/ }).waitFor();
+    const attempts = drawer.getByRole('list', { name: 'Attempts, the newest first' }).getByRole('listitem');
+    expect(await attempts.first().innerText()).toMatch(/accepted.*status 200/s);
+    expect(await attempts.last().innerText()).toMatch(/not allowed.*status 403.*does not let this request in/s);
+    await drawer.getByRole('heading', { name: 'Now delivered: what may come next' }).waitFor();
+    const next = drawer.getByRole('listitem').filter({ hasText: 'redeliver' });
+    await next.getByText('you may').waitFor();
+    await assertAccessible();
+    expect(page.url()).toContain('delivery=dlv_');
+    await page.keyboard.press('Escape');
+    await drawer.waitFor({ state: 'detached' });
+    expect(page.url()).not.toContain('delivery=');
   });
 
   test('a secret is rotated with an overlap; a subscription is paused, and deleted', async () => {

@@ -188,6 +188,8 @@ export interface World {
   subscription: string;
   /** A record of the audit log. */
   audit: string;
+  /** One of the subscription's. */
+  delivery: string;
 }
 
 export async function makeWorld(server: TestServer): Promise<World> {
@@ -228,7 +230,24 @@ export async function makeWorld(server: TestServer): Promise<World> {
     invite: invite.body.id,
     subscription: subscription.body.id,
     audit: audit.body.records[0]!.id,
+    delivery: await delivered(server, tenant.id, subscription.body.id),
   };
+}
+
+/** A delivery of a subscription, as if it had arrived. */
+export async function delivered(server: TestServer, tenantId: string, subscription: string): Promise<string> {
+  const id = `dlv_${++counter}`;
+  await sql(
+    server,
+    `with e as (insert into event_outbox (tenant_id, id, event_type, payload, created_at, fanned_out_at)
+       values ($1, $3, 'svc.test', '{}', now(), now()) returning *)
+     insert into delivery (tenant_id, id, lane_id, event_id, event_type, status, machine_version, machine_context,
+       attempts, created_at)
+     select tenant_id, $4, $2, id, event_type, 'delivered', 1,
+       '{"startedAt": 1, "attempts": 1, "failures": 0, "nextAt": null}', 1, now() from e`,
+    [tenantId, subscription, `oev_${counter}`, id],
+  );
+  return id;
 }
 
 /** Creates a policy and brings it into force. */

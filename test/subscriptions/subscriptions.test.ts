@@ -27,6 +27,7 @@ interface Delivery {
   http_status: number | null;
   failure_reason: string | null;
   next_attempt_at: string | null;
+  last_attempt_at: string | null;
 }
 
 let receiver: Receiver;
@@ -323,6 +324,16 @@ describe('a delivery', () => {
     expect(last).toMatchObject({ attempts: 3, http_status: 204, failure_reason: null, next_attempt_at: null });
     expect(new Set(receiver.received.map(({ headers }) => headers['webhook-id'])).size).toBe(1);
     expect(receiver.received).toHaveLength(3);
+    const one = `GET /v1/subscriptions/${id}/deliveries/${last!.id}`;
+    const { body } = await server.call<Delivery & { history: Record<string, unknown>[] }>(200, one, admin);
+    const { history, ...same } = body;
+    expect(same).toEqual(last);
+    const failure = { result: 'DESTINATION_ERROR', http_status: 500, reason: first!.failure_reason };
+    expect(history).toMatchObject([{ result: 'DELIVERED', http_status: 204, reason: null }, failure, failure]);
+    const times = history.map(({ at }) => Date.parse(String(at)));
+    expect(times[0]! - times[1]!).toBeGreaterThanOrEqual(24_000);
+    expect(times[1]! - times[2]!).toBeGreaterThanOrEqual(4_000);
+    expect(new Date(times[0]!).toISOString()).toBe(body.last_attempt_at);
   });
 
   test('is failed when 24 hours are over, and can be sent again by hand', async () => {

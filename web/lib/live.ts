@@ -45,7 +45,7 @@ const STALE: Record<string, () => readonly { queryKey?: unknown }[]> = {
     trpc.people.pathFilter(),
     trpc.machines.pathFilter(),
   ],
-  deliveries: () => [trpc.subscriptions.pathFilter()],
+  deliveries: () => [trpc.subscriptions.pathFilter(), trpc.machines.delivery.pathFilter()],
   keys: () => [trpc.keys.pathFilter(), trpc.agentKeys.pathFilter()],
 };
 /** Hints that come together are acted on together. */

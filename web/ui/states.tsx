@@ -67,13 +67,21 @@ export function Loading({ lines = 6 }: { lines?: number }) {
   );
 }
 
+/** A query, as far as it is shown. */
+export interface Asked<T> {
+  data: T | undefined;
+  error: unknown;
+  isPending: boolean;
+  refetch: () => unknown;
+}
+
 /** A query's answer, or what stands in its place. */
 export function Shown<T>({
   query,
   children,
   lines,
 }: {
-  query: { data: T | undefined; error: unknown; isPending: boolean; refetch: () => unknown };
+  query: Asked<T>;
   children: (data: T) => ReactNode;
   lines?: number;
 }) {

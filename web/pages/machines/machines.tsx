@@ -21,7 +21,7 @@ export function Machines() {
   return (
     <Page
       title="Machines"
-      lead="The states that things pass through, drawn from the program’s own definitions. The page of a policy or a hold lights where it stands."
+      lead="The states that things pass through, drawn from the program’s own definitions. The page of each policy, hold and delivery lights where it stands."
     >
       <Shown query={query} lines={12}>
         {({ machines }) => {

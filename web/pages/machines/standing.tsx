@@ -2,7 +2,7 @@ import { Group, Paper, Stack, Text, Title } from '@mantine/core';
 import { IconLock, IconSend } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { type Answers, trpc } from '../../lib/trpc.ts';
-import { Shown } from '../../ui/states.tsx';
+import { type Asked, Shown } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import { MachineChart, wordOf } from './chart.tsx';
@@ -12,23 +12,12 @@ type Standing = Answers['machines']['policy'];
 
 /** Where one policy or hold stands in its machine, what may happen next and by whom, and what has happened. */
 export function MachineStanding({ machine, id }: { machine: 'policy' | 'escrow'; id: string }) {
-  const charts = useQuery(trpc.machines.list.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
   const policy = useQuery(trpc.machines.policy.queryOptions({ id }, { enabled: machine === 'policy' }));
   const hold = useQuery(trpc.machines.escrow.queryOptions({ id }, { enabled: machine === 'escrow' }));
   const past = useQuery(trpc.chain.audit.queryOptions({ target_type: machine, target_id: id, limit: 200 }));
-  const chart = charts.data?.machines.find((it) => it.id === machine);
   return (
     <Stack gap="md">
-      <Shown query={machine === 'policy' ? policy : hold}>
-        {(standing) => (
-          <Paper p={0}>
-            {chart ? (
-              <MachineChart chart={chart} current={standing.state} label={`Now ${wordOf(standing.state)}`} />
-            ) : null}
-            <Next standing={standing} />
-          </Paper>
-        )}
-      </Shown>
+      <Where machine={machine} query={machine === 'policy' ? policy : hold} />
       <Paper>
         <Title order={2} size="h3" mb="sm">
           Timeline
@@ -38,6 +27,24 @@ export function MachineStanding({ machine, id }: { machine: 'policy' | 'escrow';
         </Shown>
       </Paper>
     </Stack>
+  );
+}
+
+/** The chart with the state of one thing lit, and what may come next. */
+export function Where({ machine, query }: { machine: Standing['machine']; query: Asked<Standing> }) {
+  const charts = useQuery(trpc.machines.list.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
+  const chart = charts.data?.machines.find((it) => it.id === machine);
+  return (
+    <Shown query={query}>
+      {(standing) => (
+        <Paper p={0}>
+          {chart ? (
+            <MachineChart chart={chart} current={standing.state} label={`Now ${wordOf(standing.state)}`} />
+          ) : null}
+          <Next standing={standing} />
+        </Paper>
+      )}
+    </Shown>
   );
 }
 

@@ -1,13 +1,5 @@
-import { Alert, Anchor, Button, Group, Modal, NativeSelect, Paper, Stack, Text, TextInput, Title } from '@mantine/core';
-import {
-  IconAlertTriangle,
-  IconCheck,
-  IconPlayerPause,
-  IconPlayerPlay,
-  IconRefresh,
-  IconSend,
-  IconX,
-} from '@tabler/icons-react';
+import { Anchor, Button, Group, Modal, NativeSelect, Paper, Stack, Text, TextInput, Title } from '@mantine/core';
+import { IconCheck, IconPlayerPause, IconPlayerPlay, IconRefresh, IconSend, IconX } from '@tabler/icons-react';
 import { useInfiniteQuery, useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi, useNavigate } from '@tanstack/react-router';
 import { type FormEvent, useState } from 'react';
@@ -18,9 +10,11 @@ import { CodeBlock } from '../../ui/code.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { CopyButton, Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
+import { Notice } from '../../ui/notice.tsx';
 import { Page } from '../../ui/page.tsx';
 import { EmptyState, Shown } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
+import { DeliveryDrawer, useRedeliver } from './delivery.tsx';
 import { newSecret, SubscriptionDialog } from './form.tsx';
 import { SAMPLES, type Sample } from './samples.ts';
 import { DESTINATION, type Delivery, DeliveryTag, eventsOf, RESULT, StateTag, type Subscription } from './words.tsx';
@@ -126,17 +120,9 @@ function Facts({ subscription }: { subscription: Subscription }) {
   return (
     <Paper>
       {disabled_at ? (
-        <Alert
-          color="red"
-          variant="light"
-          icon={<IconAlertTriangle aria-hidden />}
-          title="The server stopped sending there"
-          mb="sm"
-        >
-          <Text c="var(--mantine-color-text)">
-            <When at={disabled_at} />: {disabled_reason}. Mend the destination, test it, and resume.
-          </Text>
-        </Alert>
+        <Notice tone="bad" title="The server stopped sending there">
+          <When at={disabled_at} />: {disabled_reason} Mend the destination, test it, and resume.
+        </Notice>
       ) : null}
       <dl className="facts">
         <dt>State</dt>
@@ -210,12 +196,11 @@ function Deliveries({ id }: { id: string }) {
     getNextPageParam: ({ next_cursor }) => next_cursor ?? undefined,
     refetchInterval: 3_000,
   });
-  const redeliver = useMutation(
-    trpc.subscriptions.redeliver.mutationOptions({
-      onSuccess: () => toastDone('Queued again', 'The receiver gets the same event id as before.'),
-      onSettled: again,
-    }),
-  );
+  const redeliver = useRedeliver();
+  const { delivery: opened } = route.useSearch();
+  const navigate = route.useNavigate();
+  const show = (delivery: string | undefined) =>
+    void navigate({ search: { delivery }, replace: delivery === undefined, resetScroll: false });
   return (
     <section aria-labelledby="deliveries-title">
       <Group justify="space-between" align="flex-end" mb="xs">
@@ -247,6 +232,8 @@ function Deliveries({ id }: { id: string }) {
         error={query.error}
         retry={() => void query.refetch()}
         rowKey={({ id: delivery }) => delivery}
+        onOpen={({ id: delivery }) => show(delivery)}
+        selected={opened}
         empty={
           <EmptyState icon={IconSend} title="No delivery">
             Each event that is sent there is listed here for 30 days, with every answer. A test is not.
@@ -256,9 +243,19 @@ function Deliveries({ id }: { id: string }) {
           {
             header: 'Event',
             main: true,
-            cell: ({ event_type, event_id, created_at }) => (
+            cell: ({ id: delivery, event_type, event_id, created_at }) => (
               <div>
-                <div style={{ fontWeight: 600 }}>{event_type}</div>
+                <Anchor
+                  component="button"
+                  type="button"
+                  c="inherit"
+                  fw={600}
+                  ta="left"
+                  onClick={() => show(delivery)}
+                  aria-label={`${event_type}: details`}
+                >
+                  {event_type}
+                </Anchor>
                 <Text size="xs" c="dimmed" component="div" fw={400}>
                   <When at={created_at} /> · <Id value={event_id} length={22} />
                 </Text>
@@ -269,18 +266,18 @@ function Deliveries({ id }: { id: string }) {
           { header: 'Attempts', align: 'right', cell: ({ attempts }) => attempts },
           {
             header: 'Last answer',
-            cell: ({ result, http_status, failure_reason, duration_ms, note }) =>
+            cell: ({ status, result, http_status, failure_reason, duration_ms, note }) =>
               result ? (
                 <div>
                   <div>
                     {http_status ? <span className="mono">{http_status}</span> : null} {RESULT[result]}
                     {duration_ms === null ? '' : `, ${duration_ms} ms`}
                   </div>
-                  {failure_reason || note ? (
+                  {status === 'retrying' ? null : (
                     <Text size="xs" c="dimmed">
                       {failure_reason ?? note}
                     </Text>
-                  ) : null}
+                  )}
                 </div>
               ) : failure_reason ? (
                 <span className="dim">{failure_reason}</span>
@@ -319,6 +316,7 @@ function Deliveries({ id }: { id: string }) {
           Older deliveries
         </Button>
       ) : null}
+      <DeliveryDrawer id={id} delivery_id={opened} onClose={() => show(undefined)} />
     </section>
   );
 }
