@@ -15,6 +15,7 @@ import { readHoldFilter } from './pages/approvals/filter.ts';
 import { readAuditSearch } from './pages/audit/filter.ts';
 import { readSearch } from './pages/decisions/search.ts';
 import { readPolicyFilter, readPolicyTab } from './pages/policies/search.ts';
+import { readTeamSearch } from './pages/team/search.ts';
 import { Broken, NotFound } from './ui/broken.tsx';
 import { Shell } from './ui/shell.tsx';
 import { Loading } from './ui/states.tsx';
@@ -173,8 +174,7 @@ const subscription = createRoute({
 const team = createRoute({
   ...below,
   path: '/team',
-  validateSearch: ({ tab }: Record<string, unknown>): { tab?: 'invitations' | 'groups' } =>
-    tab === 'invitations' || tab === 'groups' ? { tab } : {},
+  validateSearch: readTeamSearch,
   component: lazy(() => import('./pages/team/team.tsx'), 'Team'),
 });
 const signOn = createRoute({

@@ -118,17 +118,20 @@ export class Invitations {
   /** One page of the invitations, the newest first. */
   async list(
     tenantId: string,
-    filter: { status?: InvitationState | undefined; limit: number; offset: number },
+    filter: { status?: InvitationState | undefined; q?: string | undefined; limit: number; offset: number },
   ): Promise<{ rows: InvitationRow[]; total: number }> {
     const now = new Date(this.#parts.clock.now());
     const open = { acceptedAt: null, revokedAt: null };
-    const where = {
+    const state = {
       pending: { ...open, expiresAt: { $gt: now } },
       expired: { ...open, expiresAt: { $lte: now } },
       accepted: { acceptedAt: { $ne: null } },
       revoked: { revokedAt: { $ne: null } },
       all: {},
     }[filter.status ?? 'all'];
+    // addresses are kept in lower case
+    const part = filter.q?.toLowerCase().replace(/[\\%_]/g, '\\$&');
+    const where = { $and: [state, part === undefined ? {} : { email: { $like: `%${part}%` } }] };
     const [rows, total] = await this.#parts.db.reader(tenantId).findAndCount(Invitation, where, {
       orderBy: { createdAt: 'desc', id: 'desc' },
       limit: filter.limit,

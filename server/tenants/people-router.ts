@@ -160,7 +160,13 @@ export function invitesRouter(invitations: Invitations) {
       .mutation(async ({ ctx, input }) => out(await invitations.create(ctx.tenantId, input, by(ctx)))),
 
     list: route('GET /v1/invites', access, { summary: 'List the invitations, newest first', tag })
-      .input(z.strictObject({ status: z.enum(INVITATION_STATES).optional(), ...page }))
+      .input(
+        z.strictObject({
+          status: z.enum(INVITATION_STATES).optional(),
+          q: text(200).optional().describe('a part of the address'),
+          ...page,
+        }),
+      )
       .output(z.object({ invites: z.array(InvitationOut), total: z.int(), limit: z.int(), offset: z.int() }))
       .query(async ({ ctx, input }) => {
         const { rows, total } = await invitations.list(ctx.tenantId, input);

@@ -84,6 +84,27 @@ describe('the list of people', () => {
     }
   });
 
+  test('finds somebody among more people than a page holds', async () => {
+    const tenant = await server.tenant();
+    await server.core.db.owner.query(
+      `insert into member (tenant_id, id, email, name, roles, created_at)
+       select $1, 'usr_many_' || n, 'p' || lpad(n::text, 3, '0') || '@many.test', 'Person ' || n, '{viewer}', now()
+       from generate_series(1, 320) n`,
+      [tenant.id],
+    );
+    const seen: string[] = [];
+    for (let offset = 0; offset < 321; offset += 200) {
+      const page = await users(tenant.admin, `?limit=200&offset=${offset}`);
+      expect(page.total).toBe(321);
+      seen.push(...page.users.map(({ email }) => email));
+    }
+    expect(seen).toEqual([...new Set(seen)].sort());
+    expect(await users(tenant.admin, '?q=person%20319')).toMatchObject({
+      total: 1,
+      users: [{ email: 'p319@many.test' }],
+    });
+  });
+
   test('leaves out who was removed, unless they are asked for', async () => {
     const tenant = await server.tenant();
     const gone = await tenant.person('author');

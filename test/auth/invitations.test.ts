@@ -271,4 +271,27 @@ describe('an invitation', () => {
     expect(await list('?status=accepted')).toMatchObject({ total: 1, invites: [{ email: emails[0] }] });
     expect(JSON.stringify(await list(''))).not.toMatch(/token|hash|svc_invite/);
   });
+
+  test('is found among more than a page of them, by a part of the address', async () => {
+    const tenant = await server.tenant();
+    // as if made by hand: their mails are of no interest here
+    await server.core.db.owner.query(
+      `insert into invitation (tenant_id, id, email, roles, token_hash, invited_by, created_at, sent_at, expires_at)
+       select $1, 'inv_' || lpad(n::text, 4, '0'), 'person_' || n || '@many.test', '{viewer}', '', 'usr_x', t, t, t + interval '1 day'
+       from generate_series(1, 230) n, lateral (select now() + n * interval '1 second' as t) x`,
+      [tenant.id],
+    );
+    const list = async (query: string) =>
+      (await server.call<{ invites: Invite[]; total: number }>(200, `GET /v1/invites${query}`, tenant.admin)).body;
+    const seen: string[] = [];
+    for (let offset = 0; offset < 230; offset += 100) {
+      seen.push(...(await list(`?limit=100&offset=${offset}`)).invites.map(({ email }) => email));
+    }
+    expect(new Set(seen).size).toBe(230);
+    expect(await list('?q=PERSON_17@')).toMatchObject({ total: 1, invites: [{ email: 'person_17@many.test' }] });
+    expect(await list('?q=person_2&limit=1')).toMatchObject({ total: 42 });
+    // neither of them stands for anything
+    for (const q of ['person%25', 'personx1', '%5C']) expect((await list(`?q=${q}`)).total).toBe(0);
+    expect((await list('?q=person_17@&status=accepted')).total).toBe(0);
+  });
 });

@@ -200,4 +200,49 @@ describeInBrowser('people', () => {
     await row.waitFor({ state: 'detached' });
     expect(await groups()).toEqual({});
   });
+
+  test('somebody is found among many, in the list, for a group and among the invited', async () => {
+    const tenant = await server.tenant();
+    await server.core.db.owner.query(
+      `with person as (select n, 'p' || lpad(n::text, 3, '0') || '@many.test' as email from generate_series(1, 240) n),
+         members as (insert into member (tenant_id, id, email, name, roles, created_at)
+           select $1, 'usr_many_' || n, email, 'Person ' || n, '{approver}', now() from person)
+       insert into invitation (tenant_id, id, email, roles, token_hash, invited_by, created_at, sent_at, expires_at)
+       select $1, 'inv_' || n, 'new' || email, '{viewer}', '', 'usr_x', now(), now(), now() + interval '1 day' from person`,
+      [tenant.id],
+    );
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
+    const find = (label: string, text: string) => page.getByLabel(label, { exact: true }).fill(text);
+    await open('/team');
+    await page.getByText('1 to 50 of 242').waitFor();
+    await assertAccessible();
+    await page.getByRole('button', { name: 'After' }).click();
+    await page.getByText('51 to 100').waitFor();
+    await find('Name or address', 'person 239');
+    await page.getByRole('button', { name: 'Person 239' }).waitFor();
+    await find('Name or address', 'nobody');
+    await page.getByRole('button', { name: 'Clear the filters' }).click();
+    await page.getByText('1 to 50 of 242').waitFor();
+
+    await page.getByRole('button', { name: 'Invitations' }).click();
+    await page.getByText('1 to 50 of 240').waitFor();
+    await find('Address', 'newp101@');
+    await page.getByRole('row').filter({ hasText: 'newp101@many.test' }).waitFor();
+    await assertAccessible();
+    await page.getByLabel('State').selectOption('accepted');
+    await page.getByRole('button', { name: 'Clear the filters' }).click();
+    await page.getByText('1 to 50 of 240').waitFor();
+
+    await page.getByRole('button', { name: 'Approver groups' }).click();
+    await page.getByRole('button', { name: 'New group' }).first().click();
+    await page.getByRole('textbox', { name: /^Name/ }).fill('finance');
+    await find('Find by name or address', 'person 238');
+    await page.getByLabel('Person 238').check();
+    await find('Find by name or address', 'person 237');
+    await page.getByLabel('Person 237').check();
+    expect(await page.getByLabel('Person 238').isChecked()).toBe(true);
+    await assertAccessible();
+    await page.getByRole('button', { name: 'Save' }).click();
+    await page.getByRole('row').filter({ hasText: 'Person 238, Person 237' }).waitFor();
+  });
 });

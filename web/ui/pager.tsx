@@ -1,21 +1,28 @@
 import { Button, Group, Text } from '@mantine/core';
 
 /** Pages of a list by offset; nothing where there is only one. */
-export function Pager(props: { page: number; size: number; total: number; onPage: (page: number) => void }) {
-  const { page, size, total, onPage } = props;
+export function Pager(props: {
+  page: number;
+  size: number;
+  total: number;
+  onPage: (page: number) => void;
+  /** What the pages before and after are called; a list that is not in the order of time has other words. */
+  words?: [before: string, after: string];
+}) {
+  const { page, size, total, onPage, words = ['Newer', 'Older'] } = props;
   const last = Math.max(1, Math.ceil(total / size));
   if (last === 1) return null;
   return (
     <Group component="nav" mt="sm" gap="sm" aria-label="Pages of the list">
       <Button variant="default" size="xs" disabled={page <= 1} onClick={() => onPage(page - 1)}>
-        Newer
+        {words[0]}
       </Button>
       <Text size="sm" c="dimmed">
         {((page - 1) * size + 1).toLocaleString()} to {Math.min(page * size, total).toLocaleString()} of{' '}
         {total.toLocaleString()}
       </Text>
       <Button variant="default" size="xs" disabled={page >= last} onClick={() => onPage(page + 1)}>
-        Older
+        {words[1]}
       </Button>
     </Group>
   );

@@ -1,7 +1,7 @@
 import '@mantine/core/styles/Checkbox.css';
 import { Button, Checkbox, Group, Modal, NativeSelect, Stack, Text, TextInput } from '@mantine/core';
 import { IconKey, IconPlus, IconRobot } from '@tabler/icons-react';
-import { useMutation, useQuery } from '@tanstack/react-query';
+import { keepPreviousData, useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { type FormEvent, useState } from 'react';
 import type { Scope } from '../../../server/auth/scopes.ts';
@@ -13,6 +13,7 @@ import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
+import { TextFilter } from '../../ui/filters.tsx';
 import { Page } from '../../ui/page.tsx';
 import { SecretDialog } from '../../ui/secret.tsx';
 import { EmptyState } from '../../ui/states.tsx';
@@ -347,7 +348,16 @@ function CreateAgentKey({
   onMade: (key: string) => void;
 }) {
   const me = useMe();
-  const people = useQuery(trpc.users.list.queryOptions({ limit: 200 }, { enabled: opened, staleTime: 60_000 }));
+  const [q, setQ] = useState<string>();
+  const found = useQuery(
+    trpc.users.list.queryOptions(
+      { q, limit: 50 },
+      { enabled: opened, staleTime: 60_000, placeholderData: keepPreviousData },
+    ),
+  );
+  const nameOf = usePeople();
+  const people = found.data?.users ?? [];
+  const more = (found.data?.total ?? 0) > people.length;
   const [agentId, setAgentId] = useState('');
   const [agentRole, setAgentRole] = useState('');
   const [owner, setOwner] = useState('');
@@ -392,15 +402,25 @@ function CreateAgentKey({
             value={agentRole}
             onChange={(event) => setAgentRole(event.currentTarget.value)}
           />
+          {q !== undefined || more ? (
+            <TextFilter label="Find who answers for it, by name or address" value={q} onChange={setQ} />
+          ) : null}
           <NativeSelect
             label="Who answers for it"
-            description="They do not vote on what the agent has held"
+            description={
+              more
+                ? `They do not vote on what the agent has held. ${people.length} of ${found.data?.total} people are listed.`
+                : 'They do not vote on what the agent has held'
+            }
             value={owner || me.id}
             onChange={(event) => setOwner(event.currentTarget.value)}
-            data={(people.data?.users ?? [{ id: me.id, name: me.name }]).map(({ id, name }) => ({
-              value: id,
-              label: name,
-            }))}
+            data={[
+              // the chosen one stays, whoever is looked for
+              ...(people.some(({ id }) => id === (owner || me.id))
+                ? []
+                : [{ value: owner || me.id, label: nameOf(owner || me.id) }]),
+              ...people.map(({ id, name }) => ({ value: id, label: name })),
+            ]}
           />
           <ExpiryField value={days} onChange={setDays} />
           <Group justify="flex-end" gap="xs">

@@ -1,7 +1,7 @@
 import '@mantine/core/styles/Checkbox.css';
 import { Button, Checkbox, Group, Modal, Stack, Text, TextInput } from '@mantine/core';
 import { IconUsersGroup } from '@tabler/icons-react';
-import { useMutation, useQuery } from '@tanstack/react-query';
+import { keepPreviousData, useMutation, useQuery } from '@tanstack/react-query';
 import { type FormEvent, useState } from 'react';
 import { hasRole } from '../../../server/auth/scopes.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
@@ -10,8 +10,8 @@ import { queryClient } from '../../lib/query.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
+import { TextFilter } from '../../ui/filters.tsx';
 import { EmptyState } from '../../ui/states.tsx';
-import type { Person } from './person.tsx';
 
 type Groups = Answers['settings']['get']['approver_groups'];
 interface Row {
@@ -19,13 +19,15 @@ interface Row {
   members: string[];
 }
 
+/** So many people are listed at once; the others are found by name. */
+const MOST_FOUND = 50;
+
 const keep = (settings: Answers['settings']['get']) =>
   queryClient.setQueryData(trpc.settings.get.queryKey({}), settings);
 
 /** Groups of approvers, which a policy asks for by name: `@quorum("finance:1,security:1")`. */
 export function ApproverGroups({ adding, close, add }: { adding: boolean; close: () => void; add: () => void }) {
   const settings = useQuery(trpc.settings.get.queryOptions({}));
-  const people = useQuery(trpc.users.list.queryOptions({ limit: 200 }));
   const [editing, setEditing] = useState<Row>();
   const [removing, setRemoving] = useState<Row>();
   const groups = settings.data?.approver_groups;
@@ -77,9 +79,7 @@ export function ApproverGroups({ adding, close, add }: { adding: boolean; close:
         ]}
       />
       <Modal opened={opened} onClose={done} title={<strong>{editing ? `Group ${editing.name}` : 'New group'}</strong>}>
-        {opened && groups ? (
-          <GroupForm groups={groups} row={editing} people={people.data?.users ?? []} onDone={done} />
-        ) : null}
+        {opened && groups ? <GroupForm groups={groups} row={editing} onDone={done} /> : null}
       </Modal>
       <ConfirmDialog
         opened={removing !== undefined}
@@ -97,19 +97,15 @@ export function ApproverGroups({ adding, close, add }: { adding: boolean; close:
   );
 }
 
-function GroupForm({
-  groups,
-  row,
-  people,
-  onDone,
-}: {
-  groups: Groups;
-  row: Row | undefined;
-  people: readonly Person[];
-  onDone: () => void;
-}) {
+function GroupForm({ groups, row, onDone }: { groups: Groups; row: Row | undefined; onDone: () => void }) {
   const [name, setName] = useState(row?.name ?? '');
   const [members, setMembers] = useState(row?.members ?? []);
+  const [q, setQ] = useState<string>();
+  const found = useQuery(trpc.users.list.queryOptions({ q, limit: MOST_FOUND }, { placeholderData: keepPreviousData }));
+  const nameOf = usePeople();
+  const people = found.data?.users ?? [];
+  // who was in it when the form was opened, and whoever is chosen since, stays in view whatever is looked for
+  const chosen = members.filter((id) => !people.some((person) => person.id === id));
   const taken = !row && Object.hasOwn(groups, name.trim());
   const save = useMutation(
     trpc.settings.change.mutationOptions({
@@ -139,8 +135,14 @@ function GroupForm({
             data-autofocus
           />
         )}
+        {q !== undefined || (found.data?.total ?? 0) > people.length ? (
+          <TextFilter label="Find by name or address" value={q} onChange={setQ} />
+        ) : null}
         <Checkbox.Group label="Members" value={members} onChange={setMembers}>
           <Stack gap={8} mt={6} mah={300} style={{ overflowY: 'auto' }}>
+            {chosen.map((id) => (
+              <Checkbox key={id} value={id} label={nameOf(id)} />
+            ))}
             {people.map((person) => (
               <Checkbox
                 key={person.id}
@@ -151,8 +153,14 @@ function GroupForm({
                 }
               />
             ))}
+            {found.data && people.length === 0 ? <Text c="dimmed">Nobody is called so.</Text> : null}
           </Stack>
         </Checkbox.Group>
+        {found.data && found.data.total > people.length ? (
+          <Text size="sm" c="dimmed">
+            {people.length} of {found.data.total.toLocaleString()} people are listed: find the others by name.
+          </Text>
+        ) : null}
         <Text size="sm" c="dimmed">
           Votes on open holds are counted again at once.
         </Text>

@@ -1,13 +1,13 @@
-import { Anchor, Button, TextInput } from '@mantine/core';
-import { useDebouncedValue } from '@mantine/hooks';
-import { IconPlus, IconSearch, IconUsers } from '@tabler/icons-react';
+import { Anchor, Button } from '@mantine/core';
+import { IconPlus, IconUsers } from '@tabler/icons-react';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { useState } from 'react';
 import { trpc } from '../../lib/trpc.ts';
 import { DataTable } from '../../ui/data-table.tsx';
+import { NothingMatches, TextFilter } from '../../ui/filters.tsx';
 import { Page } from '../../ui/page.tsx';
-import { EmptyState } from '../../ui/states.tsx';
+import { Pager } from '../../ui/pager.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import { ApproverGroups } from './groups.tsx';
@@ -63,26 +63,30 @@ export function Team() {
   );
 }
 
+const PER_PAGE = 50;
+
 function Members() {
-  const [text, setText] = useState('');
-  const [q] = useDebouncedValue(text.trim(), 250);
+  const { q, page = 1 } = route.useSearch();
+  const navigate = route.useNavigate();
   const [open, setOpen] = useState<string>();
   const query = useQuery(
-    trpc.users.list.queryOptions({ limit: 200, q: q || undefined }, { placeholderData: keepPreviousData }),
+    trpc.users.list.queryOptions(
+      { q, limit: PER_PAGE, offset: (page - 1) * PER_PAGE },
+      { placeholderData: keepPreviousData },
+    ),
   );
   const person = query.data?.users.find(({ id }) => id === open);
+  const clear = () => void navigate({ search: {}, replace: true });
   return (
     <>
-      <TextInput
-        type="search"
-        aria-label="Find by name or address"
-        placeholder="Find by name or address"
-        leftSection={<IconSearch size={16} aria-hidden />}
-        value={text}
-        onChange={(event) => setText(event.currentTarget.value)}
-        maw={340}
-        mb="sm"
-      />
+      <search className="bar" aria-label="Find people">
+        <TextFilter
+          label="Name or address"
+          value={q}
+          onChange={(value) => void navigate({ search: value ? { q: value } : {}, replace: true })}
+          width={300}
+        />
+      </search>
       <DataTable<Person>
         label="Members"
         rows={query.data?.users}
@@ -90,7 +94,11 @@ function Members() {
         retry={() => void query.refetch()}
         rowKey={({ id }) => id}
         onOpen={({ id }) => setOpen(id)}
-        empty={<EmptyState icon={IconUsers} title="Nobody matches" />}
+        empty={
+          <NothingMatches icon={IconUsers} title="Nobody matches" clear={clear}>
+            Who was removed is not in this list; the audit log knows them.
+          </NothingMatches>
+        }
         columns={[
           {
             header: 'Name',
@@ -122,6 +130,13 @@ function Members() {
           { header: 'Sessions', align: 'right', cell: ({ sessions }) => sessions },
           { header: 'Keys', align: 'right', cell: ({ keys }) => keys },
         ]}
+      />
+      <Pager
+        page={page}
+        size={PER_PAGE}
+        total={query.data?.total ?? 0}
+        onPage={(to) => void navigate({ search: (old) => ({ ...old, page: to > 1 ? to : undefined }) })}
+        words={['Before', 'After']}
       />
       <PersonDrawer person={person} onClose={() => setOpen(undefined)} />
     </>
