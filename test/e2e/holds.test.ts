@@ -1,3 +1,4 @@
+import type { Locator } from 'playwright-core';
 import { expect, test } from 'vitest';
 import { deploy } from '../helpers/api.ts';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
@@ -93,4 +94,72 @@ describeInBrowser('a held action', () => {
     await page.getByRole('button', { name: 'Clear the filters' }).click();
     await rows.nth(50).waitFor();
   });
+
+  test('is decided with the keyboard alone', async () => {
+    const tenant = await server.tenant();
+    await deploy(server, tenant.admin, 'bills', PAY.replace('"multi_party") @approvals("2")', '"single")'));
+    await evaluate(server, tenant, 'pay');
+    const { page, open } = await browser.visitor(await tenant.person('approver'));
+    await open('/approvals');
+    const link = page.getByRole('link', { name: 'pay the bill of November' });
+    await link.waitFor();
+    const { keyboard } = page;
+    const has = (it: Locator) => it.evaluate((element) => element.matches(':focus'));
+    /** Goes on to it by Tab; every stop on the way is seen. */
+    const tabTo = async (it: Locator) => {
+      for (let stops = 0; stops < 40; stops++) {
+        await keyboard.press('Tab');
+        expect(await page.evaluate(VISIBLE_FOCUS), await page.evaluate('document.activeElement.outerHTML')).toBe(true);
+        if (await has(it)) return;
+      }
+      throw new Error(`the keyboard does not come to ${it}`);
+    };
+
+    // past the navigation
+    await keyboard.press('Tab');
+    expect(await has(page.getByRole('link', { name: 'Skip to the content' }))).toBe(true);
+    expect(await page.evaluate(VISIBLE_FOCUS)).toBe(true);
+    await keyboard.press('Enter');
+    await tabTo(link);
+    await keyboard.press('Enter');
+    await page.getByRole('heading', { name: 'pay the bill of November' }).waitFor();
+    expect(await has(page.getByRole('main'))).toBe(true);
+
+    await tabTo(page.getByLabel('Reason'));
+    await keyboard.type('seen');
+    const approve = page.getByRole('button', { name: 'Approve' });
+    await tabTo(approve);
+    await keyboard.press('Enter');
+    const question = page.getByRole('dialog', { name: 'Approve this action?' });
+    await question.waitFor();
+    // a second press of the same key decides nothing; the dialog gives the focus back
+    await expect.poll(() => has(question.getByRole('button', { name: 'Cancel' }))).toBe(true);
+    await keyboard.press('Escape');
+    await question.waitFor({ state: 'detached' });
+    await expect.poll(() => has(approve)).toBe(true);
+    await keyboard.press('Enter');
+    await expect.poll(() => has(question.getByRole('button', { name: 'Cancel' }))).toBe(true);
+    await tabTo(question.getByRole('button', { name: 'Approve' }));
+    await keyboard.press('Enter');
+    await page.getByText('Released', { exact: true }).waitFor();
+    await expect.poll(() => has(page.getByRole('status').filter({ hasText: 'You voted to approve' }))).toBe(true);
+  });
 });
+
+/** Whether what has the focus shows it: within the window, by an outline or by a border of its own color. */
+const VISIBLE_FOCUS = `(() => {
+  const it = document.activeElement;
+  const box = it.getBoundingClientRect();
+  if (it === document.body || box.width === 0 || box.right <= 0 || box.bottom <= 0) return false;
+  const style = getComputedStyle(it);
+  if (style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 1) return true;
+  const border = () => {
+    for (const fading of it.getAnimations()) fading.finish();
+    return getComputedStyle(it).borderColor;
+  };
+  const lit = border();
+  it.blur();
+  const unlit = border();
+  it.focus();
+  return lit !== unlit;
+})()`;

@@ -86,6 +86,9 @@ describeInBrowser('subscriptions', () => {
     await page.keyboard.press('Escape');
     await drawer.waitFor({ state: 'detached' });
     expect(page.url()).not.toContain('delivery=');
+    await expect
+      .poll(() => page.evaluate('document.activeElement.getAttribute("aria-label")'))
+      .toBe('policy.created: details');
   });
 
   test('a secret is rotated with an overlap; a subscription is paused, and deleted', async () => {

@@ -100,16 +100,12 @@ function act(hint: Hint): void {
 }
 
 function askAgain(filter: object): void {
-  // a first answer that is on its way may be older than the hint, and nothing else is asked before it is there
-  const first = queryClient.getQueryCache().findAll({
-    ...filter,
-    fetchStatus: 'fetching',
-    predicate: ({ state: { data } }) => data === undefined,
-  });
-  for (const { promise, queryKey } of first) {
+  // An answer that is on its way may be older than the hint. What asked for it is not cut off, since it may be somebody
+  // who wants the next page: it is asked again afterwards.
+  for (const { promise, queryKey } of queryClient.getQueryCache().findAll({ ...filter, fetchStatus: 'fetching' })) {
     promise?.then(() => queryClient.invalidateQueries({ queryKey, exact: true })).catch(() => undefined);
   }
-  void queryClient.invalidateQueries(filter);
+  void queryClient.invalidateQueries(filter, { cancelRefetch: false });
 }
 
 /** Begins to listen for a person, until the returned function is called. Safe to call again while it listens. */

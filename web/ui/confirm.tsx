@@ -1,5 +1,6 @@
 import { Button, Group, Modal, Stack, Text, Textarea, TextInput } from '@mantine/core';
 import { type ReactNode, useState } from 'react';
+import { rescueFocus } from './focus.ts';
 
 /**
  * Asks before something that cannot be taken back. With `typed` the person must type that word; with `reason` they must
@@ -37,6 +38,8 @@ export function ConfirmDialog({
       size={size}
       title={<strong>{title}</strong>}
       closeButtonProps={{ 'aria-label': 'Close' }}
+      // the button that opened it has the focus again by then, unless it is gone with what was done
+      onExitTransitionEnd={() => setTimeout(rescueFocus, 50)}
     >
       <Body {...{ onClose, children, action, danger, typed, reason, onConfirm }} />
     </Modal>
@@ -93,10 +96,12 @@ function Body({
             onChange={(event) => setWord(event.currentTarget.value)}
             autoComplete="off"
             spellCheck={false}
+            data-autofocus={reason ? undefined : true}
           />
         )}
         <Group justify="flex-end" gap="xs">
-          <Button variant="default" onClick={onClose}>
+          {/* what cannot be taken back is not under the key that opened the question */}
+          <Button variant="default" onClick={onClose} data-autofocus={reason || typed ? undefined : true}>
             Cancel
           </Button>
           <Button type="submit" color={danger ? 'red.8' : undefined} disabled={!ready} loading={busy}>

@@ -3,13 +3,14 @@ import { useDisclosure } from '@mantine/hooks';
 import { IconBrightnessAuto, IconLogout, IconMoon, IconSun, IconWorld, IconWorldOff } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { Link, Outlet, useRouterState } from '@tanstack/react-router';
-import { Fragment, useEffect } from 'react';
+import { Fragment, useEffect, useRef } from 'react';
 import { startLive, useLive } from '../lib/live.ts';
 import { useMe } from '../lib/session.ts';
 import { signOut } from '../lib/sign-out.ts';
 import { useZone } from '../lib/time.ts';
 import { trpc } from '../lib/trpc.ts';
 import { NAV } from '../nav.ts';
+import { CONTENT, focusContent } from './focus.ts';
 import { Mark } from './mark.tsx';
 
 /** Everything around a page: where one is, where one can go, who one is. */
@@ -19,8 +20,15 @@ export function Shell() {
   const { id, tenant } = useMe();
   const who = id && `${tenant}/${id}`;
   useEffect(() => (who ? startLive(who) : undefined), [who]);
+  const shown = useRef(path);
   // biome-ignore lint/correctness/useExhaustiveDependencies: the menu closes when the path changes
-  useEffect(menu.close, [path]);
+  useEffect(() => {
+    menu.close();
+    if (shown.current === path) return;
+    shown.current = path;
+    // what was pressed is gone or in the navigation: the keyboard goes on, and is read to, from where the page begins
+    focusContent();
+  }, [path]);
   return (
     <AppShell
       header={{ height: { base: 48, sm: 0 } }}
@@ -28,7 +36,7 @@ export function Shell() {
       padding={{ base: 'sm', sm: 'lg' }}
       transitionDuration={0}
     >
-      <a className="skip" href="#content">
+      <a className="skip" href={`#${CONTENT}`}>
         Skip to the content
       </a>
       <AppShell.Header hiddenFrom="sm" px="xs">
@@ -53,7 +61,7 @@ export function Shell() {
           <Person />
         </AppShell.Section>
       </AppShell.Navbar>
-      <AppShell.Main id="content" tabIndex={-1} style={{ outline: 'none' }}>
+      <AppShell.Main id={CONTENT} tabIndex={-1} style={{ outline: 'none' }}>
         <Outlet />
       </AppShell.Main>
     </AppShell>

@@ -77,7 +77,7 @@ function HoldView({ hold }: { hold: Hold }) {
         <div className="hold-about">
           <Action hold={hold} />
         </div>
-        {hold.status === 'held' ? (
+        {hold.status === 'held' || hold.votes?.some(({ user_id }) => user_id === me.id) ? (
           <div className="hold-vote">
             <Vote hold={hold} />
           </div>
@@ -162,6 +162,8 @@ function Vote({ hold }: { hold: Hold }) {
   const [reason, setReason] = useState('');
   const [asked, setAsked] = useState<'approve' | 'reject'>();
   const field = useRef<HTMLTextAreaElement>(null);
+  const done = useRef<HTMLDivElement>(null);
+  const castHere = useRef(false);
   const standing = useQuery(trpc.machines.escrow.queryOptions({ id: hold.id }));
   const vote = useMutation(trpc.escrow.vote.mutationOptions());
   const next = standing.data?.next.find(({ event }) => event === 'vote');
@@ -179,9 +181,15 @@ function Vote({ hold }: { hold: Hold }) {
     if (prepared && ready && window.matchMedia('(min-width: 62em)').matches) field.current?.focus();
   }, [prepared, ready]);
 
+  // the buttons are gone with the vote, and the focus with them
+  const voted = mine !== undefined;
+  useEffect(() => {
+    if (voted && castHere.current) done.current?.focus();
+  }, [voted]);
+
   if (mine) {
     return (
-      <Paper role="status">
+      <Paper role="status" ref={done} tabIndex={-1}>
         <Text>
           You voted to <strong>{mine.decision}</strong>, <When at={mine.at} />. A vote cannot be taken back.
         </Text>
@@ -189,6 +197,7 @@ function Vote({ hold }: { hold: Hold }) {
     );
   }
   const cast = async (decision: 'approve' | 'reject') => {
+    castHere.current = true;
     const answer = await vote.mutateAsync({ id: hold.id, decision, reason: reason.trim() });
     toastDone(
       decision === 'approve' ? 'Approved' : 'Rejected',
