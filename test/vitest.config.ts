@@ -1,4 +1,9 @@
+import { tmpdir } from 'node:os';
+import path from 'node:path';
 import { defineConfig } from 'vitest/config';
+
+// the processes of the tests, and those that they start, need not compile the same files each time
+process.env.NODE_COMPILE_CACHE ??= path.join(tmpdir(), 'svc-test-compile-cache');
 
 export default defineConfig({
   test: {

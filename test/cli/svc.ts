@@ -10,11 +10,7 @@ const root = path.resolve(import.meta.dirname, '../..');
 
 const isSetting = (name: string) => /^(SVC_|PG|DATABASE_URL$|REDIS_URL$|SMTP_URL$|PORT$|HOST$|LOG_LEVEL$)/.test(name);
 /** The environment without settings, so that those of who runs the tests do not count. */
-const bare = {
-  ...Object.fromEntries(Object.entries(process.env).filter(([name]) => !isSetting(name))),
-  // a process that starts many times need not compile its files each time
-  NODE_COMPILE_CACHE: path.join(tmpdir(), 'svc-test-compile-cache'),
-};
+const bare = Object.fromEntries(Object.entries(process.env).filter(([name]) => !isSetting(name)));
 
 export interface Ran {
   code: number | null;

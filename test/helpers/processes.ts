@@ -50,6 +50,7 @@ export class ServerProcess {
       stdio: ['ignore', 'pipe', 'pipe'],
       env: {
         PATH: process.env.PATH ?? '',
+        NODE_COMPILE_CACHE: process.env.NODE_COMPILE_CACHE ?? '',
         SVC_DATA_DIR: this.#dir,
         SVC_MASTER_KEY: MASTER_KEY,
         LOG_LEVEL: 'info',

@@ -54,6 +54,7 @@ function wrapped(dir: string, name: string, command: string[], options: string[]
     SVC_AGENT_KEY: world.agentKey,
     SVC_PROXY_DIR: path.join(dir, 'state'),
     PATH: process.env.PATH!,
+    NODE_COMPILE_CACHE: process.env.NODE_COMPILE_CACHE ?? '',
   };
   const args = ['server/proxy/main.ts', 'mcp', '--name', name, ...options, '--', ...command];
   return connect(new StdioClientTransport({ command: process.execPath, args, env, stderr: 'ignore' }));

@@ -64,6 +64,7 @@ export class ProxyProcess {
       stdio: ['ignore', 'pipe', 'pipe'],
       env: {
         PATH: process.env.PATH ?? '',
+        NODE_COMPILE_CACHE: process.env.NODE_COMPILE_CACHE ?? '',
         SVC_PROXY_PORT: '0',
         SVC_PROXY_DIR: path.join(this.dir, 'state'),
         SVC_PROXY_ROUTES: routes,
