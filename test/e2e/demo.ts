@@ -1,4 +1,5 @@
 import { OPERATOR } from '../../server/auth/audit.ts';
+import { sha256Tag } from '../../server/lib/crypto.ts';
 import type { Receiver } from '../helpers/receiver.ts';
 import type { Credential, TestServer, TestTenant } from '../helpers/server.ts';
 
@@ -57,6 +58,8 @@ export interface Demo {
   people: Record<'maria' | 'tomas' | 'aisha' | 'lin' | 'jonas', string>;
   hold: string;
   subscription: string;
+  /** The proxies that are alive say so once more. */
+  beat: () => Promise<void>;
 }
 
 /** A tenant as it looks after a week of use: people, policies, decisions, holds, proxies, keys, evidence. */
@@ -116,7 +119,7 @@ export async function fillDemo(server: TestServer, receiver: Receiver): Promise<
   });
   server.clock.advance(Date.now() - server.clock.now());
   const admin = await tenant.enter(people.maria);
-  await somethingOfEach(server, admin, proxy, await bundleOf());
+  await somethingOfEach(server, admin);
   const subscription = await subscriptions(server, admin, receiver);
   const hold = await holds(server, tenant);
   const lin = await tenant.enter(people.lin);
@@ -134,7 +137,20 @@ export async function fillDemo(server: TestServer, receiver: Receiver): Promise<
   await server.call(200, 'POST /v1/policies/freeze-vouchers/break-glass', admin, {
     reason: 'Incident 812: a bot issues vouchers in a loop. Frozen until it is understood.',
   });
-  return { tenant, admin, people, hold, subscription };
+  // one has what was enforced just now, the other does not yet
+  const live = [
+    { proxy_id: 'edge-fra-1', spooled_events: 0, ...(await bundleOf()) },
+    { proxy_id: 'edge-iad-1', spooled_events: 3, ...first.at(-1) },
+  ];
+  const beat = async () => {
+    const started_at = new Date(server.clock.now() - 52 * HOUR).toISOString();
+    for (const one of live) {
+      await server.call(200, 'POST /v1/proxies/heartbeat', proxy, { version: '1.0.0', started_at, ...one });
+    }
+  };
+  await beat();
+  for (const chain of ['forensics', 'audit']) await server.call(200, `GET /v1/${chain}/verify`, lin);
+  return { tenant, admin, people, hold, subscription, beat };
 }
 
 /** A webhook that takes what it gets, and one that does not. */
@@ -203,30 +219,14 @@ async function decisions(server: TestServer, tenant: TestTenant, proxy: Credenti
         method: 'POST',
         evaluation_us: 40 + ((n * 37) % 160),
         policy_version: 1,
+        input_hash: sha256Tag(`${hour} ${n}`),
         ...kind,
       };
     }),
   });
 }
 
-async function somethingOfEach(
-  server: TestServer,
-  admin: Credential,
-  proxy: Credential,
-  bundle: object,
-): Promise<void> {
-  for (const [proxy_id, spooled_events] of [
-    ['edge-fra-1', 0],
-    ['edge-iad-1', 3],
-  ] as const) {
-    await server.call(200, 'POST /v1/proxies/heartbeat', proxy, {
-      proxy_id,
-      version: '1.0.0',
-      ...bundle,
-      spooled_events,
-      started_at: new Date(server.clock.now() - 52 * HOUR).toISOString(),
-    });
-  }
+async function somethingOfEach(server: TestServer, admin: Credential): Promise<void> {
   await server.call(201, 'POST /v1/keys', admin, { label: 'CI pipeline', scopes: ['pipeline'] });
   await server.call(201, 'POST /v1/keys', admin, {
     label: 'Quarterly audit, read only',

@@ -61,6 +61,7 @@ const SCREENS: Record<string, Screen> = {
   'review-queue': { path: '/review', who: 'aisha' },
   review: { path: '/review/refunds', who: 'aisha', prepare: editor },
   'review-own': { path: '/review/refunds', who: 'tomas', prepare: editor },
+  'review-glass': { path: '/review/freeze-vouchers', who: 'aisha', prepare: editor },
   approvals: { path: '/approvals', who: 'aisha' },
   hold: { path: (demo) => `/approvals/${demo.hold}`, who: 'aisha' },
   'hold-from-mail': { path: (demo) => `/approvals/${demo.hold}?vote=approve`, who: 'aisha' },
@@ -99,7 +100,13 @@ const SCREENS: Record<string, Screen> = {
   },
   'machines-delivery': { path: '/machines?machine=delivery' },
   'machines-hold': { path: '/machines?machine=escrow' },
-  proxies: { path: '/proxies' },
+  proxies: {
+    path: '/proxies',
+    prepare: async (page, demo) => {
+      await demo.beat();
+      await page.getByText('alive').first().waitFor();
+    },
+  },
   subscriptions: { path: '/subscriptions' },
   subscription: {
     path: (demo) => `/subscriptions/${demo.subscription}`,

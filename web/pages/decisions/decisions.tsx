@@ -126,7 +126,9 @@ export function Decisions() {
         empty={
           filtered ? (
             <NothingMatches icon={IconListDetails} title="No decision fits the filters" clear={clear}>
-              They apply to the whole log. New decisions that fit appear here by themselves.
+              {stream.older
+                ? 'That is, of the newest ones: the search goes on with the button below.'
+                : 'They apply to the whole log. New decisions that fit appear here by themselves.'}
             </NothingMatches>
           ) : (
             <EmptyState icon={IconListDetails} title="No decisions yet">

@@ -1,12 +1,12 @@
-import { Button, NativeSelect, TextInput } from '@mantine/core';
-import { useDebouncedCallback } from '@mantine/hooks';
-import { IconFileText, IconPlus, IconX } from '@tabler/icons-react';
+import { NativeSelect } from '@mantine/core';
+import { IconFileText, IconPlus } from '@tabler/icons-react';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
+import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
 import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Pager } from '../../ui/pager.tsx';
@@ -32,8 +32,9 @@ export function PolicyList() {
   );
   const set = (change: Partial<PolicyFilter>) =>
     void navigate({ search: (old) => ({ ...old, page: undefined, ...change }), replace: true });
-  const later = useDebouncedCallback(set, 300);
-  const filtered = Object.keys(where).length > 0;
+  const clear = () => void navigate({ search: {}, replace: true });
+  // a page that is past the end by now is left in the same way
+  const filtered = page > 1 || Object.values(where).some((value) => value !== undefined);
   type Row = NonNullable<typeof query.data>['policies'][number];
 
   const columns: Column<Row>[] = [
@@ -93,30 +94,14 @@ export function PolicyList() {
           ]}
           w={140}
         />
-        <TextInput
-          key={filter.agent_role === undefined ? 'no role' : 'role'}
+        <TextFilter
           label="Applies to role"
-          defaultValue={filter.agent_role}
-          onChange={(event) => later({ agent_role: event.currentTarget.value.trim() || undefined })}
-          w={160}
+          value={filter.agent_role}
+          onChange={(agent_role) => set({ agent_role })}
+          width={160}
         />
-        <TextInput
-          key={filter.scope === undefined ? 'no scope' : 'scope'}
-          label="Scope"
-          defaultValue={filter.scope}
-          onChange={(event) => later({ scope: event.currentTarget.value.trim() || undefined })}
-          w={140}
-        />
-        {filtered ? (
-          <Button
-            variant="subtle"
-            color="gray"
-            leftSection={<IconX size={15} />}
-            onClick={() => void navigate({ search: {}, replace: true })}
-          >
-            Clear
-          </Button>
-        ) : null}
+        <TextFilter label="Scope" value={filter.scope} onChange={(scope) => set({ scope })} width={140} />
+        {filtered ? <ClearFilters clear={clear} /> : null}
       </search>
       <DataTable
         label="Policies, the last changed first"
@@ -128,7 +113,9 @@ export function PolicyList() {
         onOpen={(row) => void navigate({ to: '/policies/$id', params: { id: row.id } })}
         empty={
           filtered ? (
-            <EmptyState icon={IconFileText} title="No policy fits the filters" />
+            <NothingMatches icon={IconFileText} title="No policy fits the filters" clear={clear}>
+              A policy that applies to every role is found by each of them.
+            </NothingMatches>
           ) : (
             <EmptyState
               icon={IconFileText}

@@ -1,11 +1,13 @@
 import { Text } from '@mantine/core';
 import { IconHeartbeat, IconPlugConnectedX, IconServerBolt, IconStack2 } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
+import { useMe } from '../../lib/session.ts';
 import { duration, useNow } from '../../lib/time.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
+import { ButtonLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
@@ -17,6 +19,7 @@ type Proxy = Answers['proxies']['list']['proxies'][number];
 export function Proxies() {
   const query = useQuery(trpc.proxies.list.queryOptions({}, { refetchInterval: 5_000 }));
   const now = useNow(5_000);
+  const me = useMe();
   const proxies = query.data?.proxies;
   const silent = proxies?.filter(({ stale }) => stale).length ?? 0;
   return (
@@ -35,10 +38,21 @@ export function Proxies() {
         retry={() => void query.refetch()}
         rowKey={({ proxy_id }) => proxy_id}
         empty={
-          <EmptyState icon={IconServerBolt} title="No proxy has come yet">
+          <EmptyState
+            icon={IconServerBolt}
+            title="No proxy has come yet"
+            action={
+              me.has('admin') ? (
+                <ButtonLink to="/keys" variant="default">
+                  Make a key for it
+                </ButtonLink>
+              ) : null
+            }
+          >
             <p>
               The reference proxy comes with this program. Make an API key with the scope proxy, then start it; it
-              appears here with its first heartbeat.
+              appears here with its first heartbeat. One that was started and does not come names the reason in its log:
+              mostly the address, or a key that was revoked or lacks the scope.
             </p>
             <div style={{ textAlign: 'left' }}>
               <CodeBlock

@@ -5,7 +5,7 @@ import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
-import { PageLink } from '../../ui/link.tsx';
+import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Pager } from '../../ui/pager.tsx';
 import { EmptyState } from '../../ui/states.tsx';
@@ -33,7 +33,7 @@ export function ReviewQueue() {
       header: 'Policy',
       main: true,
       cell: (row) => (
-        <>
+        <div>
           <PageLink to="/review/$id" params={{ id: row.id }} fw={600} c="inherit">
             {row.id}
           </PageLink>
@@ -42,7 +42,7 @@ export function ReviewQueue() {
               {row.open_review.reason}
             </div>
           ) : null}
-        </>
+        </div>
       ),
     },
     {
@@ -94,10 +94,7 @@ export function ReviewQueue() {
     },
   ];
   return (
-    <Page
-      title="Review"
-      lead="Versions that wait for someone other than who wrote them, or who broke the glass for them."
-    >
+    <Page title="Review" lead="What waits for a second person: broken glass first, then what was submitted.">
       <DataTable
         label="Policies to review"
         columns={columns}
@@ -107,7 +104,11 @@ export function ReviewQueue() {
         retry={() => void query.refetch()}
         onOpen={(row) => void navigate({ to: '/review/$id', params: { id: row.id } as never })}
         empty={
-          <EmptyState icon={IconGitPullRequest} title="Nothing waits for review">
+          <EmptyState
+            icon={IconGitPullRequest}
+            title={page > 1 ? 'Nothing waits on this page any more' : 'Nothing waits for review'}
+            action={page > 1 ? <ButtonLink to="/review">The first page</ButtonLink> : null}
+          >
             When an author submits a version, or someone breaks the glass, it appears here by itself.
           </EmptyState>
         }

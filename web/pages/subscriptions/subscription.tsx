@@ -10,6 +10,7 @@ import { CodeBlock } from '../../ui/code.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { CopyButton, Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
+import { NothingMatches } from '../../ui/filters.tsx';
 import { Notice } from '../../ui/notice.tsx';
 import { Page } from '../../ui/page.tsx';
 import { EmptyState, Shown } from '../../ui/states.tsx';
@@ -235,9 +236,13 @@ function Deliveries({ id }: { id: string }) {
         onOpen={({ id: delivery }) => show(delivery)}
         selected={opened}
         empty={
-          <EmptyState icon={IconSend} title="No delivery">
-            Each event that is sent there is listed here for 30 days, with every answer. A test is not.
-          </EmptyState>
+          filter.status || filter.event_type ? (
+            <NothingMatches icon={IconSend} title="No delivery fits the filters" clear={() => setFilter({})} />
+          ) : (
+            <EmptyState icon={IconSend} title="No delivery">
+              Each event that is sent there is listed here for 30 days, with every answer. A test is not.
+            </EmptyState>
+          )
         }
         columns={[
           {

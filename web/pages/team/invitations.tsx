@@ -42,7 +42,7 @@ export function Invitations({ invite }: { invite: () => void }) {
   const set = (change: TeamSearch) =>
     void navigate({ search: (old) => ({ ...old, page: undefined, ...change }), replace: true });
   const clear = () => set({ q: undefined, status: undefined });
-  const filtered = q !== undefined || status !== undefined;
+  const filtered = q !== undefined || status !== undefined || page > 1;
   const resend = useMutation(
     trpc.invites.resend.mutationOptions({
       onSuccess: ({ email }) => toastDone('A new link is on its way', `to ${email}; the one before is dead`),
