@@ -75,6 +75,18 @@ const environment = z.object({
 });
 
 const Header = z.string().regex(/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/, 'is not the name of a header');
+/** Where the worth of an action stands in its arguments, for policies (`context.amount`) and for approvers. */
+const Value = z.strictObject({
+  from: z.string().min(1).max(1024),
+  divide_by: z.number().positive().default(1),
+  currency: z
+    .string()
+    .regex(/^[A-Z]{3}$/, 'must be a currency such as EUR')
+    .optional(),
+  currency_from: z.string().min(1).max(1024).optional(),
+});
+export type ValueRule = z.infer<typeof Value>;
+
 const common = {
   path: z
     .string()
@@ -83,6 +95,7 @@ const common = {
   server: z.string().min(1).max(200).optional(),
   headers: z.record(Header, z.string()).default({}),
   timeout_seconds: z.number().positive().max(3600).optional(),
+  value: Value.optional(),
 };
 const Upstream = z.url({ protocol: /^https?$/, error: 'must be an http or https address' });
 

@@ -6,8 +6,10 @@ import type { Log } from '../lib/log.ts';
 import { actionHash } from '../policy/action-hash.ts';
 import { type Decision, type Match, settle, type Verdict } from '../policy/evaluate.ts';
 import { type Mask, parseMask } from '../policy/masks.ts';
+import { type Arguments, flatten, RequestError } from '../policy/request.ts';
 import type { ActionRequest } from '../policy/types.ts';
 import type { Agent } from './agents.ts';
+import type { ValueRule } from './config.ts';
 import { ControlPlaneError, type Hold } from './control-plane.ts';
 import { Counters } from './counters.ts';
 import type { Governance, Governing, Standstill } from './governance.ts';
@@ -23,6 +25,8 @@ export interface Attempt {
   method?: string | undefined;
   resource?: string | undefined;
   arguments: unknown;
+  /** Where in the arguments it stands what the action is worth. */
+  value?: ValueRule | undefined;
   session_id?: string | undefined;
   source_ip?: string | undefined;
   /** What approvers read of it. */
@@ -138,9 +142,10 @@ export class Enforcer {
 
   async #rule(attempt: Attempt, began: number): Promise<Ruling> {
     const now = this.#clock.now();
-    const { agent, escrowId, resume, summary, unholdable, ...action } = attempt;
+    const { agent, escrowId, resume, summary, unholdable, value, ...action } = attempt;
     const request: ActionRequest = {
       ...action,
+      ...(value && worth(action.arguments, value)),
       agent_id: agent.id,
       agent_role: agent.role,
       owner: agent.owner,
@@ -366,6 +371,38 @@ function heldAction(request: ActionRequest, hash: string, summary: string) {
     action_hash: hash,
     tool_name: request.tool_name,
     arguments_preview: preview(request.arguments),
+    ...(request.estimated_value !== undefined && { estimated_value: request.estimated_value }),
+    ...(request.value_currency !== undefined && { value_currency: request.value_currency }),
+  };
+}
+
+/** The largest value that a hold may have. */
+const MOST_VALUE = 1e14;
+
+/**
+ * What the action is worth, from its arguments under the keys that policies see; nothing where they do not say. Throws a
+ * Refusal on what is no amount: a rule on `context.amount` must not be passed by with one that cannot be read.
+ */
+function worth(args: unknown, rule: ValueRule): Pick<ActionRequest, 'estimated_value' | 'value_currency'> {
+  let flat: Arguments;
+  try {
+    flat = flatten(args, undefined);
+  } catch (error) {
+    // the engine refuses these arguments too, and that denial is recorded
+    if (error instanceof RequestError) return {};
+    throw error;
+  }
+  const number = flat.num.get(rule.from);
+  const there = [...flat.str.keys(), ...flat.bool.keys(), ...flat.list.keys(), ...flat.num.keys()];
+  if (number === undefined && !there.some((key) => key === rule.from || key.startsWith(`${rule.from}.`))) return {};
+  const amount = Number(number) / rule.divide_by;
+  if (!(amount >= 0 && amount <= MOST_VALUE)) {
+    throw new Refusal(400, 'VALIDATION_FAILED', `the argument ${rule.from} is no amount from 0 to ${MOST_VALUE}`);
+  }
+  const currency = rule.currency_from === undefined ? rule.currency : flat.str.get(rule.currency_from);
+  return {
+    estimated_value: amount,
+    ...(currency !== undefined && currency.length <= 10 && { value_currency: currency }),
   };
 }
 

@@ -21,6 +21,8 @@ export interface HeldAction {
   policy_id: string | null;
   tool_name: string;
   arguments_preview?: unknown;
+  estimated_value?: number;
+  value_currency?: string;
 }
 
 /**

@@ -237,6 +237,7 @@ export class HttpFront {
       method,
       resource: url.href,
       arguments: args,
+      value: route.value,
       session_id: named(request.headers['x-svc-session-id'], 'X-Svc-Session-Id'),
       source_ip: call.sourceIp || undefined,
       summary: `${method} ${url.origin}${url.pathname}`,

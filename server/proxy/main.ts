@@ -9,7 +9,7 @@ import { randomBase62 } from '../lib/crypto.ts';
 import { Egress } from '../lib/egress.ts';
 import { createLog, type Log } from '../lib/log.ts';
 import { Agents } from './agents.ts';
-import { ConfigError, type ProxyConfig, proxySettingsHelp, readConfig } from './config.ts';
+import { ConfigError, type ProxyConfig, proxySettingsHelp, readConfig, type ValueRule } from './config.ts';
 import { ControlPlane } from './control-plane.ts';
 import { Enforcer } from './decide.ts';
 import { Governance } from './governance.ts';
@@ -31,7 +31,7 @@ const ORPHANS_MS = 60_000;
 const MOST_SLOTS = 256;
 
 const HELP = `Usage: svc-proxy [--help]
-       svc-proxy mcp [--name NAME] [--wait SECONDS] -- COMMAND [ARGUMENT…]
+       svc-proxy mcp [--name NAME] [--wait SECONDS] [--value KEY [--currency CODE]] -- COMMAND [ARGUMENT…]
 
 The enforcement proxy: every action of an agent is decided by the policies of the control plane, recorded, and only then
 done. Without a command it serves the route table over HTTP; \`mcp\` wraps an MCP server that speaks on its standard
@@ -39,6 +39,8 @@ input and output, for the agent of SVC_AGENT_KEY.
 
   --name NAME       the tool server's name in policies (ToolServer::"NAME"); default: the name of COMMAND
   --wait SECONDS    how long a held call waits for its release before it is answered; default 0
+  --value KEY       the argument that says what a call is worth, for policies (context.amount) and approvers
+  --currency CODE   the currency of that, such as EUR
 
 Settings (environment):
 ${proxySettingsHelp()
@@ -306,7 +308,7 @@ async function serve(config: ProxyConfig): Promise<() => Promise<void>> {
   };
 }
 
-async function wrap(config: ProxyConfig, command: string, args: string[], name: string, waitMs: number) {
+async function wrap(config: ProxyConfig, { command, args, name, waitMs, value }: McpOptions) {
   const { agentKey } = config;
   if (agentKey === undefined)
     throw new ConfigError('Wrong settings:\n  SVC_AGENT_KEY or SVC_AGENT_KEY_FILE: is needed');
@@ -324,6 +326,7 @@ async function wrap(config: ProxyConfig, command: string, args: string[], name: 
     log,
     server: name,
     waitMs,
+    value,
     controlUrl: config.url,
     onPolicyChange: (listener) => governance.onChange(listener),
     command,
@@ -342,13 +345,26 @@ async function wrap(config: ProxyConfig, command: string, args: string[], name: 
 /** Runners of other people's packages: their name says nothing about the server. */
 const RUNNERS = /^(?:npx|npm|node|bunx?|deno|uvx?|pipx?|python3?|docker|sh|bash)$/;
 
-function mcpOptions(argv: string[]): { command: string; args: string[]; name: string; waitMs: number } {
+interface McpOptions {
+  command: string;
+  args: string[];
+  name: string;
+  waitMs: number;
+  value: ValueRule | undefined;
+}
+
+function mcpOptions(argv: string[]): McpOptions {
   const at = argv.indexOf('--');
   const [command, ...args] = at < 0 ? [] : argv.slice(at + 1);
   if (command === undefined) throw new UsageError('svc-proxy mcp: say the command after --');
   const { values } = parseArgs({
     args: argv.slice(0, at),
-    options: { name: { type: 'string' }, wait: { type: 'string', default: '0' } },
+    options: {
+      name: { type: 'string' },
+      wait: { type: 'string', default: '0' },
+      value: { type: 'string' },
+      currency: { type: 'string' },
+    },
   });
   const seconds = Number(values.wait);
   if (!(seconds >= 0 && seconds <= 3600)) throw new UsageError('--wait: must be 0 to 3600 seconds');
@@ -357,7 +373,12 @@ function mcpOptions(argv: string[]): { command: string; args: string[]; name: st
     throw new UsageError(`--name: is needed, since ${name} does not say which server it runs`);
   }
   if (name === '' || name.length > 200) throw new UsageError('--name: must have 1 to 200 characters');
-  return { command, args, name, waitMs: seconds * 1000 };
+  const { value: from, currency } = values;
+  if (currency !== undefined && (from === undefined || !/^[A-Z]{3}$/.test(currency))) {
+    throw new UsageError('--currency: must be a currency such as EUR, beside --value');
+  }
+  const value = from === undefined ? undefined : { from, divide_by: 1, ...(currency !== undefined && { currency }) };
+  return { command, args, name, waitMs: seconds * 1000, value };
 }
 
 async function main(argv: string[]): Promise<void> {
@@ -375,9 +396,7 @@ async function main(argv: string[]): Promise<void> {
   const config = readConfig(process.env, { routes: options === undefined });
 
   let stopping = false;
-  const starting = options
-    ? wrap(config, options.command, options.args, options.name, options.waitMs)
-    : serve(config).then((stop) => ({ stop, ended: undefined }));
+  const starting = options ? wrap(config, options) : serve(config).then((stop) => ({ stop, ended: undefined }));
   const stop = async () => {
     if (stopping) process.exit(1);
     stopping = true;

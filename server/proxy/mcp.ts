@@ -18,7 +18,7 @@ import type {
 import type { Log } from '../lib/log.ts';
 import { applyMasks, type Mask, parseExact } from '../policy/masks.ts';
 import { type Agent, AgentError, isPlain } from './agents.ts';
-import type { McpRoute } from './config.ts';
+import type { McpRoute, ValueRule } from './config.ts';
 import { ControlPlaneError, type Hold } from './control-plane.ts';
 import { type Attempt, type Enforcer, Refusal, type Ruling } from './decide.ts';
 import { type Holds, retryAfter } from './holds.ts';
@@ -43,6 +43,8 @@ export interface BridgeParts {
   server: string;
   /** How long a held call waits for its release before it is answered. */
   waitMs: number;
+  /** Where in the arguments of a call it stands what it is worth. */
+  value: ValueRule | undefined;
   /** Where agents look a hold up. */
   controlUrl: string;
   /** Calls back when the policies in force have changed; the function that it returns ends that. */
@@ -225,6 +227,7 @@ export class Bridge {
       tool_name: name,
       tool_server: this.#parts.server,
       arguments: args,
+      value: this.#parts.value,
       session_id: this.#session,
       source_ip: this.#sourceIp,
       summary: `tool ${name} of ${this.#parts.server}`,
@@ -498,12 +501,12 @@ interface Session {
 
 /** MCP servers that speak Streamable HTTP: each session of a client has a session of its own at the server. */
 export class McpFront {
-  readonly #parts: Omit<BridgeParts, 'server' | 'waitMs'>;
+  readonly #parts: Omit<BridgeParts, 'server' | 'waitMs' | 'value'>;
   readonly #maxBodyBytes: number;
   readonly #sessions = new Map<string, Session>();
   readonly #sweep: NodeJS.Timeout;
 
-  constructor(parts: Omit<BridgeParts, 'server' | 'waitMs'> & { maxBodyBytes: number }) {
+  constructor(parts: Omit<BridgeParts, 'server' | 'waitMs' | 'value'> & { maxBodyBytes: number }) {
     this.#parts = parts;
     this.#maxBodyBytes = parts.maxBodyBytes;
     this.#sweep = setInterval(() => {
@@ -579,6 +582,7 @@ export class McpFront {
         ...this.#parts,
         server: route.server,
         waitMs: route.wait_seconds * 1000,
+        value: route.value,
         // the SDK's own types are not written for exactOptionalPropertyTypes
         client: transport as Transport,
         serverTransport: serverTransport as Transport,

@@ -43,7 +43,12 @@ beforeAll(async () => {
   world = await governed(server, { api: POLICY });
   proxy = new ProxyProcess(
     [
-      { path: '/api/*', to: `${upstream.url}/base`, headers: { authorization: `Bearer \${UPSTREAM_KEY}` } },
+      {
+        path: '/api/*',
+        to: `${upstream.url}/base`,
+        headers: { authorization: `Bearer \${UPSTREAM_KEY}` },
+        value: { from: 'body.amount', divide_by: 100, currency_from: 'body.currency' },
+      },
       { path: '/files/*', to: upstream.url, tool: 'api', opaque_bodies: true, decide_on_headers: ['X-Account'] },
     ],
     { ...world.env, UPSTREAM_KEY: 'upstream-secret' },
@@ -116,6 +121,15 @@ describe('a request through the proxy', () => {
     expect(upstream.received).toHaveLength(before);
   });
 
+  test('whose worth cannot be read goes nowhere, so that no rule on it is passed by', async () => {
+    const before = upstream.received.length;
+    for (const amount of ['a lot', -1, '2e16', true, [5], '1e999', { value: 5 }]) {
+      const answer = await proxy.call(400, 'POST /api/payments', world.agentKey, { body: { amount } });
+      expect(answer.body.detail).toContain('body.amount is no amount');
+    }
+    expect(upstream.received).toHaveLength(before);
+  });
+
   test('without an agent that is known goes nowhere', async () => {
     const before = upstream.received.length;
     const answer = await proxy.call(401, 'GET /api/x', undefined);
@@ -172,7 +186,7 @@ describe('a request through the proxy', () => {
 });
 
 describe('a held request', () => {
-  const pay = { body: { amount: 900, to: 'DE89' } };
+  const pay = { body: { amount: 900, to: 'DE89', currency: 'EUR' } };
 
   test('is answered 423, needs two approvers, and then goes through exactly once', async () => {
     const before = upstream.received.length;
@@ -189,6 +203,8 @@ describe('a held request', () => {
       escrow_status: 'held',
       reason: 'payments over 100 need two people',
     });
+    const shown = await server.call(200, `GET /v1/escrow/${id}`, await world.tenant.person('approver'));
+    expect(shown.body).toMatchObject({ estimated_value: 9, value_currency: 'EUR' });
     // the same action shares the hold; another has its own
     expect((await proxy.call(423, 'POST /api/payments', world.agentKey, pay)).body.escrow_id).toBe(id);
     const other = await proxy.call(423, 'POST /api/payments', world.agentKey, { body: { amount: 901, to: 'DE89' } });
@@ -229,7 +245,7 @@ describe('a held request', () => {
     const statuses = answers.map(({ status }) => status).sort();
     expect(statuses).toEqual([200, ...Array.from({ length: 11 }, () => 409)]);
     expect(upstream.received.slice(before)).toMatchObject([
-      { method: 'POST', url: '/base/payments', body: '{"amount":900,"to":"DE89"}' },
+      { method: 'POST', url: '/base/payments', body: JSON.stringify(pay.body) },
     ]);
     const spent = await proxy.call(409, 'POST /api/payments', world.agentKey, retry);
     expect(spent.body).toMatchObject({ code: 'ALREADY_CONSUMED' });

@@ -27,6 +27,8 @@ const EVERYTHING = `
 @id("weather") @mask("$.temperature") forbid(principal, action, resource == Tool::"get-structured-content");
 @id("echo") @mask("$.message") forbid(principal, action, resource == Tool::"echo");
 @id("image") @rate("1/h") forbid(principal, action, resource == Tool::"get-tiny-image");
+@id("much") @escrow("single") forbid(principal, action, resource == Tool::"get-sum")
+  when { context has amount && context.amount.greaterThan(decimal("100.0")) };
 @id("no-env") forbid(principal, action, resource == Tool::"get-env");
 `;
 
@@ -206,8 +208,16 @@ describe('a tool server behind `svc-proxy mcp`', () => {
     expect(environment).not.toContain(world.agentKey);
   });
 
-  test('masks arguments and answers, and withholds what it cannot mask', async () => {
-    const everything = await wrapped(dir, 'everything', [bin('mcp-server-everything'), 'stdio']);
+  test('masks arguments and answers, and withholds what it cannot mask; tells what a call is worth', async () => {
+    const value = ['--value', 'a', '--currency', 'EUR'];
+    const everything = await wrapped(dir, 'everything', [bin('mcp-server-everything'), 'stdio'], value);
+    expect(await call(everything, 'get-sum', { a: 100, b: 3 })).not.toHaveProperty('isError');
+    const held = (await call(everything, 'get-sum', { a: 101, b: 3 }))._meta!['svc/decision']!;
+    const hold = await server.call(200, `GET /v1/escrow/${held.escrow_id}`, world.tenant.admin);
+    expect(hold.body).toMatchObject({ estimated_value: 101, value_currency: 'EUR' });
+    const unread = await call(everything, 'get-sum', { a: 'a lot', b: 3 });
+    expect(unread).toMatchObject({ isError: true, _meta: { 'svc/decision': { code: 'VALIDATION_FAILED' } } });
+
     const weather = await call(everything, 'get-structured-content', { location: 'New York' });
     expect(weather._meta!['svc/decision']).toMatchObject({ decision: 'allow_with_masking' });
     expect(weather.structuredContent).toMatchObject({ temperature: '[masked]', conditions: expect.any(String) });
