@@ -20,7 +20,7 @@ describeInBrowser('evidence', () => {
     const tenant = await tenantWithDecisions();
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('viewer'));
     await open('/forensics');
-    await page.getByText('Nobody has verified it yet').waitFor();
+    await page.getByText('No person has verified it yet').waitFor();
     await assertAccessible();
     await page.getByRole('button', { name: 'Verify now' }).click();
     await page.getByText('The chain is whole').waitFor();

@@ -132,5 +132,13 @@ describeInBrowser('a policy', () => {
     await approver.page.getByRole('link', { name: 'Review 1 waiting' }).click();
     await queue.nth(1).getByText('other').waitFor();
     expect(await queue.count()).toBe(2);
+    // a page and a filter that nothing is on lead back
+    await approver.open('/review?page=9');
+    await approver.page.getByRole('link', { name: 'The first page' }).click();
+    await queue.nth(1).getByText('other').waitFor();
+    await approver.open('/policies?scope=none');
+    await approver.page.getByRole('heading', { name: 'No policy fits the filters' }).waitFor();
+    await approver.page.getByRole('button', { name: 'Clear the filters' }).click();
+    await approver.page.getByRole('link', { name: 'guard' }).waitFor();
   });
 });

@@ -98,7 +98,7 @@ export function VerifyPanel({ chain }: { chain: Chain }) {
 function LastTime({ chain }: { chain: Chain }) {
   const last = useLastVerified(chain);
   if (last === undefined) return null;
-  if (last === null) return <Text c="dimmed">Nobody has verified it yet.</Text>;
+  if (last === null) return <Text c="dimmed">No person has verified it yet.</Text>;
   const whole = last.action === 'forensics.verified';
   const Shape = whole ? IconRosetteDiscountCheck : IconLinkOff;
   return (

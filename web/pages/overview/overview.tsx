@@ -229,7 +229,7 @@ function Chain({ head }: { head: { seq: number; at: string } | null | undefined 
           {failed ? 'verification failed' : 'verified'} <When at={last.created_at} />
         </div>
       ) : last === null ? (
-        <div>not verified by anybody yet</div>
+        <div>not verified by a person yet</div>
       ) : null}
       {checkpoint.data ? (
         <>
