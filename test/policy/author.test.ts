@@ -15,7 +15,7 @@ function language(options?: ConstructorParameters<typeof AuthorLanguage>[0]): Au
   return one;
 }
 
-/** A thread that does with the text "hang", "crash" and "exit" what they say, and answers the others. */
+/** A thread that does with the text "hang", "wait", "crash" and "exit" what they say, and answers the others. */
 function rogue(): { entry: URL; remove(): void } {
   const dir = mkdtempSync(path.join(tmpdir(), 'svc-author-'));
   const file = path.join(dir, 'rogue.mjs');
@@ -24,6 +24,7 @@ function rogue(): { entry: URL; remove(): void } {
     `import { parentPort } from 'node:worker_threads';
      parentPort.on('message', ({ text }) => {
        if (text === 'hang') for (;;);
+       if (text === 'wait') Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 900);
        if (text === 'crash') throw new Error('crash');
        if (text === 'exit') process.exit(7);
        parentPort.postMessage({ errors: [], warnings: [], statements: [], scopes: [text], roles: [], any_role: false });
@@ -74,6 +75,13 @@ describe('the language for authors', () => {
       'the policy engine could not read this text',
       'd',
     ]);
+  });
+
+  it('gives no text up that waits for a processor', async () => {
+    const { entry, remove } = rogue();
+    const answer = await language({ entry, limitMs: 200 }).compile('pol', 'wait', '');
+    remove();
+    expect(answer).toMatchObject({ errors: [], scopes: ['wait'] });
   });
 
   it('rejects, and does not hang, when its thread cannot start', async () => {

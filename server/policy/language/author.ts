@@ -1,3 +1,4 @@
+import { setTimeout as delay } from 'node:timers/promises';
 import { Worker } from 'node:worker_threads';
 import type { Verdict } from '../evaluate.ts';
 import type { ActionRequest, BundleStatement, Diagnostic } from '../types.ts';
@@ -42,10 +43,13 @@ interface Waiting {
 
 /** Loading the engine takes about 0.1 s; a machine that is busy may need much longer. */
 const START_MS = 20_000;
+/** A busy machine may take so many times the limit before a text is given up that has not used up its time. */
+const PATIENCE = 10;
 
 /**
  * The language for texts that somebody typed: on an own engine, in an own thread, with a kill timer, so that no text
- * can slow down or end the decisions. One text at a time, in the order of the calls.
+ * can slow down or end the decisions. One text at a time, in the order of the calls. The limit is of the thread's own
+ * processor time: that the machine is busy is not the fault of a text.
  *
  * A text that hangs or ends the thread is answered with a diagnostic; the next one gets a new thread. The promises
  * reject only when the thread cannot be started at all, or after `close`.
@@ -123,9 +127,20 @@ export class AuthorLanguage {
   }
 
   #send(): void {
-    if (!this.#current) return;
-    this.#worker?.postMessage(this.#current.job);
-    this.#arm(this.#limitMs, () => this.#giveUp(`the policy took longer than ${this.#limitMs / 1_000} s to check`));
+    const [worker, current] = [this.#worker, this.#current];
+    if (!worker || !current) return;
+    const before = processorMs(worker);
+    const began = performance.now();
+    worker.postMessage(current.job);
+    const look = async () => {
+      const [from, to] = await Promise.all([before, processorMs(worker)]);
+      if (this.#current !== current || this.#worker !== worker) return;
+      const left = this.#limitMs - (to - from);
+      // not where it does not tell
+      if (left > 0 && performance.now() - began < PATIENCE * this.#limitMs) this.#arm(Math.max(left, 20), look);
+      else this.#giveUp(`the policy took longer than ${this.#limitMs / 1_000} s to check`);
+    };
+    this.#arm(this.#limitMs, look);
   }
 
   #finish(result: AuthorResult): void {
@@ -158,7 +173,7 @@ export class AuthorLanguage {
     this.#next();
   }
 
-  #arm(ms: number, late: () => void): void {
+  #arm(ms: number, late: () => unknown): void {
     clearTimeout(this.#timer);
     this.#timer = setTimeout(late, ms);
   }
@@ -170,4 +185,12 @@ export class AuthorLanguage {
     this.#ready = false;
     return worker ? worker.terminate() : Promise.resolve();
   }
+}
+
+/** The processor time that a thread has used, in milliseconds; NaN of one that does not tell. */
+async function processorMs(worker: Worker): Promise<number> {
+  const usage = worker.cpuUsage().catch(() => undefined);
+  const silent = delay(1_000, undefined, { ref: false });
+  const told = await Promise.race([usage, silent]);
+  return told ? (told.user + told.system) / 1_000 : Number.NaN;
 }
