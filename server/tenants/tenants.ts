@@ -211,26 +211,40 @@ export class Tenants {
 
 const pointerPart = (name: string) => name.replaceAll('~', '~0').replaceAll('/', '~1');
 
-const MOST_SHOWN = 300;
+/** So much of the changes is told in one audit record. */
 const MOST_TOLD = 4000;
 
-/** What a patch changes, for the audit log: each setting that it names, as it was and as it is. None of them is secret. */
+/**
+ * What a patch changes, for the audit log: each setting that it names, as it was and as it is; of a list what came and
+ * what went. None of them is secret.
+ */
 function changesOf(before: Settings, after: Settings, patch: SettingsPatch): string {
-  const cut = (text: string, most: number) => (text.length > most ? `${text.slice(0, most)}…` : text);
-  const words = (value: unknown) => (value === undefined ? 'the server’s' : cut(canonicalJson(value), MOST_SHOWN));
-  const change = (name: string, old: unknown, now: unknown) => {
-    const [was, is] = [words(old), words(now)];
-    return was === is ? `${name}: ${is}, as before` : `${name}: ${was} → ${is}`;
-  };
-  const names = (Object.keys(patch) as (keyof SettingsPatch)[]).sort();
-  const told = names.flatMap((name) => {
-    if (name !== 'approver_groups') return [change(name, before[name], after[name])];
-    const groups = [...new Set([...Object.keys(before[name]), ...Object.keys(after[name])])].sort();
-    const changed = groups.filter(
-      (group) => canonicalJson(before[name][group] ?? null) !== canonicalJson(after[name][group] ?? null),
-    );
-    if (changed.length === 0) return [`${name}: as before`];
-    return changed.map((group) => change(`${name}/${group}`, before[name][group] ?? null, after[name][group] ?? null));
+  const told = (Object.keys(patch) as (keyof SettingsPatch)[]).sort().flatMap((name) => {
+    const [old, now] = [before[name], after[name]];
+    const words = (value: unknown) => (value === undefined ? 'the server’s' : canonicalJson(value));
+    if (words(old) === words(now)) return [`${name}: ${typeof now === 'object' ? '' : `${words(now)}, `}as before`];
+    if (typeof now !== 'object') return [`${name}: ${words(old)} → ${words(now)}`];
+    // a group may be called what every object has
+    const list = (lists: unknown, key: string) =>
+      Object.hasOwn(lists as object, key) ? (lists as Record<string, string[]>)[key] : undefined;
+    return [...new Set([...Object.keys(old as object), ...Object.keys(now)])].sort().flatMap((key) => {
+      const change = changeOfList(list(old, key), list(now, key));
+      return change ? [`${name}/${key}: ${change}`] : [];
+    });
   });
-  return cut(told.join('; '), MOST_TOLD);
+  const text = told.join('; ');
+  return text.length > MOST_TOLD ? `${text.slice(0, MOST_TOLD)}…` : text;
+}
+
+/** Empty when nothing changes. */
+function changeOfList(before: readonly string[] | undefined, after: readonly string[] | undefined): string {
+  const [old, now] = [new Set(before), new Set(after)];
+  const parts = [
+    ...(before ? [] : ['new']),
+    ...(after ? [] : ['deleted']),
+    ...[...now].filter((item) => !old.has(item)).map((item) => `+${item}`),
+    ...[...old].filter((item) => !now.has(item)).map((item) => `−${item}`),
+  ];
+  if (parts.length === 0 && canonicalJson(before) !== canonicalJson(after)) return 'in another order';
+  return parts.join(', ');
 }

@@ -98,21 +98,33 @@ test('each change has its audit record, with the hashes of what was before and i
   ]);
 });
 
-test('the audit record of groups names those that changed, with who was in them and who is', async () => {
+test('the audit record of lists tells what came and what went, however long they are', async () => {
   const { admin } = await server.tenant();
-  const groups = { finance: [admin.userId], legal: [] };
-  for (const approver_groups of [groups, { ...groups, legal: [admin.userId] }, { legal: [admin.userId] }]) {
-    await server.call(200, 'PATCH /v1/settings', admin, { approver_groups, self_approval: false });
-  }
+  const user = admin.userId;
+  const read = Array.from({ length: 60 }, (_, n) => `type_number_${n}`);
+  const steps: [Record<string, unknown>, string][] = [
+    [
+      { approver_groups: { finance: [user], legal: [] }, self_approval: false },
+      `approver_groups/finance: new, +${user}; approver_groups/legal: new; self_approval: false, as before`,
+    ],
+    [{ approver_groups: { finance: [user], legal: [user] } }, `approver_groups/legal: +${user}`],
+    // a group may be called what every object has
+    [
+      { approver_groups: { constructor: [], legal: [user] } },
+      `approver_groups/constructor: new; approver_groups/finance: deleted, −${user}`,
+    ],
+    [{ approver_groups: { constructor: [], legal: [user] } }, 'approver_groups: as before'],
+    [{ action_types: { read, write: [] } }, `action_types/read: ${read.map((name) => `+${name}`).join(', ')}`],
+    [
+      { action_types: { read: read.slice(0, -1), write: ['last'] } },
+      'action_types/read: −type_number_59; action_types/write: +last',
+    ],
+    [{ action_types: { read: read.slice(0, -1).reverse(), write: ['last'] } }, 'action_types/read: in another order'],
+  ];
+  for (const [body] of steps) await server.call(200, 'PATCH /v1/settings', admin, body);
   const line = 'GET /v1/audit?action=settings.changed';
   const { body } = await server.call<{ records: { id: string; detail: string }[] }>(200, line, admin);
-  const user = `["${admin.userId}"]`;
-  const same = 'self_approval: false, as before';
-  expect(body.records.map(({ detail }) => detail)).toEqual([
-    `approver_groups/finance: ${user} → null; ${same}`,
-    `approver_groups/legal: [] → ${user}; ${same}`,
-    `approver_groups/finance: null → ${user}; approver_groups/legal: null → []; ${same}`,
-  ]);
+  expect(body.records.map(({ detail }) => detail).reverse()).toEqual(steps.map(([, detail]) => detail));
   const one = await server.call(200, `GET /v1/audit/${body.records[0]!.id}`, admin);
   expect(one.body).toEqual(body.records[0]);
 });
