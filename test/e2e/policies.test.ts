@@ -114,6 +114,8 @@ describeInBrowser('a policy', () => {
     await server.call(200, 'POST /v1/policies/other/submit', author, {});
     const approver = await browser.visitor(await tenant.person('approver'));
     const queue = approver.page.getByRole('table', { name: 'Policies to review' }).getByRole('row');
+    await approver.open('/policies');
+    await approver.page.getByRole('row').filter({ hasText: 'guard' }).getByText('Glass broken').waitFor();
     await approver.open('/');
     await approver.page.getByText('glass broken on guard').waitFor();
     await approver.page.getByRole('link', { name: 'Review 2 waiting' }).click();

@@ -1,5 +1,5 @@
 import { NativeSelect } from '@mantine/core';
-import { IconFileText, IconPlus } from '@tabler/icons-react';
+import { IconFileText, IconHammer, IconPlus } from '@tabler/icons-react';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { usePeople } from '../../lib/people.ts';
@@ -56,7 +56,12 @@ export function PolicyList() {
         ) : (
           <span>
             version {row.live_version}
-            {row.live_version === row.version ? null : <span className="dim">, newest is {row.version}</span>}
+            {row.live_version === row.version ? null : <span className="dim">, newest is {row.version}</span>}{' '}
+            {row.open_review ? (
+              <Tag tone="bad" icon={IconHammer}>
+                Glass broken
+              </Tag>
+            ) : null}
           </span>
         ),
     },
