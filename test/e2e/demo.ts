@@ -27,6 +27,10 @@ const PAYMENTS = `@id("wire-quorum") @scope("payments") @severity("critical")
 @escrow("multi_party") @approvals("2") @ttl("8h") @execute_within("15m")
 permit(principal in AgentRole::"payments", action == Action::"payment", resource == Tool::"wire_transfer");
 
+@id("accounts") @scope("payments") @mask("$.to,$.beneficiary.tax_id")
+@reason("who approves needs no account number")
+forbid(principal, action, resource == Tool::"wire_transfer");
+
 @id("invoices") @scope("payments") @severity("low")
 permit(principal in AgentRole::"payments", action, resource == Tool::"read_invoice");
 `;
@@ -51,11 +55,23 @@ const FREEZE = `@id("freeze") @severity("critical") @reason("vouchers are frozen
 forbid(principal, action, resource == Tool::"issue_voucher");
 `;
 
+/** What the people's browsers call themselves. */
+const BROWSERS = {
+  maria:
+    'Mozilla/5.0 (Macintosh; Intel Mac OS X 10_15_7) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/142.0.0.0 Safari/537.36',
+  tomas: 'Mozilla/5.0 (X11; Linux x86_64; rv:145.0) Gecko/20100101 Firefox/145.0',
+  aisha:
+    'Mozilla/5.0 (iPhone; CPU iPhone OS 18_6 like Mac OS X) AppleWebKit/605.1.15 (KHTML, like Gecko) Version/18.6 Mobile/15E148 Safari/604.1',
+  lin: 'Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/142.0.0.0 Safari/537.36 Edg/142.0.0.0',
+  jonas: 'Mozilla/5.0 (Windows NT 10.0; Win64; x64; rv:145.0) Gecko/20100101 Firefox/145.0',
+} as const;
+
 export interface Demo {
   tenant: TestTenant;
   /** Who is signed in on the pictures. */
   admin: Credential & { userId: string };
-  people: Record<'maria' | 'tomas' | 'aisha' | 'lin' | 'jonas', string>;
+  people: Record<keyof typeof BROWSERS, string>;
+  enter(who: keyof typeof BROWSERS): Promise<Credential & { userId: string }>;
   hold: string;
   subscription: string;
   /** The proxies that are alive say so once more. */
@@ -118,13 +134,16 @@ export async function fillDemo(server: TestServer, receiver: Receiver): Promise<
     started_at: new Date(server.clock.now() - 90 * HOUR).toISOString(),
   });
   server.clock.advance(Date.now() - server.clock.now());
-  const admin = await tenant.enter(people.maria);
+  const enter = (who: keyof typeof BROWSERS) => tenant.enter(people[who], BROWSERS[who]);
+  const admin = await enter('maria');
+  // from another computer as well
+  await tenant.enter(people.maria, BROWSERS.tomas);
   await somethingOfEach(server, admin);
   const subscription = await subscriptions(server, admin, receiver);
   const hold = await holds(server, tenant);
-  const lin = await tenant.enter(people.lin);
+  const lin = await enter('lin');
   await server.call(200, `POST /v1/escrow/${hold}/vote`, lin, { decision: 'approve', reason: 'Matches invoice 4471.' });
-  const tomas = await tenant.enter(people.tomas);
+  const tomas = await enter('tomas');
   const remark = 'Is 20 an hour enough on the day after a holiday? Last month there were two such days.';
   const raised = REFUNDS.replaceAll('50.0', '80.0').replaceAll('50', '80').replaceAll('80.0"', '80.0"');
   await server.call(200, 'PUT /v1/policies/refunds', tomas, { dsl_source: raised });
@@ -150,7 +169,7 @@ export async function fillDemo(server: TestServer, receiver: Receiver): Promise<
   };
   await beat();
   for (const chain of ['forensics', 'audit']) await server.call(200, `GET /v1/${chain}/verify`, lin);
-  return { tenant, admin, people, hold, subscription, beat };
+  return { tenant, admin, people, enter, beat, hold, subscription };
 }
 
 /** A webhook that takes what it gets, and one that does not. */
@@ -249,7 +268,11 @@ async function holds(server: TestServer, tenant: TestTenant): Promise<string> {
     tool_name: 'wire_transfer',
     method: 'POST',
     action_summary: 'Wire 48,200.00 EUR to Nordwind Logistik GmbH',
-    arguments: { to: 'DE89 3704 0044 0532 0130 00', reference: 'Invoice 4471', beneficiary: 'Nordwind Logistik GmbH' },
+    arguments: {
+      to: 'DE89 3704 0044 0532 0130 00',
+      reference: 'Invoice 4471',
+      beneficiary: { name: 'Nordwind Logistik GmbH', tax_id: 'DE 129273398' },
+    },
     estimated_value: 48200,
     value_currency: 'EUR',
     risk_score: 0.62,

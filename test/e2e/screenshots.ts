@@ -95,24 +95,30 @@ const SCREENS: Record<string, Screen> = {
     path: (demo) => `/approvals/${demo.hold}`,
     prepare: async (page) => {
       await page.getByText('Where it stands, what may come next').click();
-      await page.getByText('what may come next').last().waitFor();
+      const next = page.getByRole('heading', { name: /what may come next/ });
+      await next.waitFor();
+      await next.scrollIntoViewIfNeeded();
     },
   },
   'machines-delivery': { path: '/machines?machine=delivery' },
   'machines-hold': { path: '/machines?machine=escrow' },
-  proxies: {
-    path: '/proxies',
-    prepare: async (page, demo) => {
-      await demo.beat();
-      await page.getByText('alive').first().waitFor();
-    },
-  },
+  proxies: { path: '/proxies' },
   subscriptions: { path: '/subscriptions' },
   subscription: {
     path: (demo) => `/subscriptions/${demo.subscription}`,
     prepare: async (page) => {
       await page.getByRole('button', { name: 'Send a test' }).click();
       await page.getByText('The test did not arrive').waitFor();
+    },
+  },
+  delivery: {
+    path: (demo) => `/subscriptions/${demo.subscription}`,
+    prepare: async (page) => {
+      await page
+        .getByRole('button', { name: /details/ })
+        .first()
+        .click();
+      await page.getByText('what may come next').waitFor();
     },
   },
   keys: { path: '/keys' },
@@ -122,6 +128,10 @@ const SCREENS: Record<string, Screen> = {
     prepare: (page) => page.getByRole('button', { name: 'New API key' }).click(),
   },
   settings: { path: '/settings' },
+  'settings-issuer': {
+    path: '/settings',
+    prepare: (page) => page.getByRole('button', { name: 'Add an issuer' }).click(),
+  },
   team: { path: '/team' },
   'team-person': {
     path: '/team',
@@ -160,18 +170,20 @@ describeInBrowser('pictures of', () => {
   for (const [name, screen] of Object.entries(SCREENS)) {
     test(name, async () => {
       const { who } = screen;
-      const person = who ? await demo.tenant.enter(demo.people[who]) : who === null ? undefined : demo.admin;
+      const person = who ? await demo.enter(who) : who === null ? undefined : demo.admin;
       const { page, open, expectFault } = await browser.visitor(person);
       if (name === 'not-found') expectFault(/\b404\b/);
       for (const [view, { colorScheme, ...size }] of Object.entries(VIEWS)) {
         await page.setViewportSize(size);
         await page.emulateMedia({ colorScheme, reducedMotion: 'reduce' });
+        await demo.beat();
         await open(typeof screen.path === 'string' ? screen.path : screen.path(demo));
         await screen.prepare?.(page, demo);
         await settled(page);
         // of a long list its beginning says enough
         const whole = Number(await page.evaluate('document.documentElement.scrollHeight'));
-        await page.screenshot({ path: path.join(directory, `${name}-${view}.png`), fullPage: whole < 1700 });
+        if (whole > size.height && whole < 1700) await page.setViewportSize({ ...size, height: whole });
+        await page.screenshot({ path: path.join(directory, `${name}-${view}.png`) });
       }
     });
   }

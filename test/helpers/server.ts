@@ -45,8 +45,8 @@ export interface TestTenant {
   person(...roles: string[]): Promise<Credential & { userId: string }>;
   /** A member who is not signed in. Resolves with their id. */
   member(who: { email: string; name?: string; roles: readonly string[] }): Promise<string>;
-  /** Signs a member in. */
-  enter(userId: string): Promise<Credential & { userId: string }>;
+  /** Signs a member in, from a browser of this name where one is given. */
+  enter(userId: string, userAgent?: string): Promise<Credential & { userId: string }>;
   agent(agentId: string, agentRole: string): Promise<Credential>;
 }
 
@@ -168,8 +168,9 @@ export function useServer(
       });
       const adminKey = { key: made.api_key };
       const tenantId = made.tenant_id;
-      const signIn = async (url: string) => {
-        const response = await fetch(url, { redirect: 'manual' });
+      const signIn = async (url: string, userAgent?: string) => {
+        const headers = userAgent === undefined ? {} : { 'user-agent': userAgent };
+        const response = await fetch(url, { redirect: 'manual', headers });
         return response.headers.get('set-cookie')!.split(';')[0]!;
       };
       const operator = { type: 'operator', id: 'test' } as const;
@@ -186,9 +187,9 @@ export function useServer(
           return { key: made.secret };
         },
         member: (who) => core.tenants.addMember(tenantId, who, { actor: OPERATOR }),
-        async enter(userId) {
+        async enter(userId, userAgent) {
           const token = await core.links.create(tenantId, userId, 600, { actor: OPERATOR });
-          return { userId, cookie: await signIn(`${state.url}/auth/magic-link/verify?token=${token}`) };
+          return { userId, cookie: await signIn(`${state.url}/auth/magic-link/verify?token=${token}`, userAgent) };
         },
         async person(...roles) {
           return tenant.enter(await tenant.member({ email: `u${++counter}@example.test`, roles }));

@@ -94,8 +94,10 @@ export function SignIn() {
               <Button
                 variant="default"
                 fullWidth
-                disabled={!/^\S+@\S+$/.test(email)}
-                onClick={() => window.location.assign(`/auth/sso/start?email=${encodeURIComponent(email)}`)}
+                onClick={(event) => {
+                  if (!event.currentTarget.form?.reportValidity()) return;
+                  window.location.assign(`/auth/sso/start?email=${encodeURIComponent(email)}`);
+                }}
               >
                 Continue with single sign-on
               </Button>

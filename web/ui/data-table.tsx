@@ -9,8 +9,13 @@ export interface Column<Row> {
   /** Names the row; on narrow screens it stands on top, without its header. */
   main?: boolean;
   align?: 'right';
+  /** What it shows says itself what it is: on narrow screens it needs no label. */
+  bare?: boolean;
   width?: number | string;
 }
+
+/** The header of the buttons of a row. */
+const ACTIONS = 'Actions';
 
 /**
  * Rows of equal things. While they load there are skeletons, without any there is the empty state, and a fault says
@@ -74,7 +79,7 @@ export function DataTable<Row>({
               {columns.map((column) => (
                 <td
                   key={column.header}
-                  data-label={column.header}
+                  data-label={column.bare || column.header === ACTIONS ? undefined : column.header}
                   data-main={column.main || undefined}
                   data-align={column.align}
                 >

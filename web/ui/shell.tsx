@@ -147,9 +147,14 @@ function Person() {
         <ActionIcon variant="subtle" color="gray" aria-label="Sign out" title="Sign out" onClick={() => void signOut()}>
           <IconLogout size={17} stroke={1.7} />
         </ActionIcon>
-        <Text size="xs" c="dimmed" ml="auto" pr={6} role="status">
+        <span
+          className="live"
+          data-tone={live === 'live' ? 'ok' : 'wait'}
+          role="status"
+          title={live === 'live' ? 'What happens is shown by itself' : 'What is shown may be old'}
+        >
           {live === 'live' ? 'live' : 'connecting…'}
-        </Text>
+        </span>
       </Group>
     </div>
   );

@@ -57,6 +57,7 @@ export const theme = createTheme({
       h1: { fontSize: '1.375rem', lineHeight: '1.3' },
       h2: { fontSize: '1.0625rem', lineHeight: '1.35' },
       h3: { fontSize: '0.9375rem', lineHeight: '1.4' },
+      h4: { fontSize: '0.875rem', lineHeight: '1.4' },
     },
   },
   defaultRadius: 'sm',
@@ -66,14 +67,16 @@ export const theme = createTheme({
   components: {
     Paper: { defaultProps: { withBorder: true, p: 'md' } },
     Button: { defaultProps: { size: 'sm' } },
+    // a dialog is a paper, and has its padding besides
     Modal: {
       defaultProps: {
         centered: true,
+        padding: 'xs',
         overlayProps: { backgroundOpacity: 0.5 },
         closeButtonProps: { 'aria-label': 'Close' },
       },
     },
-    Drawer: { defaultProps: { closeButtonProps: { 'aria-label': 'Close' } } },
+    Drawer: { defaultProps: { padding: 'xs', closeButtonProps: { 'aria-label': 'Close' } } },
     Notification: { defaultProps: { closeButtonProps: { 'aria-label': 'Close this message' } } },
     Anchor: { defaultProps: { underline: 'always' } },
   },

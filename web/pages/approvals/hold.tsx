@@ -5,6 +5,7 @@ import { getRouteApi } from '@tanstack/react-router';
 import type { inferRouterOutputs } from '@trpc/server';
 import { lazy, type ReactNode, Suspense, useEffect, useRef, useState } from 'react';
 import type { AppRouter } from '../../../server/api/root.ts';
+import { MASKED } from '../../../server/policy/masks.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
@@ -270,6 +271,7 @@ function Vote({ hold }: { hold: Hold }) {
 }
 
 function Action({ hold }: { hold: Hold }) {
+  const preview = JSON.stringify(hold.arguments_preview, null, 2) ?? '';
   return (
     <Paper component="section" aria-labelledby="action">
       <Title order={2} id="action" mb="xs">
@@ -277,7 +279,12 @@ function Action({ hold }: { hold: Hold }) {
       </Title>
       {hold.arguments_preview === undefined ? null : (
         <div style={{ marginBottom: 12 }}>
-          <CodeBlock text={JSON.stringify(hold.arguments_preview, null, 2)} label="arguments" wrap maxHeight={360} />
+          <CodeBlock text={preview} label="arguments" wrap maxHeight={360} />
+          {preview.includes(`"${MASKED}"`) ? (
+            <Text size="xs" c="dimmed" mt={4}>
+              A policy hides here what is {MASKED}. The action hash binds the true values.
+            </Text>
+          ) : null}
         </div>
       )}
       <dl className="facts">

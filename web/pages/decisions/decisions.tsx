@@ -39,8 +39,8 @@ export function Decisions() {
   const clear = () => void navigate({ search: { event }, replace: true });
 
   const columns: Column<DecisionRow>[] = [
-    { header: 'Time', cell: (row) => <Clock at={row.created_at} />, width: 90 },
-    { header: 'Decision', cell: (row) => <DecisionTag decision={row.decision} />, width: 140 },
+    { header: 'Time', bare: true, cell: (row) => <Clock at={row.created_at} />, width: 90 },
+    { header: 'Decision', bare: true, cell: (row) => <DecisionTag decision={row.decision} />, width: 140 },
     {
       header: 'Tool',
       main: true,

@@ -47,7 +47,7 @@ export function PolicyList() {
         </PageLink>
       ),
     },
-    { header: 'Status', cell: (row) => <PolicyTag status={row.status} />, width: 130 },
+    { header: 'Status', bare: true, cell: (row) => <PolicyTag status={row.status} />, width: 130 },
     {
       header: 'Enforced',
       cell: (row) =>

@@ -104,7 +104,7 @@ function Step(props: { n: number; title: string; done: boolean; waits?: boolean;
   const { n, title, done, waits = false, children } = props;
   return (
     <Paper component="li" className="step" aria-current={!done && !waits ? 'step' : undefined}>
-      <Group gap="xs" mb={waits ? 0 : 'sm'}>
+      <Group gap="xs" mb={waits ? 0 : 'sm'} wrap="nowrap">
         <span data-tone={done ? 'ok' : 'quiet'} className="step-mark">
           {done ? <IconCheck size={18} aria-label="done" /> : <IconCircleDashed size={18} aria-hidden />}
         </span>

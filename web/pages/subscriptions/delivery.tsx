@@ -147,10 +147,10 @@ function Attempts({ delivery: { attempts, history, failure_reason, status, note 
               <Text size="sm" mt={2}>
                 {reason ?? (n === 0 ? note : undefined)}
               </Text>
+              <Text size="xs" c="dimmed">
+                <When at={at} exact />
+              </Text>
             </div>
-            <Text size="sm" c="dimmed">
-              <When at={at} exact />
-            </Text>
           </li>
         ))}
       </ol>

@@ -66,7 +66,7 @@ export function SubscriptionList() {
             },
           },
           { header: 'Events', cell: eventsOf },
-          { header: 'State', cell: (row) => <StateTag subscription={row} /> },
+          { header: 'State', bare: true, cell: (row) => <StateTag subscription={row} /> },
           { header: 'Made', cell: ({ created_at }) => <When at={created_at} /> },
         ]}
       />

@@ -267,7 +267,7 @@ function Deliveries({ id }: { id: string }) {
               </div>
             ),
           },
-          { header: 'State', cell: (delivery) => <DeliveryTag delivery={delivery} /> },
+          { header: 'State', bare: true, cell: (delivery) => <DeliveryTag delivery={delivery} /> },
           { header: 'Attempts', align: 'right', cell: ({ attempts }) => attempts },
           {
             header: 'Last answer',

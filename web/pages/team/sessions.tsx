@@ -9,7 +9,8 @@ export type Session = Answers['sessions']['list']['sessions'][number];
 /** What a browser calls itself, in the words of its owner. */
 function browserOf(agent: string | null): string {
   if (!agent) return 'unknown program';
-  const name = /(Edg|OPR|Firefox|Chrome|Safari)[/ ]/.exec(agent)?.[1];
+  // each also calls itself by the names that follow
+  const name = ['Edg', 'OPR', 'Firefox', 'Chrome', 'Safari'].find((one) => agent.includes(`${one}/`));
   const on = /(Windows|Android|iPhone|iPad|Mac OS X|Linux)/.exec(agent)?.[1];
   const names: Record<string, string> = { Edg: 'Edge', OPR: 'Opera' };
   return name ? `${names[name] ?? name}${on ? ` on ${on.replace(' OS X', '')}` : ''}` : agent.slice(0, 60);
