@@ -1,7 +1,7 @@
 import { mkdirSync } from 'node:fs';
 import path from 'node:path';
 import type { Page } from 'playwright-core';
-import { afterAll, beforeAll, test } from 'vitest';
+import { afterAll, beforeAll, expect, test } from 'vitest';
 import { describeInBrowser, settled, useBrowser } from '../helpers/browser.ts';
 import { Receiver } from '../helpers/receiver.ts';
 import { useServer } from '../helpers/server.ts';
@@ -180,6 +180,8 @@ describeInBrowser('pictures of', () => {
         await open(typeof screen.path === 'string' ? screen.path : screen.path(demo));
         await screen.prepare?.(page, demo);
         await settled(page);
+        const wide = Number(await page.evaluate('document.documentElement.scrollWidth'));
+        expect(wide, `${name} in ${view} is wider than its window`).toBeLessThanOrEqual(size.width);
         // of a long list its beginning says enough
         const whole = Number(await page.evaluate('document.documentElement.scrollHeight'));
         if (whole > size.height && whole < 1700) await page.setViewportSize({ ...size, height: whole });

@@ -42,7 +42,17 @@ describeInBrowser('the shell', () => {
     expect(await visitor.page.getByRole('navigation', { name: 'Pages' }).getByRole('link').count()).toBeGreaterThan(3);
     await visitor.page.setViewportSize({ width: 360, height: 740 });
     await visitor.assertAccessible();
+    // nothing is beside the window
+    expect(await visitor.page.evaluate('document.documentElement.scrollWidth')).toBe(360);
     await visitor.page.getByRole('button', { name: 'Open the navigation' }).click();
+    // who cannot be signed out is told, and stays
+    visitor.expectFault(/logout|ERR_FAILED/);
+    await visitor.page.route('**/trpc/auth.logout*', (route) => route.abort());
+    await visitor.page.getByRole('button', { name: 'Sign out' }).click();
+    await visitor.page.getByText('The server did not answer').waitFor();
+    await visitor.page.getByRole('status').getByText('live', { exact: true }).waitFor();
+    await visitor.page.unroute('**/trpc/auth.logout*');
+    await visitor.page.getByRole('button', { name: 'Close this message' }).click();
     await visitor.page.getByRole('button', { name: 'Sign out' }).click();
     await visitor.page.getByRole('heading', { name: 'Sign in' }).waitFor();
   });

@@ -48,6 +48,7 @@ const STALE: Record<string, () => readonly { queryKey?: unknown }[]> = {
   deliveries: () => [trpc.subscriptions.pathFilter(), trpc.machines.delivery.pathFilter()],
   keys: () => [trpc.keys.pathFilter(), trpc.agentKeys.pathFilter()],
 };
+const CHANNEL = 'svc-live';
 /** Hints that come together are acted on together. */
 const GATHER_MS = 250;
 /** The server gives a sign of life every 15 s. After this long without one the connection is taken for dead. */
@@ -61,7 +62,7 @@ const listeners = new Set<(hint: Hint) => void>();
 const watchers = new Set<() => void>();
 const gathered = new Set<string>();
 let state: State = 'off';
-let running: { stop(): void; say(what: Said): void } | undefined;
+let running: { stop(): void } | undefined;
 /** Whom this page shows things to. */
 let shownTo: string | undefined;
 
@@ -114,7 +115,7 @@ export function startLive(who: string): () => void {
   shownTo ??= who;
   if (shownTo !== who) leave();
   const gone = new AbortController();
-  const channel = new BroadcastChannel('svc-live');
+  const channel = new BroadcastChannel(CHANNEL);
   const say = (what: Said) => channel.postMessage({ ...what, who } as Message);
   const share = navigator.locks ? say : () => undefined;
   let connection: { reopen(): void } | undefined;
@@ -156,7 +157,7 @@ export function startLive(who: string): () => void {
     });
   // the lock is held until the tab ends or stops listening; then the next tab gets it
   if (navigator.locks) {
-    navigator.locks.request(`svc-live ${who}`, { signal: gone.signal }, listen).catch(() => undefined);
+    navigator.locks.request(`${CHANNEL} ${who}`, { signal: gone.signal }, listen).catch(() => undefined);
   } else void listen();
   // a laptop that slept, or a network that vanished, breaks no connection; it only falls silent
   const look = setInterval(() => {
@@ -174,14 +175,25 @@ export function startLive(who: string): () => void {
     become('off');
     running = undefined;
   };
-  running = { stop, say };
+  running = { stop };
   return stop;
 }
 
-/** The session is over, for all tabs. Nothing more is heard, and what was heard and not acted on yet is forgotten. */
-export function endLive(): void {
-  running?.say({ say: 'end' });
+/** Nothing more is heard, and what was heard and not acted on yet is forgotten. Returns how to go on. */
+export function pauseLive(): () => void {
   running?.stop();
+  return () => {
+    if (shownTo !== undefined) startLive(shownTo);
+  };
+}
+
+/** The session is over, for all tabs. */
+export function endLive(): void {
+  running?.stop();
+  if (shownTo === undefined) return;
+  const channel = new BroadcastChannel(CHANNEL);
+  channel.postMessage({ say: 'end', who: shownTo } satisfies Message);
+  channel.close();
 }
 
 /** Somebody else has signed in: nothing that this page shows is theirs, and what is done here would be done as them. */

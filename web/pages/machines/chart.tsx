@@ -29,6 +29,8 @@ export function MachineChart({ chart, current, label }: { chart: ChartShape; cur
       <svg
         width={drawing.width}
         height={drawing.height}
+        // what is a little too wide is drawn smaller; the rest scrolls
+        style={{ maxWidth: `max(100%, ${Math.round(drawing.width * 0.85)}px)`, height: 'auto' }}
         viewBox={`0 0 ${drawing.width} ${drawing.height}`}
         role="img"
         aria-label={`${label}; the same stands below as text`}

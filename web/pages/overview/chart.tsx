@@ -50,29 +50,32 @@ export function DecisionChart({ buckets, hours }: { buckets: readonly Bucket[]; 
           </li>
         ))}
       </ul>
-      <table className="unseen">
-        <caption>Decisions over the last {hours} hours</caption>
-        <thead>
-          <tr>
-            <th scope="col">from</th>
-            {KINDS.map((kind) => (
-              <th key={kind} scope="col">
-                {DECISION[kind][0]}
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          {buckets.map((bucket) => (
-            <tr key={bucket.at}>
-              <th scope="row">{fullTime(bucket.at, zone)}</th>
+      {/* a table takes the width that it needs, whatever it is told */}
+      <div className="unseen">
+        <table>
+          <caption>Decisions over the last {hours} hours</caption>
+          <thead>
+            <tr>
+              <th scope="col">from</th>
               {KINDS.map((kind) => (
-                <td key={kind}>{bucket[kind]}</td>
+                <th key={kind} scope="col">
+                  {DECISION[kind][0]}
+                </th>
               ))}
             </tr>
-          ))}
-        </tbody>
-      </table>
+          </thead>
+          <tbody>
+            {buckets.map((bucket) => (
+              <tr key={bucket.at}>
+                <th scope="row">{fullTime(bucket.at, zone)}</th>
+                {KINDS.map((kind) => (
+                  <td key={kind}>{bucket[kind]}</td>
+                ))}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
     </figure>
   );
 }

@@ -39,7 +39,7 @@ export function Overview() {
           <EmptyState
             icon={IconRocket}
             title="Nothing is governed yet"
-            action={<ButtonLink to="/start">Start: the first governed call in five minutes</ButtonLink>}
+            action={<ButtonLink to="/start">Make the first governed call</ButtonLink>}
           >
             Make a key for an agent, write a first policy from a template, and watch the first decision arrive here.
           </EmptyState>
