@@ -375,10 +375,14 @@ export class HttpFront {
       };
       const sent = (protocol === 'https:' ? https : http).request(options);
       going.sent = sent;
+      let begun = false;
       const answered = new Promise<IncomingMessage>((resolve, reject) => {
-        sent.once('response', resolve);
+        sent.once('response', (head) => {
+          begun = true;
+          resolve(head);
+        });
         sent.once('error', reject);
-        sent.once('close', () => reject(new Error('the request was given up')));
+        sent.once('close', () => begun || reject(new Error('the request was given up')));
         sent.once('upgrade', () => reject(new Error('the upstream wants another protocol')));
       });
       if (bytes) {
@@ -574,7 +578,7 @@ function passOn(upstream: IncomingMessage, response: ServerResponse): Promise<vo
     upstream.once('error', reject);
     upstream.once('close', () => upstream.complete || reject(new Error('the upstream broke off')));
     response.once('finish', resolve);
-    response.once('close', () => reject(new Error('the client has gone')));
+    response.once('close', () => response.writableFinished || reject(new Error('the client has gone')));
     upstream.pipe(response);
   });
 }
@@ -588,16 +592,24 @@ function isStreamed({ headers }: IncomingMessage, mostBytes: number): boolean {
 }
 
 /** All of a body; undefined when it is longer. */
-async function collect(stream: IncomingMessage, mostBytes: number): Promise<Buffer | undefined> {
-  const parts: Buffer[] = [];
-  let bytes = 0;
-  // not destroyed when it is too long: the connection still has to carry the answer
-  for await (const part of stream.iterator({ destroyOnReturn: false }) as AsyncIterable<Buffer>) {
-    bytes += part.length;
-    if (bytes > mostBytes) return undefined;
-    parts.push(part);
-  }
-  return parts.length === 1 ? (parts[0] as Buffer) : Buffer.concat(parts);
+function collect(stream: IncomingMessage, mostBytes: number): Promise<Buffer | undefined> {
+  return new Promise((resolve, reject) => {
+    const parts: Buffer[] = [];
+    let bytes = 0;
+    const take = (part: Buffer) => {
+      bytes += part.length;
+      if (bytes <= mostBytes) parts.push(part);
+      else {
+        // not destroyed: the connection still has to carry the answer
+        stream.off('data', take).pause();
+        resolve(undefined);
+      }
+    };
+    stream.on('data', take);
+    stream.once('end', () => resolve(parts.length === 1 ? parts[0] : Buffer.concat(parts)));
+    stream.once('error', reject);
+    stream.once('close', () => stream.complete || reject(new Error('the body broke off')));
+  });
 }
 
 const TITLES: Readonly<Record<string, string>> = {

@@ -17,6 +17,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import fc from 'fast-check';
 import { afterEach, expect, test } from 'vitest';
 import { type Batch, Spool, SpoolError, type SpoolOptions } from '../../server/proxy/spool.ts';
+import { until } from './support.ts';
 
 const dirs: string[] = [];
 const opened: Spool[] = [];
@@ -168,7 +169,11 @@ test('a note that went along with an event leaves the spool as usable as before'
     spool.settle(n, { outcome: 'ok', total_latency_ms: 1 });
     if (n % 2 === 0) await delay(80);
   }
-  expect((await spool.batch(100, 1e6))?.events.map(({ outcome }) => outcome)).toEqual(['ok', 'ok', 'ok', 'ok']);
+  const batch = await until(async () => {
+    const next = await spool.batch(100, 1e6);
+    return next?.events.length === 4 && next;
+  }, 'the last note is on the disk');
+  expect(batch.events.map(({ outcome }) => outcome)).toEqual(['ok', 'ok', 'ok', 'ok']);
 });
 
 test('an action that was under way when the process ended is sent without an outcome', async () => {
