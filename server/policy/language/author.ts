@@ -1,4 +1,3 @@
-import { setTimeout as delay } from 'node:timers/promises';
 import { Worker } from 'node:worker_threads';
 import type { Verdict } from '../evaluate.ts';
 import type { ActionRequest, BundleStatement, Diagnostic } from '../types.ts';
@@ -190,7 +189,7 @@ export class AuthorLanguage {
 /** The processor time that a thread has used, in milliseconds; NaN of one that does not tell. */
 async function processorMs(worker: Worker): Promise<number> {
   const usage = worker.cpuUsage().catch(() => undefined);
-  const silent = delay(1_000, undefined, { ref: false });
-  const told = await Promise.race([usage, silent]);
+  const silence = new Promise<void>((resolve) => setTimeout(resolve, 1_000).unref());
+  const told = await Promise.race([usage, silence]);
   return told ? (told.user + told.system) / 1_000 : Number.NaN;
 }
