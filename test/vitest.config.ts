@@ -10,7 +10,10 @@ export default defineConfig({
     root: new URL('..', import.meta.url).pathname,
     include: ['test/**/*.test.ts'],
     globalSetup: ['test/helpers/global-setup.ts'],
+    setupFiles: ['test/helpers/setup.ts'],
     pool: 'forks',
+    // a process takes one file after the other: loading the program anew for each would take a third of the time
+    isolate: false,
     // more than a small machine has cores: the tests of several processes mostly wait
     maxWorkers: 3,
     testTimeout: 30_000,

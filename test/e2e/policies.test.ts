@@ -51,7 +51,7 @@ describeInBrowser('a policy', () => {
     await approver.assertAccessible();
     await approver.page.getByRole('button', { name: 'Approve version 1' }).click();
     await approver.page.getByRole('dialog').getByRole('button', { name: 'Approve' }).click();
-    await page.getByText('approved').first().waitFor();
+    await page.getByText('approved', { exact: true }).waitFor();
     expect(await evaluate(server, tenant, 'read')).toMatchObject({ decision: 'allow' });
   });
 

@@ -6,19 +6,11 @@ import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
-import { afterAll, expect } from 'vitest';
+import { expect } from 'vitest';
+import { atEnd } from '../helpers/cleanups.ts';
 import type { Answer, TestServer, TestTenant } from '../helpers/server.ts';
 
 const ROOT = path.resolve(import.meta.dirname, '../..');
-
-/**
- * What must end with the test file, the last begun first. The hook is registered here, while the file is collected: one
- * that is registered from within a running hook or test is never called.
- */
-const cleanups: (() => unknown)[] = [];
-afterAll(async () => {
-  for (const clean of cleanups.splice(0).reverse()) await clean();
-});
 
 /** Waits until a condition holds; it never decides by time, only gives up by it. */
 export async function until<T>(
@@ -35,7 +27,7 @@ export async function until<T>(
 
 export function temporaryDirectory(): string {
   const dir = mkdtempSync(path.join(tmpdir(), 'svc-proxy-'));
-  cleanups.push(() => rmSync(dir, { recursive: true, force: true }));
+  atEnd(() => rmSync(dir, { recursive: true, force: true }));
   return dir;
 }
 
@@ -51,7 +43,7 @@ export class ProxyProcess {
   constructor(routes: readonly Record<string, unknown>[], env: Record<string, string>) {
     this.#routes = { routes };
     this.#env = env;
-    cleanups.push(() => this.kill());
+    atEnd(() => this.kill());
   }
 
   /** Starts it and waits until it listens. */
@@ -170,7 +162,7 @@ export class Upstream {
       this.received.push(received);
       this.respond(received, response, request);
     });
-    cleanups.push(() => this.stop());
+    atEnd(() => this.stop());
   }
 
   async start(): Promise<this> {

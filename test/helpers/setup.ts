@@ -1,0 +1,3 @@
+import { registerCleanups } from './cleanups.ts';
+
+registerCleanups();
