@@ -55,6 +55,24 @@ describeInBrowser('a policy', () => {
     expect(await evaluate(server, tenant, 'read')).toMatchObject({ decision: 'allow' });
   });
 
+  test('has an editor that completes, explains and formats', async () => {
+    const tenant = await server.tenant();
+    const author = await browser.visitor(await tenant.person('author'));
+    const { page } = author;
+    await author.open('/policies/new?template=blank');
+    await write(author, '');
+    await page.keyboard.type('@esc');
+    await page.getByRole('option', { name: /escrow/ }).click();
+    const text = page.locator('.cm-content');
+    await text.getByText('@escrow', { exact: true }).hover();
+    await page.locator('.editor-help').getByText('Holds the action').waitFor();
+    expect(await text.innerText()).toContain('@escrow("single")');
+    await write(author, 'permit( principal,action ,resource) ;');
+    await page.getByRole('button', { name: 'Format' }).click();
+    await text.getByText('permit (principal, action, resource);').waitFor();
+    await page.getByText('no problems').waitFor();
+  });
+
   test('that changes under review says so, shows what changed, and is not approved unseen', async () => {
     const tenant = await server.tenant();
     await server.call(200, 'PATCH /v1/settings', tenant.admin, { approval_required: true });

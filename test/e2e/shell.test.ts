@@ -40,6 +40,14 @@ describeInBrowser('the shell', () => {
     await visitor.open('/');
     await visitor.assertAccessible();
     expect(await visitor.page.getByRole('navigation', { name: 'Pages' }).getByRole('link').count()).toBeGreaterThan(3);
+    // times as the reader wants them, also after the page is loaded again
+    await visitor.open('/audit');
+    await visitor.page.getByLabel('Since (local)').waitFor();
+    await visitor.page.getByRole('button', { name: 'Times are local: change' }).click();
+    await visitor.page.getByLabel('Since (UTC)').waitFor();
+    await visitor.page.reload();
+    await visitor.page.getByLabel('Since (UTC)').waitFor();
+    await visitor.open('/');
     await visitor.page.setViewportSize({ width: 360, height: 740 });
     await visitor.assertAccessible();
     // nothing is beside the window

@@ -7,6 +7,7 @@ import { toastDone } from '../../lib/errors.tsx';
 import { trpc } from '../../lib/trpc.ts';
 import { Editor } from '../../ui/editor.tsx';
 import { Page } from '../../ui/page.tsx';
+import { FormatButton } from './format.tsx';
 import { Gallery } from './gallery.tsx';
 import { TEMPLATES } from './templates.ts';
 import { TryIt } from './try.tsx';
@@ -69,17 +70,22 @@ export function NewPolicy() {
         />
       </Group>
       <div className="bench">
-        <Editor
-          key={template.id}
-          initial={template.source}
-          policyId={name || undefined}
-          handle={editor}
-          onChange={(next) => {
-            text.current = next;
-          }}
-          onProblems={(found) => setBroken(found.some(({ severity }) => severity === 'error'))}
-          onSave={save}
-        />
+        <div>
+          <Editor
+            key={template.id}
+            initial={template.source}
+            policyId={name || undefined}
+            handle={editor}
+            onChange={(next) => {
+              text.current = next;
+            }}
+            onProblems={(found) => setBroken(found.some(({ severity }) => severity === 'error'))}
+            onSave={save}
+          />
+          <div className="bar" style={{ marginTop: 12 }}>
+            <FormatButton editor={editor} text={() => text.current} disabled={broken} />
+          </div>
+        </div>
         <TryIt
           key={`try ${template.id}`}
           policyId={name || undefined}

@@ -20,6 +20,7 @@ import { Loading, Shown } from '../../ui/states.tsx';
 import { PolicyTag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import { PolicyActions } from './actions.tsx';
+import { FormatButton } from './format.tsx';
 import { History } from './history.tsx';
 import { Rules } from './rules.tsx';
 import type { PolicyTab } from './search.ts';
@@ -137,11 +138,6 @@ function Workbench({ policy }: { policy: PolicyDetail }) {
       },
     }),
   );
-  const format = useMutation(
-    trpc.policies.format.mutationOptions({
-      onSuccess: ({ formatted }) => formatted !== undefined && editor.current?.replace(formatted),
-    }),
-  );
   const blocker = useBlocker({ shouldBlockFn: () => dirty, enableBeforeUnload: () => dirty, withResolver: true });
   const mayWrite = me.has('author');
   const submit = () => dirty && !broken && save.mutate({ id: policy.id, dsl_source: text.current });
@@ -184,14 +180,7 @@ function Workbench({ policy }: { policy: PolicyDetail }) {
               <Button onClick={submit} disabled={!dirty || broken} loading={save.isPending}>
                 {deploysAtOnce ? 'Save and enforce' : 'Save draft'}
               </Button>
-              <Button
-                variant="default"
-                disabled={broken}
-                loading={format.isPending}
-                onClick={() => format.mutate({ dsl_source: text.current })}
-              >
-                Format
-              </Button>
+              <FormatButton editor={editor} text={() => text.current} disabled={broken} />
               <Text size="sm" c="dimmed" role="status" style={{ alignSelf: 'center' }}>
                 {dirty ? (broken ? 'Not saved: the text has problems' : 'Not saved (Ctrl+S saves)') : 'Saved'}
               </Text>
