@@ -58,6 +58,17 @@ describeInBrowser('a held action', () => {
     await approver.page.getByRole('button', { name: 'Reject' }).click();
     await approver.page.getByRole('dialog').getByRole('button', { name: 'Reject' }).click();
     await viewer.page.getByText('Rejected', { exact: true }).waitFor();
+
+    // an admin withdraws one, which is no vote
+    const other = await evaluate(server, tenant, 'pay');
+    const { page, open } = await browser.visitor(await tenant.person('admin'));
+    await open(`/approvals/${other.escrow!.id}`);
+    await page.getByRole('button', { name: 'Cancel the hold' }).click();
+    await page.getByRole('dialog').getByLabel('Reason').fill('paid by hand');
+    await page.getByRole('dialog').getByRole('button', { name: 'Cancel it' }).click();
+    await page.getByText('Cancelled', { exact: true }).first().waitFor();
+    const { body } = await server.call(200, `GET /v1/escrow/${other.escrow!.id}`, tenant.admin);
+    expect(body).toMatchObject({ status: 'cancelled' });
   });
 
   test('that ends soonest is on top of however many, and the others are on the pages after', async () => {

@@ -90,7 +90,29 @@ describeInBrowser('a policy', () => {
     expect(await approver.page.getByRole('button', { name: 'Approve version 1' }).isDisabled()).toBe(true);
     await approver.assertAccessible();
     await approver.page.getByRole('button', { name: 'Review version 2' }).click();
-    await approver.page.getByRole('button', { name: 'Approve version 2' }).waitFor();
+    const { page } = approver;
+    await page.getByRole('button', { name: 'Approve version 2' }).waitFor();
+
+    // what is remarked stands there for everyone; what is sent back or rejected is a draft again
+    await page.getByLabel('Remark').fill('Who writes?');
+    await page.getByRole('button', { name: 'Add the remark' }).click();
+    await page.getByText('Who writes?').and(page.locator(':not(textarea)')).waitFor();
+    const dialog = page.getByRole('dialog');
+    await page.getByRole('button', { name: 'Request changes' }).click();
+    expect(await dialog.getByRole('button', { name: 'Send back to the author' }).isDisabled()).toBe(true);
+    await dialog.getByLabel('What should change').fill('Name the role.');
+    await dialog.getByRole('button', { name: 'Send back to the author' }).click();
+    await page.getByRole('heading', { name: 'Nothing to decide' }).waitFor();
+    const stands = async () => (await server.call(200, 'GET /v1/policies/guard', author)).body;
+    expect(await stands()).toMatchObject({ status: 'draft', live_version: null });
+
+    await server.call(200, 'POST /v1/policies/guard/submit', author, {});
+    await page.getByRole('button', { name: 'Reject' }).click();
+    await dialog.getByLabel('Reason').fill('Nobody needs it.');
+    await dialog.getByRole('button', { name: 'Reject' }).click();
+    await page.getByRole('heading', { name: 'Nothing to decide' }).waitFor();
+    await page.getByText('Nobody needs it.').waitFor();
+    expect(await stands()).toMatchObject({ status: 'draft', live_version: null });
   });
 
   test('is rolled back, revoked behind its typed name, and the glass is broken with a reason', async () => {
