@@ -144,7 +144,10 @@ async function start(config: ProxyConfig, log: Log): Promise<Parts> {
     sent.inc(stored);
     aside.inc(kept);
   };
-  governance.onPoll = (what, result) => polls.inc({ what, result });
+  governance.onPoll = (what, result) => {
+    polls.inc({ what, result });
+    if (result === 'ok') sender.nudge();
+  };
 
   await governance.start();
   sender.start();

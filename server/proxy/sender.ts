@@ -21,6 +21,7 @@ export class Sender {
   readonly #log: Log;
   readonly #stop = new AbortController();
   #wake = () => {};
+  #retry = () => {};
   #running: Promise<void> | undefined;
   #failures = 0;
   /** Told of every batch that was acknowledged: how many of it were stored, and how many put aside. */
@@ -35,6 +36,11 @@ export class Sender {
   start(): void {
     this.#spool.onChange = () => this.#wake();
     this.#running = this.#run();
+  }
+
+  /** The control plane has just answered something: what it was not there for is tried again now. */
+  nudge(): void {
+    this.#retry();
   }
 
   /** Sends what there is for at most so long, while it is taken, then stops. What is left stays in the spool. */
@@ -65,6 +71,7 @@ export class Sender {
   async #run(): Promise<void> {
     while (!this.#stop.signal.aborted) {
       let pause = GATHER_MS;
+      let unreachable = false;
       try {
         const batch = await this.#spool.batch(MOST_EVENTS, MOST_BYTES);
         if (batch) {
@@ -74,28 +81,33 @@ export class Sender {
           if (batch.events.length === MOST_EVENTS) continue;
         } else {
           // an event may be waiting for what became of its action, which wakes nobody
-          await this.#idle(this.#spool.pending > 0 ? GATHER_MS : LONGEST_PAUSE_MS);
+          await this.#sleep(this.#spool.pending > 0 ? GATHER_MS : LONGEST_PAUSE_MS, (wake) => {
+            this.#wake = wake;
+          });
         }
       } catch (error) {
         if (!(error instanceof ControlPlaneError)) this.#log.error({ err: error }, 'events could not be sent');
         else if (this.#failures === 0) this.#log.warn({ detail: error.message }, 'events are not taken; they are kept');
+        unreachable = error instanceof ControlPlaneError && error.status === 0;
         const asked = error instanceof ControlPlaneError ? (error.retryAfterSeconds ?? 0) * 1000 : 0;
         pause =
           Math.min(Math.max(GATHER_MS * 2 ** this.#failures++, asked), LONGEST_PAUSE_MS) * (0.8 + Math.random() * 0.4);
       }
-      await delay(pause, undefined, { signal: this.#stop.signal }).catch(() => undefined);
+      await this.#sleep(pause, (wake) => {
+        if (unreachable) this.#retry = wake;
+      });
     }
   }
 
-  async #idle(ms: number): Promise<void> {
-    const woken = new Promise<void>((resolve) => {
-      this.#wake = resolve;
-    });
+  /** Until the time is over, the sender is stopped, or what `arm` is given is called. */
+  async #sleep(ms: number, arm: (wake: () => void) => void): Promise<void> {
+    const woken = new Promise<void>(arm);
     const timer = new AbortController();
     const signal = AbortSignal.any([timer.signal, this.#stop.signal]);
     await Promise.race([woken, delay(ms, undefined, { signal }).catch(() => undefined)]);
     timer.abort();
     this.#wake = () => {};
+    this.#retry = () => {};
   }
 
   async #send(batch: Batch): Promise<void> {

@@ -142,7 +142,7 @@ describe('the machine of deliveries', () => {
       }),
       { numRuns: process.env.SVC_SIEGE ? 20_000 : 500 },
     );
-  });
+  }, 240_000);
 
   test('refuses to read what another version or state stored', () => {
     const { context } = createDelivery(START)[0];
