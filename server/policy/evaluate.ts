@@ -4,7 +4,7 @@ import { admits, type Head, named, readHead } from './language/head.ts';
 import { CedarHost, cedarLanguageVersion } from './language/host.ts';
 import { preamble, tokens } from './language/scan.ts';
 import { narrowed } from './language/schema.ts';
-import { type MappedRequest, mapRequest, type Reads, RequestError } from './request.ts';
+import { type EngineCall, type MappedRequest, mapRequest, type Reads, RequestError } from './request.ts';
 import type { ActionRequest, BundleContent, BundleStatement, HoldType } from './types.ts';
 
 export type Decision = 'allow' | 'allow_with_masking' | 'deny' | 'escrow' | 'rate_limited';
@@ -86,6 +86,9 @@ export function decisionHost(): CedarHost {
 const MOST_SCOPES = 4_096;
 /** Statements in all slices of one engine together. */
 const MOST_SLICED = 200_000;
+/** Answers that one engine remembers, and the longest question of them in characters. */
+const MOST_ANSWERS = 256;
+const MOST_QUESTION = 2_048;
 
 interface Indexed {
   statement: BundleStatement;
@@ -100,6 +103,8 @@ interface Slice extends Reads {
   texts: Record<string, string>;
   /** Its context has what the statements read, and nothing else. */
   schema: string;
+  /** Tells slices apart within their engine. */
+  id: number;
 }
 
 /**
@@ -107,6 +112,7 @@ interface Slice extends Reads {
  *
  * Cost follows the statements that can match, not all that exist: those whose scope (principal, action, resource)
  * cannot match the request are left out of the call, and so is what the rest does not read of context and arguments.
+ * What was asked before is answered from memory: where no statement reads the arguments, that is most of the traffic.
  *
  * A guardrail binds where something else permits. The engine does not tell of permits behind a forbid that is hit, so
  * it is asked about guardrails as permits: one call then tells of all of them.
@@ -121,6 +127,8 @@ export class PolicyEngine {
   readonly #guardrails = new Set<string>();
   readonly #slices = new Map<string, Slice>();
   readonly #byScope = new Map<string, Slice>();
+  /** By all that the engine was asked. It has no state and no clock: the same question has the same answer. */
+  readonly #answers = new Map<string, Match>();
   #sliced = 0;
 
   /** Throws a RangeError on a bundle for a newer language, or one whose derived fields contradict its Cedar text. */
@@ -184,17 +192,35 @@ export class PolicyEngine {
     for (const slice of this.#slices.values()) host.releaseSet(slice);
     this.#slices.clear();
     this.#byScope.clear();
+    this.#answers.clear();
     this.#sliced = 0;
   }
 
   #match(request: MappedRequest): Match {
     const slice = this.#slice(request);
     if (Object.keys(slice.texts).length === 0) return { outcome: 'unpermitted', hits: [], rates: [] };
+    const call = request.call(slice);
+    const question = `${slice.id} ${JSON.stringify(call)}`;
+    const known = this.#answers.get(question);
+    if (known) return known;
+    const match = this.#ask(slice, call);
+    if (match.outcome !== 'error' && question.length <= MOST_QUESTION) {
+      if (this.#answers.size >= MOST_ANSWERS) this.#answers.delete(this.#answers.keys().next().value as string);
+      this.#answers.set(question, match);
+    }
+    return match;
+  }
+
+  #ask(slice: Slice, call: EngineCall): Match {
     // Preparing a set may replace the instance, and with it the schemas: the set comes first.
     const preparsedPolicySetId = host.prepareSet(slice, () => slice.texts);
     const preparsedSchemaName = host.prepareSchema(slice.schema);
-    const call = { ...request.call(slice), preparsedPolicySetId, preparsedSchemaName, validateRequest: true };
-    const answer = host.call('statefulIsAuthorized', call);
+    const answer = host.call('statefulIsAuthorized', {
+      ...call,
+      preparsedPolicySetId,
+      preparsedSchemaName,
+      validateRequest: true,
+    });
 
     const ended = (outcome: Match['outcome'], ids: string[], detail?: string): Match => ({
       outcome,
@@ -247,7 +273,7 @@ export class PolicyEngine {
     if (this.#byScope.size >= MOST_SCOPES || this.#sliced > MOST_SLICED) this.dispose();
     let slice = this.#slices.get(name);
     if (!slice) {
-      slice = sliceOf(fitting, this.#content.schema);
+      slice = sliceOf(fitting, this.#content.schema, this.#slices.size);
       this.#sliced += fitting.length;
       this.#slices.set(name, slice);
     }
@@ -256,14 +282,14 @@ export class PolicyEngine {
   }
 }
 
-function sliceOf(fitting: Indexed[], schema: string): Slice {
+function sliceOf(fitting: Indexed[], schema: string, id: number): Slice {
   const permits = fitting.some(({ statement }) => statement.effect === 'permit');
   const statements = permits ? fitting : fitting.filter(({ guardrail }) => !guardrail);
   const texts = Object.fromEntries(statements.map(({ statement, text }) => [statement.id, text]));
   const keys = union(statements.map(({ head }) => head.keys));
   const attributes = union(statements.map(({ head }) => head.attributes));
   const narrow = attributes && narrowed(schema, attributes);
-  return { texts, keys, attributes: narrow === undefined ? null : attributes, schema: narrow || schema };
+  return { id, texts, keys, attributes: narrow === undefined ? null : attributes, schema: narrow || schema };
 }
 
 /** Null, which stands for everything, when one of them is. */

@@ -202,12 +202,10 @@ export function mapRequest(
       attrs: owner === undefined ? {} : { owner },
       parents: [{ type: 'AgentRole', id: role }],
     },
-    {
-      uid: { type: 'Tool', id: tool },
-      attrs: {},
-      parents: server === undefined ? [] : [{ type: 'ToolServer', id: server }],
-    },
   ];
+  if (server !== undefined) {
+    entities.push({ uid: { type: 'Tool', id: tool }, attrs: {}, parents: [{ type: 'ToolServer', id: server }] });
+  }
   const args = flatten(request.arguments, request.context);
   const whole: Context = { ...context, ...ARGUMENTS };
 
@@ -227,11 +225,12 @@ export function mapRequest(
     call: ({ keys, attributes }) => {
       const read = Object.entries(whole).filter(([name]) => attributes?.has(name) ?? true);
       const names = Object.keys(ARGUMENTS) as (keyof Arguments)[];
-      const named = names.filter((name) => attributes?.has(name) ?? true);
+      const told = names.filter((name) => attributes?.has(name) ?? true).map((name) => tagged(name, args, keys));
       return {
         ...subject,
         context: Object.fromEntries(read),
-        entities: [...entities, ...named.map((name) => tagged(name, args, keys))],
+        // an entity of which there is nothing to tell need not be there: nothing is in it, and it has no tag
+        entities: [...entities, ...told.filter(({ tags }) => Object.keys(tags).length > 0)],
       };
     },
   };
@@ -245,7 +244,7 @@ const ARGUMENTS = {
   list: { __entity: { type: 'ListArgs', id: 'request' } },
 } satisfies Record<keyof Arguments, unknown>;
 
-function tagged(name: keyof Arguments, args: Arguments, keys: ReadonlySet<string> | null): EntityJson {
+function tagged(name: keyof Arguments, args: Arguments, keys: ReadonlySet<string> | null) {
   const values: ReadonlyMap<string, string | number | boolean | string[]> = args[name];
   const tags: NonNullable<EntityJson['tags']> = Object.create(null);
   for (const key of keys ?? values.keys()) {

@@ -110,7 +110,7 @@ export class Enforcer {
       // asked before anything is begun: a hold that is opened or consumed for nothing helps nobody
       this.#spool.assertRoom();
       const ruling = await this.#rule(attempt, began);
-      this.onRuling(ruling.decision, (performance.now() - began) / 1000);
+      setImmediate(this.onRuling, ruling.decision, (performance.now() - began) / 1000);
       return ruling;
     } catch (error) {
       if (error instanceof SpoolError) {

@@ -229,7 +229,7 @@ export class HttpFront {
       ...(body?.value !== undefined && { body: body.value }),
       ...(streamed && { body: { streamed: true } }),
     };
-    const ruling = await this.#enforcer.rule({
+    const ruled = this.#enforcer.rule({
       agent,
       action_type: route.action_type,
       tool_name: route.tool,
@@ -244,6 +244,9 @@ export class HttpFront {
       escrowId: named(request.headers['x-svc-escrow-id'], 'X-Svc-Escrow-Id'),
       ...(streamed && { unholdable: 'a body that is streamed cannot be held: it must be whole to be approved' }),
     });
+    // while the disk is waited for
+    const unmasked = this.#upstreamHeaders(call, url, body, []);
+    const ruling = await ruled;
     response.setHeader('x-svc-decision', ruling.decision);
     response.setHeader('x-svc-event-id', ruling.eventId);
     if (!('done' in ruling)) {
@@ -259,7 +262,7 @@ export class HttpFront {
       }
       bytes = Buffer.from(JSON.stringify(applyMasks(JSON.parse(body.bytes.toString()), masks)));
     }
-    const headers = this.#upstreamHeaders(call, url, body, masks);
+    const headers = masks.length === 0 ? unmasked : this.#upstreamHeaders(call, url, body, masks);
     await this.#forward({ call, url, headers, bytes, masks, done });
   }
 
@@ -335,7 +338,8 @@ export class HttpFront {
         return;
       }
       clearTimeout(timer);
-      tell(`HTTP ${status}`);
+      // the client need not wait for what is noted
+      setImmediate(tell, `HTTP ${status}`);
       response.writeHead(status, this.#answerHeaders(upstream, call, going.url));
       // a stream's head must not wait for its first part; of a known length, head and body go in one write
       if (upstream.headers['content-length'] === undefined) response.flushHeaders();

@@ -6,18 +6,30 @@ import { isGuardrail } from '../../server/policy/language/annotations.ts';
 import { type Constraint, readHead } from '../../server/policy/language/head.ts';
 import { newCedar } from '../../server/policy/language/host.ts';
 import { tokens } from '../../server/policy/language/scan.ts';
-import { mapRequest, RequestError } from '../../server/policy/request.ts';
+import { type EngineCall, mapRequest, RequestError } from '../../server/policy/request.ts';
 import type { ActionRequest, BundleContent, BundleStatement } from '../../server/policy/types.ts';
 import { contentOf } from './support.ts';
 
 const oracle = newCedar();
 const ids = (statements: BundleStatement[]) => Object.fromEntries(statements.map(({ id, cedar }) => [id, cedar]));
 
+/** Every entity that a request speaks of, also those of which there is nothing to tell. */
+function completed({ resource, entities, ...call }: EngineCall): EngineCall {
+  const all = [
+    { uid: resource, tags: undefined },
+    ...['Str', 'Num', 'Bool', 'List'].map((kind) => ({ uid: { type: `${kind}Args`, id: 'request' }, tags: {} })),
+  ];
+  const known = new Set(entities.map(({ uid }) => JSON.stringify(uid)));
+  const missing = all.filter(({ uid }) => ![uid, { __entity: uid }].some((one) => known.has(JSON.stringify(one))));
+  const empty = missing.map(({ uid, tags }) => ({ uid, attrs: {}, parents: [], ...(tags && { tags }) }));
+  return { ...call, resource, entities: [...entities, ...empty] };
+}
+
 /** The law read literally: all statements, all arguments, two sets, the schema on both, nothing prepared. */
 function unsliced(content: BundleContent, request: ActionRequest): Pick<Match, 'outcome'> & { hits: string[] } {
-  let call: ReturnType<ReturnType<typeof mapRequest>['call']>;
+  let call: EngineCall;
   try {
-    call = mapRequest(request, content.action_entities).call({ keys: null, attributes: null });
+    call = completed(mapRequest(request, content.action_entities).call({ keys: null, attributes: null }));
   } catch (error) {
     expect(error).toBeInstanceOf(RequestError);
     return { outcome: 'error', hits: [] };
@@ -78,6 +90,8 @@ const condition = fc.constantFrom(
   'when { context.session.call_count + 9223372036854775806 > 0 }',
   'when { principal in AgentRole::"a" || resource in ToolServer::"b" }',
   'when { action in Action::"read" }',
+  'unless { resource has labels && resource.labels.contains("v") }',
+  'unless { context.str.hasTag("none") || context.bool.hasTag("none") }',
   'when { principal has owner && principal.owner == "o" }',
   'when { context has "method" && context["method"] == "GET" }',
   'when { context has "m\\u{65}thod" }',
