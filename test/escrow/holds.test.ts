@@ -148,7 +148,7 @@ describe('a change is whole or it is not', () => {
 });
 
 describe('races', () => {
-  const ROUNDS = SIEGE ? 1000 : 120;
+  const ROUNDS = SIEGE ? 1000 : 60;
   test(`two approvals and one rejection at once, ${ROUNDS} times: one of the two legal ends`, async () => {
     const ends: Record<string, number> = {};
     const round = async (t: { id: string; approvers: string[] }) => {

@@ -14,7 +14,7 @@ import { useDatabase } from '../helpers/database.ts';
 import { useServer } from '../helpers/server.ts';
 
 const SIEGE = process.env.SVC_SIEGE === '1';
-const HOLDS = SIEGE ? 100 : 20;
+const HOLDS = SIEGE ? 100 : 10;
 const CALLS = SIEGE ? 200 : 30;
 const server = useServer();
 const elsewhere = useDatabase();

@@ -3,6 +3,7 @@ import { describe, expect, it } from 'vitest';
 import { compilePolicy, formatPolicy } from '../../server/policy/language/compile.ts';
 import { CedarHost } from '../../server/policy/language/host.ts';
 import { actionEntities, schemaFor } from '../../server/policy/language/schema.ts';
+import { SIEGE } from '../siege/rounds.ts';
 import { compile, host } from './support.ts';
 
 const ALL = 'permit(principal, action, resource);';
@@ -147,7 +148,7 @@ describe('compiling a policy', () => {
         expect(errors.length > 0).toBe(statements.length === 0);
         for (const { line, column } of errors) expect(line > 0 && column > 0).toBe(true);
       }),
-      { numRuns: 1_500, interruptAfterTimeLimit: 6_000 },
+      { numRuns: SIEGE ? 5_000 : 500, interruptAfterTimeLimit: SIEGE ? 20_000 : 6_000 },
     );
     expect(host.replaced).toBe(before);
   });

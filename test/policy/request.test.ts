@@ -4,6 +4,7 @@ import { newCedar } from '../../server/policy/language/host.ts';
 import { actionEntities, schemaFor } from '../../server/policy/language/schema.ts';
 import { flatten, mapRequest, numeric, RequestError } from '../../server/policy/request.ts';
 import type { ActionRequest } from '../../server/policy/types.ts';
+import { SIEGE } from '../siege/rounds.ts';
 import { request } from './support.ts';
 
 const ACTIONS = actionEntities();
@@ -289,7 +290,7 @@ describe('mapping a request', () => {
         });
         expect(answer).toMatchObject({ type: 'success', response: { decision: 'allow' } });
       }),
-      { numRuns: 1_000, interruptAfterTimeLimit: 8_000 },
+      { numRuns: SIEGE ? 5_000 : 400, interruptAfterTimeLimit: SIEGE ? 20_000 : 8_000 },
     );
     expect(mapped).toBeGreaterThan(300);
   });

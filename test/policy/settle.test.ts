@@ -3,6 +3,7 @@ import { describe, expect, it } from 'vitest';
 import { type Match, type SettleState, settle, type Verdict } from '../../server/policy/evaluate.ts';
 import { readAnnotations } from '../../server/policy/language/annotations.ts';
 import type { Annotations, BundleStatement } from '../../server/policy/types.ts';
+import { SIEGE } from '../siege/rounds.ts';
 import { hit, NO_STATE, permitted } from './support.ts';
 
 const exceeded = (...rules: [string, number][]): SettleState => ({
@@ -202,7 +203,7 @@ describe('the algebra of settling', () => {
           property(permitted(...hits), hits, state, added);
         },
       ),
-      { numRuns: 1_500 },
+      { numRuns: SIEGE ? 15_000 : 400 },
     );
 
   it('a guardrail more never makes a decision more permissive', () => {

@@ -526,7 +526,11 @@ describe('notify targets of a hold', () => {
     let refusals = 1;
     receiver.behavior = (_, response) => response.writeHead(refusals-- > 0 ? 500 : 200).end();
     const id = await hold({ notify_targets: [receiver.url('/target'), 'http://10.1.2.3/inside'] });
-    await expect.poll(() => receiver.received.length).toBe(1);
+    // when the next attempt is due is known once the first one's end is stored
+    const refused = `select 1 from delivery where tenant_id = $1 and result = 'DESTINATION_ERROR'`;
+    const stored = () => server.core.db.owner.query(refused, [tenant.id]);
+    await expect.poll(async () => (await stored()).rowCount, { timeout: 5000 }).toBe(1);
+    expect(receiver.received).toHaveLength(1);
     server.clock.advance(7000);
     await expect.poll(() => receiver.received.length, { timeout: 5000 }).toBe(2);
     for (const got of receiver.received) {
