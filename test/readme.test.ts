@@ -6,6 +6,7 @@ import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { settingsHelp } from '../server/config.ts';
 import { proxySettingsHelp } from '../server/proxy/config.ts';
+import { freePort } from './helpers/ports.ts';
 
 const root = path.resolve(import.meta.dirname, '..');
 const readme = readFileSync(path.join(root, 'README.md'), 'utf8');
@@ -23,7 +24,7 @@ beforeAll(async () => {
   }
   const env = {
     ...process.env,
-    PORT: await freePort(),
+    PORT: String(await freePort()),
     SVC_DATA_DIR: path.join(tmpdir(), path.basename(dir), '.data'),
   };
   server = spawn('npm', ['start'], { cwd: dir, env, stdio: ['ignore', 'pipe', 'inherit'] });
@@ -55,7 +56,7 @@ test('every command of the README does what it says, from a fresh start on', asy
     ...process.env,
     PORT: new URL(shown.base).port,
     SVC_DATA_DIR: path.join(dir, '.data'),
-    SVC_PROXY_PORT: await freePort(),
+    SVC_PROXY_PORT: String(await freePort()),
   };
   const { stdout } = await promisify(execFile)('bash', ['-c', script.join('\n')], { cwd: dir, env, timeout: 120_000 });
   for (const decision of ['allow', 'escrow', 'deny']) expect(stdout).toContain(`"decision":"${decision}"`);
@@ -88,13 +89,3 @@ test.each([
   ]);
   expect(listed).toEqual(settings.map(({ name, fallback, meaning }) => [name, fallback, meaning]));
 });
-
-async function freePort(): Promise<string> {
-  const { createServer } = await import('node:net');
-  return new Promise((resolve) => {
-    const probe = createServer().listen(0, '127.0.0.1', () => {
-      const { port } = probe.address() as { port: number };
-      probe.close(() => resolve(String(port)));
-    });
-  });
-}

@@ -2,7 +2,8 @@ import { existsSync, readFileSync } from 'node:fs';
 import path from 'node:path';
 import { expect, test } from 'vitest';
 import { useDatabase } from '../helpers/database.ts';
-import { ended, freePort, start, svc, svcHere, temporaryDirectory } from './svc.ts';
+import { freePort } from '../helpers/ports.ts';
+import { ended, start, svc, svcHere, temporaryDirectory } from './svc.ts';
 
 /** Commands without a server: PostgreSQL runs for as long as they need it. */
 const root = path.resolve(import.meta.dirname, '../..');
@@ -13,7 +14,7 @@ const running = (dir: string) => existsSync(path.join(dir, 'postgres/postmaster.
 
 test('in an empty directory the first command makes the database, and PostgreSQL is gone when it ends', async () => {
   const dir = path.join(base, 'empty');
-  const env = { SVC_DATA_DIR: dir, PORT: await freePort() };
+  const env = { SVC_DATA_DIR: dir, PORT: String(await freePort()) };
   expect((await svcHere(1, env, 'tenant', 'list')).stderr).toContain('there is no database');
   expect((await svcHere(1, env, 'doctor')).stdout).toMatch(/^FAIL +database +there is no database/m);
   expect(existsSync(dir)).toBe(false);
@@ -35,7 +36,7 @@ test('in an empty directory the first command makes the database, and PostgreSQL
 
 test('a server that starts while a command runs keeps the PostgreSQL that the command began', async () => {
   const dir = path.join(base, 'server');
-  const env = { SVC_DATA_DIR: dir, PORT: await freePort() };
+  const env = { SVC_DATA_DIR: dir, PORT: String(await freePort()) };
   await svcHere(0, env, 'tenant', 'create', '--name', 'First', '--admin-email', 'a@example.com');
   const command = svc(0, env, 'backup', path.join(dir, 'one.svc'));
   while (!running(dir)) await new Promise((resolve) => setTimeout(resolve, 5));
@@ -59,7 +60,7 @@ test('a server that starts while a command runs keeps the PostgreSQL that the co
 
 test('a command that is interrupted stops its PostgreSQL and leaves no half file', async () => {
   const dir = path.join(base, 'interrupted');
-  const env = { SVC_DATA_DIR: dir, PORT: await freePort() };
+  const env = { SVC_DATA_DIR: dir, PORT: String(await freePort()) };
   await svcHere(0, { SVC_DATA_DIR: dir }, 'tenant', 'create', '--name', 'First', '--admin-email', 'a@example.com');
   const child = start('server/cli.ts', env, 'backup', path.join(dir, 'one.svc'));
   const end = ended(child);

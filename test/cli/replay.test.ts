@@ -1,8 +1,9 @@
 import { mkdirSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
+import { freePort } from '../helpers/ports.ts';
 import { useServer } from '../helpers/server.ts';
-import { freePort, svc, svcHere, temporaryDirectory } from './svc.ts';
+import { svc, svcHere, temporaryDirectory } from './svc.ts';
 
 const server = useServer({ SVC_RATE_EVALUATE: '20' });
 const dir = temporaryDirectory();
@@ -201,7 +202,7 @@ describe('a replay', () => {
     expect((await svcHere(1, {}, 'replay', calls('empty.jsonl', ['']), ...flags)).stderr).toContain(
       'no call to replay',
     );
-    const alone = { SVC_DATA_DIR: dir, PORT: await freePort() };
+    const alone = { SVC_DATA_DIR: dir, PORT: String(await freePort()) };
     expect((await svcHere(1, alone, 'replay', file, '--policies', policies)).stderr).toContain('no server answers');
   });
 });

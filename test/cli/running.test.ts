@@ -1,5 +1,6 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { ask, freePort, type ServerProcess, signIn, startServer, svc, svcHere, temporaryDirectory } from './svc.ts';
+import { freePort } from '../helpers/ports.ts';
+import { ask, type ServerProcess, signIn, startServer, svc, svcHere, temporaryDirectory } from './svc.ts';
 
 /** Every command beside a running server, which keeps the database to itself in no way. */
 const dir = temporaryDirectory();

@@ -1,10 +1,10 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { chmodSync, mkdtempSync, rmSync } from 'node:fs';
-import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { afterAll, expect, vi } from 'vitest';
 import { main } from '../../server/cli/main.ts';
+import { freePort } from '../helpers/ports.ts';
 
 const root = path.resolve(import.meta.dirname, '../..');
 
@@ -87,15 +87,6 @@ export function temporaryDirectory(): string {
   return dir;
 }
 
-export function freePort(): Promise<string> {
-  return new Promise((resolve) => {
-    const probe = createServer().listen(0, '127.0.0.1', () => {
-      const { port } = probe.address() as { port: number };
-      probe.close(() => resolve(String(port)));
-    });
-  });
-}
-
 export interface ServerProcess {
   readonly url: string;
   /** The settings that it runs with. */
@@ -108,7 +99,7 @@ export interface ServerProcess {
 
 /** The whole program as `npm start` runs it, on a data directory of its own. Whoever starts it stops it. */
 export async function startServer(dir: string, settings: Record<string, string> = {}): Promise<ServerProcess> {
-  const port = await freePort();
+  const port = String(await freePort());
   const env = { PORT: port, SVC_DATA_DIR: dir, ...settings };
   const child = start('server/main.ts', env);
   const end = ended(child);

@@ -8,7 +8,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { expect } from 'vitest';
 import type { Database } from '../../db/index.ts';
 import { verifyChain } from '../../server/chain/verification.ts';
-import { freePort } from './redis.ts';
+import { freePort } from './ports.ts';
 
 const ROOT = path.resolve(import.meta.dirname, '../..');
 export const MASTER_KEY = Buffer.alloc(32, 7).toString('hex');

@@ -10,7 +10,7 @@ import type { Egress } from '../../server/lib/egress.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { createTenant } from '../../server/provision.ts';
 import { useDatabase } from './database.ts';
-import { freePort } from './redis.ts';
+import { freePort } from './ports.ts';
 
 /** A clock that a test can move forward. It never stands still: it runs with the real one from where it was put. */
 export class TestClock implements Clock {

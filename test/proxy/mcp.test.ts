@@ -7,7 +7,7 @@ import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/
 import type { Transport } from '@modelcontextprotocol/sdk/shared/transport.js';
 import { CreateMessageRequestSchema } from '@modelcontextprotocol/sdk/types.js';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { freePort } from '../helpers/redis.ts';
+import { freePort } from '../helpers/ports.ts';
 import { useServer } from '../helpers/server.ts';
 import { decisions, enforce, type Governed, governed, ProxyProcess, temporaryDirectory, until } from './support.ts';
 

@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { afterAll, describe, expect, test } from 'vitest';
 import { signatureHeaders } from '../../server/subscriptions/signature.ts';
-import { freePort } from '../helpers/redis.ts';
+import { freePort } from '../helpers/ports.ts';
 import { useServer } from '../helpers/server.ts';
 
 /** The receivers that the README shows, run as they stand there. */

@@ -1,0 +1,25 @@
+import { randomInt } from 'node:crypto';
+import { once } from 'node:events';
+import { createServer } from 'node:net';
+
+const given = new Set<number>();
+
+/**
+ * A port of the loopback address that nobody listens on, for a process that is told its port. It lies below those that
+ * the system gives to connections (from 32768 on): one of these could be taken before the process gets to listen.
+ */
+export async function freePort(): Promise<number> {
+  for (;;) {
+    const port = randomInt(10_000, 32_000);
+    if (given.has(port)) continue;
+    const probe = createServer();
+    const free = await Promise.race([
+      once(probe.listen(port, '127.0.0.1'), 'listening').then(() => true),
+      once(probe, 'error').then(() => false),
+    ]).catch(() => false);
+    if (!free) continue;
+    given.add(port);
+    await new Promise((closed) => probe.close(closed));
+    return port;
+  }
+}
