@@ -12,7 +12,7 @@ export default defineConfig({
     globalSetup: ['test/helpers/global-setup.ts'],
     setupFiles: ['test/helpers/setup.ts'],
     pool: 'forks',
-    // a process takes one file after the other: loading the program anew for each would take a third of the time
+    // a process takes one file after the other: loading the program anew for each takes a seventh more time
     isolate: false,
     // more than a small machine has cores: the tests of several processes mostly wait
     maxWorkers: 3,

@@ -392,18 +392,24 @@ function worth(args: unknown, rule: ValueRule): Pick<ActionRequest, 'estimated_v
     if (error instanceof RequestError) return {};
     throw error;
   }
-  const number = flat.num.get(rule.from);
-  const there = [...flat.str.keys(), ...flat.bool.keys(), ...flat.list.keys(), ...flat.num.keys()];
-  if (number === undefined && !there.some((key) => key === rule.from || key.startsWith(`${rule.from}.`))) return {};
-  const amount = Number(number) / rule.divide_by;
-  if (!(amount >= 0 && amount <= MOST_VALUE)) {
-    throw new Refusal(400, 'VALIDATION_FAILED', `the argument ${rule.from} is no amount from 0 to ${MOST_VALUE}`);
+  const bad = (key: string, what: string) => new Refusal(400, 'VALIDATION_FAILED', `the argument ${key} is no ${what}`);
+  if (!says(flat, rule.from)) return {};
+  const amount = Number(flat.num.get(rule.from)) / rule.divide_by;
+  if (!(amount >= 0 && amount <= MOST_VALUE)) throw bad(rule.from, `amount from 0 to ${MOST_VALUE}`);
+  const { currency_from: from } = rule;
+  const currency = from === undefined ? rule.currency : flat.str.get(from);
+  if (from !== undefined && says(flat, from) && (currency === undefined || currency.length > 10)) {
+    throw bad(from, 'currency');
   }
-  const currency = rule.currency_from === undefined ? rule.currency : flat.str.get(rule.currency_from);
-  return {
-    estimated_value: amount,
-    ...(currency !== undefined && currency.length <= 10 && { value_currency: currency }),
-  };
+  return { estimated_value: amount, ...(currency !== undefined && { value_currency: currency }) };
+}
+
+/** Is there something under the key, of whatever type? */
+function says({ num, str, bool, list }: Arguments, key: string): boolean {
+  if (num.has(key) || str.has(key)) return true;
+  return [num, str, bool, list].some((leaves) =>
+    [...leaves.keys()].some((name) => name === key || name.startsWith(`${key}.`) || name.startsWith(`${key}[`)),
+  );
 }
 
 const MOST_PREVIEW = 32 * 1024;

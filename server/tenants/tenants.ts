@@ -233,7 +233,9 @@ function changesOf(before: Settings, after: Settings, patch: SettingsPatch): str
     });
   });
   const text = told.join('; ');
-  return text.length > MOST_TOLD ? `${text.slice(0, MOST_TOLD)}…` : text;
+  if (text.length <= MOST_TOLD) return text;
+  // not between the two halves of a character: one alone would be told as a replacement character
+  return `${text.slice(0, MOST_TOLD).replace(/[\ud800-\udbff]$/, '')}…`;
 }
 
 /** Empty when nothing changes. */

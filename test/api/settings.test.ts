@@ -180,3 +180,21 @@ describe('tenants', () => {
     );
   });
 });
+
+test('a record of changes that is cut short is cut between characters', async () => {
+  const { admin } = await server.tenant();
+  // one of two lengths that differ by one cuts within a character of two code units
+  for (const first of ['a', 'aa']) {
+    const names = [first, ...Array.from({ length: 120 }, (_, n) => `b${String(n).padStart(3, '0')}${'😀'.repeat(25)}`)];
+    const approver_groups = Object.fromEntries(names.map((name) => [name, []]));
+    await server.call(200, 'PATCH /v1/settings', admin, { approver_groups });
+    await server.call(200, 'PATCH /v1/settings', admin, { approver_groups: {} });
+  }
+  const line = 'GET /v1/audit?action=settings.changed';
+  const { body } = await server.call<{ records: { detail: string }[] }>(200, line, admin);
+  expect(body.records).toHaveLength(4);
+  for (const { detail } of body.records) {
+    expect(detail.endsWith('…')).toBe(true);
+    expect(detail).not.toContain('\uFFFD');
+  }
+});

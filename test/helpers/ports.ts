@@ -13,11 +13,11 @@ export async function freePort(): Promise<number> {
     const port = randomInt(10_000, 32_000);
     if (given.has(port)) continue;
     const probe = createServer();
-    const free = await Promise.race([
-      once(probe.listen(port, '127.0.0.1'), 'listening').then(() => true),
-      once(probe, 'error').then(() => false),
-    ]).catch(() => false);
-    if (!free) continue;
+    try {
+      await once(probe.listen(port, '127.0.0.1'), 'listening');
+    } catch {
+      continue;
+    }
     given.add(port);
     await new Promise((closed) => probe.close(closed));
     return port;

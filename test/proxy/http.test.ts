@@ -127,6 +127,10 @@ describe('a request through the proxy', () => {
       const answer = await proxy.call(400, 'POST /api/payments', world.agentKey, { body: { amount } });
       expect(answer.body.detail).toContain('body.amount is no amount');
     }
+    for (const currency of [978, ['EUR'], 'E'.repeat(11)]) {
+      const answer = await proxy.call(400, 'POST /api/payments', world.agentKey, { body: { amount: 5, currency } });
+      expect(answer.body.detail).toBe('the argument body.currency is no currency');
+    }
     expect(upstream.received).toHaveLength(before);
   });
 
