@@ -59,6 +59,8 @@ interface EmbeddedOptions {
   dataDir: string;
   databases?: readonly string[];
   durable?: boolean;
+  /** Where it listens; by default on a free port, another one at each start. */
+  port?: number;
   settings?: Record<string, string>;
 }
 
@@ -101,7 +103,7 @@ async function start(options: EmbeddedOptions): Promise<EmbeddedPostgres> {
   let child: ChildProcess | undefined;
   let port = orphan?.port ?? 0;
   if (!orphan) {
-    port = await freePort();
+    port = options.port ?? (await freePort());
     const settings = {
       listen_addresses: '127.0.0.1',
       unix_socket_directories: '',

@@ -1,9 +1,11 @@
 import { Migrator } from '@mikro-orm/migrations';
 import { type EntityManager, MikroORM, type Options, PostgreSqlDriver } from '@mikro-orm/postgresql';
 import pg from 'pg';
+import { MIGRATION_TABLE, objectionTo, readApplied, SchemaRefused } from './applied.ts';
+import { CONNECT_MS, SteadyClient } from './client.ts';
 import { entities } from './entities/index.ts';
-import { migrations } from './migrations/index.ts';
-import { type Notice, Notices } from './notices.ts';
+import { migrationChecksums, migrations } from './migrations/index.ts';
+import { type Notice, Notices, SERVER_RUN, type Step } from './notices.ts';
 
 /**
  * The database as the program sees it. Two hats on one login:
@@ -26,13 +28,27 @@ export interface Database {
   readOnly<T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>): Promise<T>;
   readonly owner: pg.Pool;
   readonly notices: Notices;
+  /**
+   * The run of the server and the oldest transaction that is open: a query that is sent afterwards sees every committed
+   * change with a lower number.
+   */
+  horizon(): Promise<{ run: string; xmin: number }>;
   /** A connection of the owner's outside the pool, for the chain writer and listeners. */
   connectOwner(): Promise<pg.Client>;
   close(): Promise<void>;
 }
 
-/** Announces a change of the transaction's tenant. */
-export type Notify = (topic: Notice['topic'], id?: string) => Promise<void>;
+const told = new WeakMap<EntityManager, (() => void)[]>();
+
+/** Has `tell` called when the transaction that `work` runs with this entity manager is committed. It must not throw. */
+export function afterCommit(em: EntityManager, tell: () => void): void {
+  const list = told.get(em);
+  if (!list) throw new Error('this entity manager has no transaction of Database.transaction');
+  list.push(tell);
+}
+
+/** Announces a change of the transaction's tenant, and to this process alone the steps that it consists of. */
+export type Notify = (topic: Notice['topic'], id?: string, steps?: readonly Step[]) => Promise<void>;
 
 const commonOptions = {
   entities,
@@ -46,15 +62,21 @@ export async function openDatabase(url: string, options: { poolSize?: number } =
   const poolSize = options.poolSize ?? 10;
   // bigint columns here are sequence numbers far below 2^53
   const types = { getTypeParser: (oid: number, format?: 'text' | 'binary') => typeParser(oid, format) };
-  const owner = new pg.Pool({ connectionString: url, max: poolSize, types });
-  const app = new pg.Pool({ connectionString: url, max: poolSize, types, options: '-c role=svc_app' });
+  const steady = { Client: SteadyClient, connectionTimeoutMillis: CONNECT_MS, keepAlive: true };
+  const asApp = { options: `-c role=svc_app -c lock_timeout=${LOCK_MS}` };
+  const owner = new pg.Pool({ connectionString: url, max: poolSize, types, ...steady });
+  const app = new pg.Pool({ connectionString: url, max: poolSize, types, ...steady, ...asApp });
   // a pool without a listener ends the process when an idle connection breaks; the next query reports the fault itself
-  for (const pool of [owner, app]) pool.on('error', () => undefined);
+  for (const pool of [owner, app]) {
+    pool.on('error', () => undefined);
+    // and so does one that breaks while it is in use and nothing runs on it
+    pool.on('connect', (client) => client.on('error', () => undefined));
+  }
   const orm = await MikroORM.init({
     ...commonOptions,
     clientUrl: url,
     pool: { min: 0, max: poolSize },
-    driverOptions: { options: '-c role=svc_app' },
+    driverOptions: { ...steady, ...asApp },
   });
 
   const fork = (tenantId: string): EntityManager => {
@@ -83,7 +105,12 @@ export async function openDatabase(url: string, options: { poolSize?: number } =
     }
   };
   const connectOwner = async () => {
-    const client = new pg.Client({ connectionString: url, types });
+    const client = new SteadyClient({
+      connectionString: url,
+      types,
+      connectionTimeoutMillis: CONNECT_MS,
+      keepAlive: true,
+    });
     await client.connect();
     return client;
   };
@@ -104,15 +131,19 @@ export async function openDatabase(url: string, options: { poolSize?: number } =
     notices,
     transaction: async (tenantId, work) => {
       const sent: Notice[] = [];
+      const committed: (() => void)[] = [];
       let result: Awaited<ReturnType<typeof work>>;
       try {
-        result = await fork(tenantId).transactional((em) =>
-          work(em as EntityManager, async (topic, id = '') => {
-            const { notice, sql, params } = notices.issue(topic, tenantId, id);
+        result = await fork(tenantId).transactional((em) => {
+          told.set(em as EntityManager, committed);
+          return work(em as EntityManager, async (topic, id = '', steps) => {
+            const { notice, sql, params } = notices.issue(topic, tenantId, id, steps);
             sent.push(notice);
-            await em.execute(sql, params);
-          }),
-        );
+            const [row] = await em.execute<{ xid?: string }[]>(sql, params);
+            if (row?.xid !== undefined) notice.xid = Number(row.xid);
+          });
+        });
+        for (const tell of committed) tell();
       } catch (error) {
         for (const notice of sent) notices.drop(notice);
         throw error;
@@ -125,6 +156,12 @@ export async function openDatabase(url: string, options: { poolSize?: number } =
     query: async <R extends pg.QueryResultRow>(tenantId: string, text: string, values?: unknown[]) =>
       readOnly(tenantId, async (client) => (await client.query<R>(text, values)).rows),
     owner,
+    horizon: async () => {
+      const { rows } = await owner.query<{ run: string; xmin: string }>(
+        `select ${SERVER_RUN} as run, pg_snapshot_xmin(pg_current_snapshot())::text as xmin`,
+      );
+      return { run: rows[0]!.run, xmin: Number(rows[0]!.xmin) };
+    },
     connectOwner,
     close: async () => {
       await notices.close();
@@ -132,6 +169,9 @@ export async function openDatabase(url: string, options: { poolSize?: number } =
     },
   };
 }
+/** A row that somebody else holds for longer is given up, before the transaction is: see WRITE_MS. */
+const LOCK_MS = 4000;
+
 const SET_TENANT = { name: 'set_tenant', text: "select set_config('app.tenant', $1, true)" };
 
 function typeParser(oid: number, format?: 'text' | 'binary') {
@@ -144,7 +184,8 @@ const MIGRATION_LOCK = 7_305_414_123;
 
 /**
  * Brings the schema up to this program's version, once, however many processes start together. Refuses a database that
- * a newer program has migrated. Returns the names of the migrations that ran.
+ * a newer program has migrated, and one whose migrations ran with another text. Returns the names of the migrations
+ * that ran; they and their checksums are committed together.
  */
 export async function migrate(url: string): Promise<string[]> {
   const lock = new pg.Client(url);
@@ -152,25 +193,25 @@ export async function migrate(url: string): Promise<string[]> {
   try {
     await lock.query('select pg_advisory_lock($1)', [MIGRATION_LOCK]);
     await ensureAppRole(lock);
+    const objection = objectionTo(await readApplied(lock));
+    if (objection !== undefined) throw new SchemaRefused(objection);
     const orm = await MikroORM.init({
       ...commonOptions,
       clientUrl: url,
       extensions: [Migrator],
-      migrations: { migrationsList: migrations, tableName: 'schema_migration', silent: true, snapshot: false },
+      migrations: { migrationsList: migrations, tableName: MIGRATION_TABLE, silent: true, snapshot: false },
     });
     try {
-      const known = new Set(migrations.map((m) => m.name));
-      const { rows } = await lock.query<{ present: boolean }>(
-        `select to_regclass('schema_migration') is not null as present`,
-      );
-      if (rows[0]?.present) {
-        const done = await lock.query<{ name: string }>('select name from schema_migration');
-        const newer = done.rows.filter((row) => !known.has(row.name)).map((row) => row.name);
-        if (newer.length > 0) {
-          throw new Error(`The database was migrated by a newer program (${newer.join(', ')}): update this one.`);
+      return await orm.em.transactional(async (em) => {
+        const ran = (await orm.migrator.up({ transaction: em.getTransactionContext()! })).map(({ name }) => name);
+        if (ran.length === 0) return ran;
+        await em.execute(`alter table ${MIGRATION_TABLE} add column if not exists checksum text`);
+        const checksums = migrationChecksums();
+        for (const name of ran) {
+          await em.execute(`update ${MIGRATION_TABLE} set checksum = ? where name = ?`, [checksums.get(name), name]);
         }
-      }
-      return (await orm.migrator.up()).map((m) => m.name);
+        return ran;
+      });
     } finally {
       await orm.close(true);
     }

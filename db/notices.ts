@@ -19,10 +19,17 @@ export const TOPICS = [
   'head',
   /** Events to fan out, or deliveries to make. */
   'outbox',
-  /** A delivery that was queued, attempted or stopped, told in the process that did it alone: see tellHere. */
+  /** Deliveries that were queued, attempted or stopped, told in the process that did it alone: see tellHere. */
   'delivery',
 ] as const;
 export type Topic = (typeof TOPICS)[number];
+
+/** A step of a machine, as it was taken and stored. */
+export interface Step {
+  event: { readonly type: string };
+  state: string;
+  context: object;
+}
 
 export interface Notice {
   topic: Topic;
@@ -32,7 +39,20 @@ export interface Notice {
   id: string;
   /** By which other processes tell that they have acted on it; absent where nobody waits for that. */
   receipt?: string;
+  /** The transaction that made the change, where the topic is one that somebody waits for. */
+  xid?: number | undefined;
+  /** The steps of the machine of this id that the change consists of, in their order. Other processes are not told. */
+  steps?: readonly Step[] | undefined;
 }
+
+/** A run of the database server, and the last transaction in it before this process began to hear notices. */
+export interface Era {
+  readonly run: string;
+  readonly xid: number;
+}
+
+/** Tells one run of the server from another one: after a failover the numbers of transactions may begin again. */
+export const SERVER_RUN = "to_char(pg_postmaster_start_time() at time zone 'UTC', 'YYYYMMDDHH24MISSUS')";
 
 /**
  * `own`: this process made the change, and its caller waits for the promise. The process's own changes come twice, the
@@ -45,10 +65,22 @@ const CHANNEL = 'svc_notice';
 const RECEIPTS = 'svc_receipt';
 /** What the listening connections of all processes are called in pg_stat_activity. */
 const LISTENER = 'svc notices';
-/** Changes whose maker waits until every process has heard of them: what was revoked must be dead everywhere. */
-const AWAITED: ReadonlySet<Topic> = new Set(['credential', 'members']);
-/** A process that hangs does not hold up a revocation for longer; it answers nothing meanwhile either. */
+/**
+ * Changes whose maker waits until every process has heard of them: what was revoked must be dead everywhere, and what
+ * was switched on must be on.
+ */
+const AWAITED: ReadonlySet<Topic> = new Set(['credential', 'members', 'settings', 'policies']);
+/** How often the listening connection is asked for an answer, which comes after all notices before it. */
+const BEAT_MS = 400;
+/**
+ * A process that has heard no answer for so long keeps nothing any more. It is shorter than the patience of whoever
+ * waits for receipts: when they go on without one, the silent process no longer believes what it remembers.
+ */
+const LEASE_MS = 1500;
+/** A process that hangs does not hold up a revocation for longer. */
 const PATIENCE_MS = 2000;
+/** A connection that is silent for so long is dead, although nothing said so. */
+const SILENCE_MS = 5000;
 
 export class Notices {
   readonly #handlers = new Map<Topic, Set<Handler>>();
@@ -58,14 +90,26 @@ export class Notices {
   readonly #receipts = new Map<string, { count: number; heard: () => void }>();
   #closed = false;
   #retry: NodeJS.Timeout | undefined;
+  #beats: NodeJS.Timeout | undefined;
+  /** When the last question that was answered had been asked. */
+  #heardAt = Number.NEGATIVE_INFINITY;
+  #era: Era | undefined;
 
   constructor(connect: () => Promise<pg.Client>) {
     this.#connect = connect;
   }
 
-  /** Whether other processes' notices reach this one. While they do not, nothing may be answered from a cache. */
+  /**
+   * Whether the notices of all changes until 1.5 seconds ago have reached this process, and those of later ones as far
+   * as they were sent. While they do not, nothing may be answered from a cache.
+   */
   get healthy(): boolean {
-    return this.#client !== undefined;
+    return this.#client !== undefined && performance.now() - this.#heardAt < LEASE_MS;
+  }
+
+  /** Since when this process has heard everything; undefined while it does not listen. */
+  get era(): Era | undefined {
+    return this.#client && this.#era;
   }
 
   on(topic: Topic, handler: Handler): () => void {
@@ -75,14 +119,23 @@ export class Notices {
   }
 
   /** A notice, and the statement that sends it when the transaction that runs it commits. `deliver` or `drop` it then. */
-  issue(topic: Topic, tenantId: string, id: string): { notice: Notice; sql: string; params: string[] } {
-    const receipt = AWAITED.has(topic) ? randomUUID() : undefined;
-    if (receipt) this.#receipts.set(receipt, { count: 0, heard: () => undefined });
-    const payload = [topic, tenantId, id, ...(receipt ? [receipt] : [])].join(' ');
+  issue(
+    topic: Topic,
+    tenantId: string,
+    id: string,
+    steps?: readonly Step[],
+  ): { notice: Notice; sql: string; params: string[] } {
+    if (!AWAITED.has(topic)) {
+      const params = [CHANNEL, `${topic} ${tenantId} ${id}`];
+      return { notice: { topic, tenantId, id, steps }, sql: 'select pg_notify(?, ?)', params };
+    }
+    const receipt = randomUUID();
+    this.#receipts.set(receipt, { count: 0, heard: () => undefined });
     return {
-      notice: { topic, tenantId, id, ...(receipt && { receipt }) },
-      sql: 'select pg_notify(?, ?)',
-      params: [CHANNEL, payload],
+      notice: { topic, tenantId, id, receipt },
+      // the row's `xid` belongs into the notice: see Notice
+      sql: `select xid, pg_notify(?, cast(? as text) || xid) from (select pg_current_xact_id()::text as xid) x`,
+      params: [CHANNEL, `${topic} ${tenantId} ${id} ${receipt} `],
     };
   }
 
@@ -100,8 +153,8 @@ export class Notices {
    * Tells this process's handlers alone, of a change that is committed. For what is too frequent for a notice: those make
    * all commits of the database wait for each other.
    */
-  tellHere(topic: Topic, tenantId: string, id: string): void {
-    void this.#tell({ topic, tenantId, id }, false);
+  tellHere(topic: Topic, tenantId: string, id: string, steps: readonly Step[]): void {
+    void this.#tell({ topic, tenantId, id, steps }, true);
   }
 
   /** Forgets a notice whose transaction was rolled back. */
@@ -147,6 +200,7 @@ export class Notices {
     const lost = () => {
       if (this.#client !== client) return;
       this.#client = undefined;
+      clearInterval(this.#beats);
       if (!this.#closed) this.#restart();
     };
     client.on('error', lost);
@@ -159,8 +213,8 @@ export class Notices {
         entry.heard();
         return;
       }
-      const [topic, tenantId, id, receipt] = payload.split(' ') as [Topic, string, string, string?];
-      const told = this.#tell({ topic, tenantId, id }, false);
+      const [topic, tenantId, id, receipt, xid] = payload.split(' ') as [Topic, string, string, string?, string?];
+      const told = this.#tell({ topic, tenantId, id, xid: xid === undefined ? undefined : Number(xid) }, false);
       // a connection that breaks here is reported by its own event; the maker of the change then waits out its patience
       if (receipt)
         told.then(() => this.#ask(client, 'select pg_notify($1, $2)', [RECEIPTS, receipt])).catch(() => undefined);
@@ -168,9 +222,42 @@ export class Notices {
     await client.query(`set application_name = '${LISTENER}'`);
     await client.query(`listen ${CHANNEL}`);
     await client.query(`listen ${RECEIPTS}`);
+    // asked when it listens: a transaction with a higher number has not committed without a notice to this process
+    const heardAt = performance.now();
+    const { rows } = await client.query<{ run: string; xid: string }>(
+      `select ${SERVER_RUN} as run, pg_current_xact_id()::text as xid`,
+    );
+    if (this.#closed) return client.end();
     this.#client = client;
+    this.#heardAt = heardAt;
+    this.#era = { run: rows[0]!.run, xid: Number(rows[0]!.xid) };
+    this.#asking = Promise.resolve();
+    this.#beats = setInterval(() => this.#beat(client, lost), BEAT_MS);
+    this.#beats.unref();
     for (const topic of TOPICS) void this.#tell({ topic, tenantId: '*', id: '' }, false);
   }
+
+  /** INVARIANT: an answer comes after every notice that was sent before its question was asked. */
+  #beat(client: pg.Client, lost: () => void): void {
+    const askedAt = performance.now();
+    if (this.#beating) {
+      if (askedAt - this.#heardAt < SILENCE_MS) return;
+      lost();
+      client.end().catch(() => undefined);
+      return;
+    }
+    this.#beating = this.#ask(client, 'select 1', [])
+      .then(
+        () => {
+          if (this.#client === client) this.#heardAt = askedAt;
+        },
+        () => undefined, // the connection reports its end by its own event
+      )
+      .finally(() => {
+        this.#beating = undefined;
+      });
+  }
+  #beating: Promise<void> | undefined;
 
   #restart(): void {
     this.#retry = setTimeout(() => this.start().catch(() => !this.#closed && this.#restart()), 250);
@@ -179,6 +266,7 @@ export class Notices {
   async close(): Promise<void> {
     this.#closed = true;
     clearTimeout(this.#retry);
+    clearInterval(this.#beats);
     const client = this.#client;
     this.#client = undefined;
     await client?.end();

@@ -24,6 +24,9 @@ export const EVENT_TYPES = {
   'key.revoked': 'an API key or agent key was revoked',
   'forensics.exported': 'a signed evidence package was made',
   'forensics.checkpoint': 'the head of a chain was signed; keep it where this server cannot change it',
+  'forensics.chain_closed':
+    'a chain lacks records that it is known to have had; it takes no more until an operator acts',
+  'forensics.loss_accepted': 'an operator has accepted that records of a chain are lost; it goes on without them',
   'proxy.offline': 'a proxy is silent for longer than three poll intervals',
   'subscription.disabled': 'a destination failed for too long, or is gone, and nothing is sent there any more',
   'svc.test': 'sent by the test of a subscription',

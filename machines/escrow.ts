@@ -29,6 +29,8 @@ export interface Tally {
   approvals: number;
   /** Every seat of the quorum is taken; true where there is no quorum. */
   seated: boolean;
+  /** The seats that are not, by group; absent where there are none. */
+  missing?: { group: string; count: number }[];
 }
 
 export interface HoldInput {
@@ -212,7 +214,10 @@ function mayVote(context: HoldContext, event: HoldEvent): boolean {
 }
 
 function sameTally(a: Tally, b: Tally): boolean {
-  return a.approvals === b.approvals && a.seated === b.seated;
+  const seats = ({ missing }: Tally) => missing?.map(({ group, count }) => `${group} ${count}`).join();
+  // before the first count, which seats are missing is not known
+  const sameSeats = !a.missing || !b.missing || seats(a) === seats(b);
+  return a.approvals === b.approvals && a.seated === b.seated && sameSeats;
 }
 
 export const holdMachine = definition.createMachine({
@@ -402,16 +407,22 @@ export function stepHold(snapshot: HoldSnapshot, event: HoldEvent): [HoldSnapsho
   return [next, effects(actions)];
 }
 
-/** What time alone has done to the hold by `at`. Send no event to a hold before this. */
-export function elapse(snapshot: HoldSnapshot, at: number): [HoldSnapshot, HoldEffect[]] {
+/** What time alone has done to the hold by `at`, step by step for `each`. Send no event to a hold before this. */
+export function elapse(
+  snapshot: HoldSnapshot,
+  at: number,
+  each?: (event: HoldEvent, snapshot: HoldSnapshot) => void,
+): [HoldSnapshot, HoldEffect[]] {
   let current = snapshot;
   const done: HoldEffect[] = [];
   for (;;) {
     const due = dueAt(current.value, current.context);
     if (due === null || due > at) return [current, done];
-    const [next, more] = stepHold(current, { type: 'wake', at });
+    const event = { type: 'wake', at } as const;
+    const [next, more] = stepHold(current, event);
     if (next.value === current.value) return [current, done];
     done.push(...more);
+    each?.(event, next);
     current = next;
   }
 }

@@ -2,9 +2,9 @@ import { assign, initialTransition, type SnapshotFrom, setup, transition } from 
 
 /**
  * The life of a policy. Its state is that of the newest revision; `liveVersion` is what proxies enforce, which may be
- * an older one. Time, settings and the identity of the actor enter only through events, so the machine can be replayed.
- * Side effects are only named here: `audit` becomes a record of the audit chain and `publish` makes new bundles due,
- * both in the transaction that stores the state.
+ * an older one. Time, settings and who acts enter only through events, so the machine can be replayed.
+ * Side effects are only named here: `audit` becomes a record of the audit chain, `review` a record with the revision
+ * that was reviewed, and `publish` makes new bundles due, all in the transaction that stores the state.
  */
 export const POLICY_MACHINE_VERSION = 1;
 
@@ -15,33 +15,69 @@ export interface PolicyContext {
   liveVersion: number | null;
   /** Who wrote the newest revision. */
   author: string;
-  /** A break-glass deployment that nobody but its actor has looked at yet. */
-  openReview: { version: number; actor: string } | null;
+  /** Who submitted it; null while nobody has. */
+  submitter: string | null;
+  /**
+   * Break-glass deployments that nobody but their actor has looked at yet, the oldest first. Whatever becomes of the
+   * policy, each stays until another person closes it.
+   */
+  openReviews: { version: number; actor: string }[];
 }
 
-/** What the tenant demands at the time of the event. */
-interface Rules {
+/** Who acts, and what the tenant demands at that time. */
+interface Circumstances {
+  /** The person, whichever key or session they use; of a key that belongs to nobody, its id. */
+  actor: string;
+  /** A person who is signed in, and no key. */
+  signedIn: boolean;
+  admin: boolean;
   approvalRequired: boolean;
-  /** The author may approve their own version although approval is required. */
+  /** Who wrote or submitted a version may approve it although approval is required. */
   selfApproval: boolean;
 }
 
-export type PolicyEvent =
-  | ({ type: 'update'; actor: string } & Rules)
-  | ({ type: 'rollback'; actor: string } & Rules)
-  | { type: 'submit'; actor: string }
-  | ({ type: 'approve'; actor: string; version: number } & Rules)
-  | { type: 'reject'; actor: string; version: number }
-  | { type: 'request_changes'; actor: string; version: number }
-  | { type: 'revoke'; actor: string }
-  | { type: 'break_glass'; actor: string };
+/** `version` is the one that the actor has read. */
+export type PolicyEvent = Circumstances &
+  (
+    | { type: 'update' | 'rollback' | 'submit' | 'revoke' | 'break_glass' }
+    /** Of the newest version, or of one with an open review, which this closes. */
+    | { type: 'approve'; version: number }
+    | { type: 'reject' | 'request_changes' | 'comment'; version: number }
+  );
+
+export type ReviewStatus = 'approved' | 'rejected' | 'changes_requested' | 'break_glass' | 'dismissed' | 'commented';
 
 export type PolicyEffect =
   | { type: 'audit'; params: { action: string; severity: 'info' | 'critical' } }
+  | { type: 'review'; params: { status: ReviewStatus; version: number } }
   | { type: 'publish'; params?: undefined };
 
 const audit = (action: string, severity: 'info' | 'critical' = 'info') =>
   ({ type: 'audit', params: { action: `policy.${action}`, severity } }) as const;
+/** A review of the version that the event names, or else of the newest one before the event. */
+const review = (status: ReviewStatus) =>
+  ({
+    type: 'review',
+    params: ({ context, event }: { context: PolicyContext; event: PolicyEvent }) => ({
+      status,
+      version: 'version' in event ? event.version : context.version,
+    }),
+  }) as const;
+
+const closing = {
+  guard: 'closesReview',
+  actions: ['closeReview', review('approved'), audit('review_closed')],
+} as const;
+const revoking = { guard: 'mayRevoke', target: 'revoked', actions: [audit('revoked'), 'publish'] } as const;
+const breaking = {
+  guard: 'mayBreakGlass',
+  target: 'deployed',
+  actions: ['goLive', 'openReview', review('break_glass'), audit('break_glass', 'critical'), 'publish'],
+} as const;
+
+/** The events that a guard may refuse whatever the state is. */
+const permitted = ({ context, event }: { context: PolicyContext; event: PolicyEvent }) =>
+  refusedAnywhere(context, event) === undefined;
 
 export const policyMachine = setup({
   types: {
@@ -51,47 +87,89 @@ export const policyMachine = setup({
   },
   actions: {
     audit: (_, _params: { action: string; severity: 'info' | 'critical' }) => undefined,
+    review: (_, _params: { status: ReviewStatus; version: number }) => undefined,
     publish: () => undefined,
-    addRevision: assign(({ context, event }) => ({ version: context.version + 1, author: event.actor })),
+    addRevision: assign(({ context, event }) => ({
+      version: context.version + 1,
+      author: event.actor,
+      submitter: null,
+    })),
+    noteSubmitter: assign(({ event }) => ({ submitter: event.actor })),
     goLive: assign(({ context }) => ({ liveVersion: context.version })),
-    withdraw: assign({ liveVersion: null, openReview: null }),
-    openReview: assign(({ context, event }) => ({ openReview: { version: context.version, actor: event.actor } })),
+    withdraw: assign({ liveVersion: null }),
+    openReview: assign(({ context, event: { actor } }) => ({
+      openReviews: [
+        ...context.openReviews.filter((open) => open.version !== context.version || open.actor !== actor),
+        { version: context.version, actor },
+      ],
+    })),
     closeReview: assign(({ context, event }) => ({
-      openReview: context.openReview?.actor === event.actor ? context.openReview : null,
+      openReviews: context.openReviews.filter(({ version }) => 'version' in event && version !== event.version),
     })),
   },
   guards: {
-    deploysAtOnce: ({ event }) => 'approvalRequired' in event && !event.approvalRequired,
+    deploysAtOnce: ({ event }) => !event.approvalRequired,
+    closesReview: (it) => reviewsClosedBy(it.context, it.event).length > 0 && permitted(it),
+    mayApprove: (it) => reviewsClosedBy(it.context, it.event).length === 0 && permitted(it),
+    mayApproveDraft: (it) =>
+      reviewsClosedBy(it.context, it.event).length === 0 && !it.event.approvalRequired && permitted(it),
+    maySubmit: permitted,
+    mayDecide: permitted,
+    mayRevoke: permitted,
+    mayBreakGlass: permitted,
+    sameVersion: permitted,
   },
 }).createMachine({
   id: 'policy',
-  context: ({ input }) => ({ version: 1, liveVersion: null, author: input.author, openReview: null }),
+  context: ({ input }) => ({
+    version: 1,
+    liveVersion: null,
+    author: input.author,
+    submitter: null,
+    openReviews: [],
+  }),
   initial: 'draft',
-  on: {
-    revoke: { target: '.revoked', actions: [audit('revoked'), 'publish'] },
-    break_glass: {
-      target: '.deployed',
-      actions: ['goLive', 'openReview', audit('break_glass', 'critical'), 'publish'],
-    },
-  },
+  on: { comment: { guard: 'sameVersion', actions: [review('commented'), audit('commented')] } },
   states: {
     draft: {
       description: 'being written; proxies keep enforcing the live version',
       on: {
         update: { target: 'draft', actions: ['addRevision', audit('updated')] },
         rollback: { target: 'draft', actions: ['addRevision', audit('rolled_back')] },
-        submit: { target: 'pending_approval', actions: [audit('submitted')] },
-        approve: { target: 'deployed', actions: ['goLive', 'closeReview', audit('approved'), 'publish'] },
+        revoke: revoking,
+        break_glass: breaking,
+        submit: { guard: 'maySubmit', target: 'pending_approval', actions: ['noteSubmitter', audit('submitted')] },
+        approve: [
+          closing,
+          {
+            guard: 'mayApproveDraft',
+            target: 'deployed',
+            actions: ['goLive', review('approved'), audit('approved'), 'publish'],
+          },
+        ],
       },
     },
     pending_approval: {
-      description: 'waits for an approver other than its author',
+      description: 'waits for an approver who has neither written nor submitted it',
       on: {
-        update: { target: 'draft', actions: ['addRevision', audit('updated')] },
-        rollback: { target: 'draft', actions: ['addRevision', audit('rolled_back')] },
-        approve: { target: 'deployed', actions: ['goLive', 'closeReview', audit('approved'), 'publish'] },
-        reject: { target: 'draft', actions: [audit('rejected')] },
-        request_changes: { target: 'draft', actions: [audit('changes_requested')] },
+        update: { target: 'draft', actions: [review('dismissed'), 'addRevision', audit('updated')] },
+        rollback: { target: 'draft', actions: [review('dismissed'), 'addRevision', audit('rolled_back')] },
+        approve: [
+          closing,
+          {
+            guard: 'mayApprove',
+            target: 'deployed',
+            actions: ['goLive', review('approved'), audit('approved'), 'publish'],
+          },
+        ],
+        revoke: revoking,
+        break_glass: breaking,
+        reject: { guard: 'mayDecide', target: 'draft', actions: [review('rejected'), audit('rejected')] },
+        request_changes: {
+          guard: 'mayDecide',
+          target: 'draft',
+          actions: [review('changes_requested'), audit('changes_requested')],
+        },
       },
     },
     deployed: {
@@ -113,7 +191,8 @@ export const policyMachine = setup({
           },
           { target: 'draft', actions: ['addRevision', audit('rolled_back')] },
         ],
-        approve: { target: 'deployed', actions: ['closeReview', audit('approved')] },
+        approve: closing,
+        revoke: revoking,
       },
     },
     revoked: {
@@ -122,61 +201,86 @@ export const policyMachine = setup({
       on: {
         update: { target: 'draft', actions: ['addRevision', audit('updated')] },
         rollback: { target: 'draft', actions: ['addRevision', audit('rolled_back')] },
+        approve: closing,
+        break_glass: breaking,
       },
     },
   },
 });
 
 export type PolicySnapshot = SnapshotFrom<typeof policyMachine>;
-export type PolicyRefusal = 'VERSION_CHANGED' | 'INVALID_STATUS' | 'SELF_APPROVAL';
+export type PolicyRefusal = 'FORBIDDEN' | 'VERSION_CHANGED' | 'INVALID_STATUS' | 'SELF_APPROVAL';
+interface Refused {
+  code: PolicyRefusal;
+  detail: string;
+}
 
-/**
- * Why the machine does not take an event, in the order in which the reasons are told; undefined when it does. The
- * machine alone would only stay where it is, without a reason.
- */
-export function policyRefusal(
-  state: PolicyState,
-  context: PolicyContext,
-  event: PolicyEvent,
-): { code: PolicyRefusal; detail: string } | undefined {
-  const refuse = (code: PolicyRefusal, detail: string) => ({ code, detail });
-  if ('version' in event && event.version !== context.version) {
-    return refuse('VERSION_CHANGED', `the current version is ${context.version}, not ${event.version}`);
+/** The open reviews that an event is about: an approval of a version whose review is open closes it. */
+function reviewsClosedBy(context: PolicyContext, event: PolicyEvent): PolicyContext['openReviews'] {
+  return event.type === 'approve' ? context.openReviews.filter(({ version }) => version === event.version) : [];
+}
+
+/** What speaks against an event in every state: who acts, which version they have read, and whose it is. */
+function refusedAnywhere(context: PolicyContext, event: PolicyEvent): Refused | undefined {
+  const governs = event.type !== 'update' && event.type !== 'rollback' && event.type !== 'comment';
+  if (governs && event.approvalRequired && !event.signedIn) {
+    return { code: 'FORBIDDEN', detail: 'approval is required in this tenant: a signed-in person must do this' };
   }
-  switch (event.type) {
-    case 'update':
-    case 'rollback':
-      return undefined;
-    case 'submit':
-      return state === 'draft' ? undefined : refuse('INVALID_STATUS', `only a draft is submitted; this is ${state}`);
-    case 'approve': {
-      const closesReview = state === 'deployed' && context.openReview !== null;
-      if (state === 'draft' && event.approvalRequired) {
-        return refuse('INVALID_STATUS', 'approval is required: the draft must be submitted first');
-      }
-      if (state !== 'draft' && state !== 'pending_approval' && !closesReview) {
-        return refuse('INVALID_STATUS', `there is nothing to approve: the policy is ${state}`);
-      }
-      if (closesReview && context.openReview?.actor === event.actor) {
-        return refuse('SELF_APPROVAL', 'who broke the glass cannot close its review');
-      }
-      if (!closesReview && event.approvalRequired && !event.selfApproval && event.actor === context.author) {
-        return refuse('SELF_APPROVAL', 'the author of a version cannot approve it');
-      }
-      return undefined;
+  if (event.type === 'revoke' && event.approvalRequired && !event.admin) {
+    return { code: 'FORBIDDEN', detail: 'approval is required in this tenant: this needs the role admin' };
+  }
+  const closes = reviewsClosedBy(context, event);
+  if (closes.length > 0) {
+    if (!event.signedIn) return { code: 'FORBIDDEN', detail: 'a signed-in person closes a review' };
+    if (closes.some(({ actor }) => actor === event.actor)) {
+      return { code: 'SELF_APPROVAL', detail: 'who broke the glass cannot close its review' };
     }
+    return undefined;
+  }
+  if ('version' in event && event.version !== context.version) {
+    const detail = `the current version is ${context.version}, not ${event.version}`;
+    return { code: 'VERSION_CHANGED', detail };
+  }
+  const own = event.actor === context.author || event.actor === context.submitter;
+  if (event.type === 'approve' && event.approvalRequired && !event.selfApproval && own) {
+    return { code: 'SELF_APPROVAL', detail: 'who wrote or submitted a version cannot approve it' };
+  }
+  return undefined;
+}
+
+/** What speaks against an event in this state. */
+function refusedHere(state: PolicyState, context: PolicyContext, event: PolicyEvent): Refused | undefined {
+  const refuse = (detail: string): Refused => ({ code: 'INVALID_STATUS', detail });
+  switch (event.type) {
+    case 'submit':
+      return state === 'draft' ? undefined : refuse(`only a draft is submitted; this is ${state}`);
+    case 'approve':
+      if (reviewsClosedBy(context, event).length > 0 || state === 'pending_approval') return undefined;
+      if (state !== 'draft') return refuse(`there is nothing to approve: the policy is ${state}`);
+      return event.approvalRequired ? refuse('approval is required: the draft must be submitted first') : undefined;
     case 'reject':
     case 'request_changes':
-      return state === 'pending_approval'
-        ? undefined
-        : refuse('INVALID_STATUS', `there is no review to decide: the policy is ${state}`);
+      return state === 'pending_approval' ? undefined : refuse(`there is no review to decide: the policy is ${state}`);
     case 'revoke':
-      return state === 'revoked' ? refuse('INVALID_STATUS', 'the policy is revoked already') : undefined;
+      return state === 'revoked' ? refuse('the policy is revoked already') : undefined;
     case 'break_glass':
-      return state === 'deployed' && context.liveVersion === context.version
-        ? refuse('INVALID_STATUS', 'the newest version is live already')
-        : undefined;
+      return state === 'deployed' ? refuse('the newest version is live already') : undefined;
+    default:
+      return undefined;
   }
+}
+
+const ORDER: readonly PolicyRefusal[] = ['FORBIDDEN', 'VERSION_CHANGED', 'INVALID_STATUS', 'SELF_APPROVAL'];
+
+/**
+ * Why the machine does not take an event, the first reason in the order FORBIDDEN, VERSION_CHANGED, INVALID_STATUS,
+ * SELF_APPROVAL; undefined when it does. On an event that is refused here the machine stays where it is.
+ */
+export function policyRefusal(state: PolicyState, context: PolicyContext, event: PolicyEvent): Refused | undefined {
+  const reasons = [refusedAnywhere(context, event), refusedHere(state, context, event)].filter(
+    (it) => it !== undefined,
+  );
+  return reasons.sort((a, b) => ORDER.indexOf(a.code) - ORDER.indexOf(b.code))[0];
 }
 
 /** A stored policy as a snapshot of the machine. Older machine versions are lifted here when there are any. */
@@ -193,12 +297,13 @@ export function createPolicy(author: string): [PolicySnapshot, PolicyEffect[]] {
   return [snapshot, [audit('created')]];
 }
 
-/** One step. Ask `policyRefusal` first: an event that is refused there must not come here. */
+/** One step. Ask `policyRefusal` first: on an event that is refused there the machine stays where it is. */
 export function stepPolicy(snapshot: PolicySnapshot, event: PolicyEvent): [PolicySnapshot, PolicyEffect[]] {
   const [next, actions] = transition(policyMachine, snapshot, event);
   // plain data: the library's actions also carry what would run them
   const effects = actions.flatMap(({ type, params }): PolicyEffect[] => {
     if (type === 'audit') return [{ type, params: params as Extract<PolicyEffect, { type: 'audit' }>['params'] }];
+    if (type === 'review') return [{ type, params: params as Extract<PolicyEffect, { type: 'review' }>['params'] }];
     return type === 'publish' ? [{ type }] : [];
   });
   return [next, effects];

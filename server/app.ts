@@ -4,7 +4,8 @@ import path from 'node:path';
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 import { claimDatabase } from '../db/claim.ts';
 import { type Database, migrate, openDatabase } from '../db/index.ts';
-import { type DeliveryContext, type DeliveryResult, deliveryMachine } from '../machines/delivery.ts';
+import { readinessOf } from '../db/readiness.ts';
+import { deliveryMachine } from '../machines/delivery.ts';
 import { holdMachine } from '../machines/escrow.ts';
 import { policyMachine } from '../machines/policy.ts';
 import { type ActorHost, LocalHost } from './actors/host.ts';
@@ -15,12 +16,12 @@ import { openApiDocument } from './api/openapi.ts';
 import { mountPlain, type PlainRoute } from './api/plain.ts';
 import { buildRouter, type Services } from './api/root.ts';
 import { mountDashboard } from './api/static.ts';
-import { mountStatus } from './api/status.ts';
+import { mountStatus, statusRoutes } from './api/status.ts';
 import { LiveStreams } from './api/stream.ts';
 import { assertAccess } from './api/trpc.ts';
-import type { WriteAudit } from './auth/audit.ts';
-import { Authenticator, assertSameOrigin } from './auth/authenticate.ts';
-import { authRoutes, refusePrefetch } from './auth/http.ts';
+import type { Doer, WriteAudit } from './auth/audit.ts';
+import { Authenticator, assertSameOrigin, type Found } from './auth/authenticate.ts';
+import { assertOpened, authRoutes } from './auth/http.ts';
 import { Keys } from './auth/keys.ts';
 import { MagicLinks } from './auth/magic-links.ts';
 import type { SignInPolicyOf } from './auth/scopes.ts';
@@ -31,10 +32,13 @@ import { ssoRoutes } from './auth/sso/http.ts';
 import { OpenIdConnect } from './auth/sso/oidc.ts';
 import { SingleSignOn } from './auth/sso/sign-in.ts';
 import { TokenIssuers } from './auth/sso/token-issuers.ts';
+import { acceptLoss, type LossAccepted } from './chain/accept-loss.ts';
 import { type AppendCommand, type AppendResult, chainActor, openAppender } from './chain/appender.ts';
-import { auditWriter, listAudit } from './chain/audit.ts';
+import { auditWriter } from './chain/audit.ts';
 import { Checkpoints } from './chain/checkpoint.ts';
+import { AcknowledgedHeads } from './chain/heads.ts';
 import { auditExportRoute, verifyRoutes } from './chain/http.ts';
+import type { ChainName } from './chain/record.ts';
 import { Verifications } from './chain/verification.ts';
 import { type Config, parseMasterKey } from './config.ts';
 import { Decider } from './decisions/decide.ts';
@@ -53,19 +57,21 @@ import { SecretBox } from './lib/crypto.ts';
 import { Egress } from './lib/egress.ts';
 import type { Log } from './lib/log.ts';
 import { Mail } from './lib/mail.ts';
-import { PushedCache } from './lib/pushed-cache.ts';
 import { RateLimiter } from './lib/rate-limit.ts';
 import { RedisLink } from './lib/redis.ts';
+import { RedisLookups } from './lib/redis-lookups.ts';
 import { Fleet } from './policy/fleet.ts';
 import { bundleRoute } from './policy/http.ts';
 import { AuthorLanguage } from './policy/language/author.ts';
 import { Policies } from './policy/policies.ts';
 import { Bundles } from './policy/publish.ts';
+import { SignedRules } from './policy/signed-rules.ts';
 import { Deliverer } from './subscriptions/deliver.ts';
 import { Subscriptions } from './subscriptions/subscriptions.ts';
 import { inviteRoutes } from './tenants/http.ts';
 import { Invitations } from './tenants/invitations.ts';
 import { Members } from './tenants/members.ts';
+import { SettingsChanges } from './tenants/settings-changes.ts';
 import { Tenants } from './tenants/tenants.ts';
 
 /** The parts of a running program that its commands and tests reach for. */
@@ -73,6 +79,8 @@ export interface Core extends Services {
   keyring: Keyring;
   checkpoints: Checkpoints;
   verifications: Verifications;
+  /** Accepts what a chain lacks, see accept-loss.ts. */
+  acceptLoss(tenantId: string, chain: ChainName, reason: string, by: Doer): Promise<LossAccepted>;
   audit: WriteAudit;
   actors: ActorHost<AppendCommand, AppendResult>;
   /** Seals what is secret at rest. */
@@ -86,7 +94,6 @@ export interface Core extends Services {
   singleSignOn: SingleSignOn;
   /** With several processes only. */
   redis: RedisLink | undefined;
-  shared: PushedCache | undefined;
   /** Finishes what was accepted, then lets go of everything. */
   stop(): Promise<void>;
 }
@@ -121,14 +128,12 @@ export async function openCore(parts: Parts): Promise<Core> {
     await db.close();
     throw error;
   }
-  const shared = redis && new PushedCache(redis);
   const fingerprint = () => keyring.current.fingerprint;
-  const audit = auditWriter(clock, fingerprint);
+  const audit = auditWriter(clock, fingerprint, () => checkpoints);
   const keys = new Keys(db, clock, audit);
   const sessions = new Sessions(db, clock, audit, { secureCookie: config.baseUrl.startsWith('https:') });
   const oidc = new OpenIdConnect(egress, clock, config.egressAllow);
-  const redirectUri = `${config.baseUrl}/auth/callback`;
-  const connections = new Connections({ db, clock, audit, box, oidc, redirectUri });
+  const connections = new Connections({ db, clock, audit, box, oidc, baseUrl: config.baseUrl });
   const refusals = new Counter({
     name: 'svc_sso_refusals_total',
     help: 'Sign-ins through an identity provider that were refused',
@@ -147,9 +152,18 @@ export async function openCore(parts: Parts): Promise<Core> {
     acceptInvitation: (...person) => invitations.acceptFor(...person),
     count: (reason) => refusals.inc({ reason }),
   });
-  const tenants = new Tenants(db, clock, audit, async (em, before, after) =>
-    after.sso_only && !before.sso_only ? connections.objectionToEnforcing(em) : undefined,
-  );
+  const serverSettings = { poll_seconds: config.pollSeconds };
+  const tenants = new Tenants(db, clock, audit, serverSettings);
+  const settingsChanges = new SettingsChanges({
+    db,
+    clock,
+    audit,
+    box,
+    sso: connections,
+    objection: async (em, before, after) =>
+      after.sso_only && !before.sso_only ? connections.objectionToEnforcing(em) : undefined,
+    server: serverSettings,
+  });
   const settings = (tenantId: string) => tenants.settings(tenantId);
   const signInFailures = new Counter({
     name: 'svc_sign_in_failures_total',
@@ -206,20 +220,35 @@ export async function openCore(parts: Parts): Promise<Core> {
   const openSession: Sessions['open'] = (...args) => sessions.open(...args);
   const invitations = new Invitations({ db, clock, audit, queueMail, policy, baseUrl, openSession, failed });
   const language = new AuthorLanguage();
-  const policies = new Policies({ db, clock, audit, language, rules: settings });
+  const policies = new Policies({
+    db,
+    clock,
+    audit,
+    language,
+    rules: settings,
+    rulesWithin: (em) => tenants.settingsWithin(em),
+    mostStatements: config.liveStatements,
+  });
   const bundles = new Bundles({
     db,
     clock,
     signer: () => keyring.current,
     actionTypes: async (tenantId) => (await settings(tenantId)).action_types,
-    shared,
+    log,
   });
   const fleet = new Fleet(db, clock);
   // the database's time, unless the program was given another one
   const holds = new Holds({ db, audit, settings, clock: parts.clock });
+  const signedRules = new SignedRules({ db, clock, keyFor: (kid) => keyring.find(kid) });
   const directory = path.join(config.dataDir, 'checkpoints');
   const publicKeys = () => keyring.all.map((key) => key.publicKey);
-  const verifications = new Verifications(db, () => ({ keys: publicKeys(), directory }));
+  const acknowledged = new AcknowledgedHeads(log, redis);
+  const verifications = new Verifications(db, () => ({
+    keys: publicKeys(),
+    directory,
+    acknowledged: (...of) => acknowledged.known(...of),
+    busy: () => appender.busy,
+  }));
   const checkpoints = new Checkpoints({
     db,
     clock,
@@ -228,6 +257,28 @@ export async function openCore(parts: Parts): Promise<Core> {
     signer: () => keyring.current,
     keys: publicKeys,
     directory,
+    acknowledged,
+  });
+  const acceptLossOf: Core['acceptLoss'] = (...what) =>
+    acceptLoss(
+      {
+        db,
+        clock,
+        checkpoints,
+        host: new URL(config.baseUrl).host,
+        directory,
+        signer: () => keyring.current,
+        keys: publicKeys,
+      },
+      ...what,
+    );
+  new Gauge({
+    name: 'svc_chains_closed',
+    help: 'Chains that take no records, because what was acknowledged is not in them: see svc chain accept-loss',
+    registers: [registry],
+    collect() {
+      this.set(checkpoints.closed);
+    },
   });
   const appender = openAppender({ db, clock, log, fingerprint, checkpoints });
   const kind = chainActor(appender);
@@ -298,7 +349,6 @@ export async function openCore(parts: Parts): Promise<Core> {
     registry,
     egress,
     redis,
-    shared,
     keys,
     sessions,
     connections,
@@ -306,14 +356,17 @@ export async function openCore(parts: Parts): Promise<Core> {
     singleSignOn,
     tokenIssuers: new TokenIssuers(db, audit, oidc),
     tenants,
+    settingsChanges,
     policies,
     fleet,
     holds,
+    signedRules,
     evidence,
     subscriptions,
     deliverer,
     checkpoints,
     verifications,
+    acceptLoss: acceptLossOf,
     audit,
     actors,
     decider,
@@ -323,7 +376,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     links,
     members,
     invitations,
-    pollSeconds: async (tenantId) => (await settings(tenantId)).poll_seconds ?? config.pollSeconds,
+    pollSeconds: async (tenantId) => (await settings(tenantId)).poll_seconds,
     async stop() {
       await actors.stop();
       await appender.stop();
@@ -398,18 +451,27 @@ export async function createProgram(parts: Parts): Promise<Program> {
   const registry = core?.registry ?? new Registry();
   collectDefaultMetrics({ register: registry, prefix: 'svc_' });
   const clock = parts.clock ?? systemClock;
-  const authenticator = core && new Authenticator(core.db, core.sessions, clock, log, core.shared);
+  const authenticator = core && authenticatorOf(core, clock, log);
   const server = createHttp({ config, log, authenticator, registry, redis: core?.redis });
   const { app } = server;
   let stopping = false;
+  const stores = core && readinessOf(core.db.owner);
   mountStatus(app, {
     registry,
     ready: async () => {
       if (!core) return 'sealed: the master key does not open the keys';
       if (stopping) return 'stopping';
-      return durability(core.db);
+      return stores?.();
     },
   });
+  if (core) {
+    const { checkpoints, db } = core;
+    // the listener connects with the program, and whenever the database was away: it may be an older copy by now
+    db.notices.on('signing_keys', ({ tenantId }) => {
+      if (tenantId === '*') void checkpoints.inspectAll();
+    });
+    void checkpoints.inspectAll();
+  }
   let jobs: { stop(): Promise<void> } | undefined;
   let streams: LiveStreams | undefined;
   if (config.roles.includes('web')) mountDashboard(app);
@@ -422,10 +484,11 @@ export async function createProgram(parts: Parts): Promise<Program> {
     mountApi(server, buildRouter(services));
     registerIngest(app, {
       append: (tenantId, events) => services.actors.send(tenantId, { events }),
+      holders: (tenantId, ids) => services.holds.holders(tenantId, ids),
       authenticate: async (request, reply) => {
-        const { principal } = await server.begin(request, reply, request.routeOptions.url ?? '');
+        const { principal, stillValid } = await server.begin(request, reply, request.routeOptions.url ?? '');
         assertAccess(INGEST_ACCESS, principal);
-        return { tenantId: principal!.tenantId };
+        return { tenantId: principal!.tenantId, keyId: principal!.id, stillValid };
       },
     });
   }
@@ -455,6 +518,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
       stopping = true;
       streams?.close();
       inspector?.close();
+      core?.bundles.endWaiting();
       await app.close();
       await jobs?.stop();
       await core?.stop();
@@ -463,13 +527,22 @@ export async function createProgram(parts: Parts): Promise<Program> {
   };
 }
 
+function authenticatorOf({ db, sessions, redis }: Core, clock: Clock, log: Log): Authenticator {
+  const shared = redis && new RedisLookups<Found | null>(redis, 'credential', () => db.horizon());
+  return new Authenticator(db, sessions, clock, log, shared);
+}
+
 /** The OpenAPI document of the program, made without a database: no handler is called for it. */
 export function describeApi(): object {
   const nothing = {} as Core;
-  return openApiDocument(buildRouter(nothing), [...plainRoutes(nothing, LiveStreams.prototype), ...ingestRoutes]);
+  return openApiDocument(buildRouter(nothing), [
+    ...statusRoutes,
+    ...plainRoutes(nothing, LiveStreams.prototype),
+    ...ingestRoutes,
+  ]);
 }
 
-/** Erases inputs of decisions when the tenant's retention is over. The chain holds only their hashes. */
+/** Erases inputs of decisions, and what holds keep of them, when the tenant's retention is over. The chain holds only their hashes. */
 function forgetInputs(core: Core, clock: Clock): Job {
   return {
     name: 'forget inputs',
@@ -488,6 +561,7 @@ function forgetInputs(core: Core, clock: Clock): Job {
           );
           erased = gone.rowCount ?? 0;
         } while (erased > 0 && !signal.aborted);
+        while (!signal.aborted && (await core.holds.forget(tenant_id, before)) > 0);
       }
     },
   };
@@ -537,7 +611,7 @@ function plainRoutes(core: Core, streams: LiveStreams): PlainRoute[] {
   return [
     ...authRoutes(core.links, core.origins),
     ...inviteRoutes(core.invitations, {
-      refusePrefetch,
+      assertOpened,
       assertSameOrigin: (origin) => assertSameOrigin('POST', origin, core.origins),
     }),
     ...ssoRoutes(core),
@@ -564,51 +638,14 @@ function liveStreams({ db }: Core): LiveStreams {
 }
 
 function inspectorOf({ db }: Core, url: string, log: Log): Inspector {
-  const read =
-    (target: 'policy' | 'escrow', table: 'policy' | 'escrow_hold') => async (tenantId: string, id: string) => {
-      const [[row], audit] = await Promise.all([
-        db.query<{ state: string; context: object }>(
-          tenantId,
-          `select status as state, machine_context as context from ${table} where tenant_id = $1 and id = $2`,
-          [tenantId, id],
-        ),
-        listAudit(db, tenantId, { target_type: target, target_id: id, limit: 1 }),
-      ]);
-      return row ? { ...row, event: audit.records[0]?.action ?? '' } : null;
-    };
-  const delivery = async (tenantId: string, id: string) => {
-    const [row] = await db.query<{ state: string; context: DeliveryContext; result: DeliveryResult | null }>(
-      tenantId,
-      'select status as state, machine_context as context, result from delivery where tenant_id = $1 and id = $2',
-      [tenantId, id],
-    );
-    if (!row) return null;
-    const { state, context, result } = row;
-    const again = context.attempts > 0 ? 'redeliver' : 'xstate.init';
-    const fresh = state === 'retrying' && context.failures === 0;
-    return { state, context, event: context.stopped ? 'stop' : fresh ? again : `attempted ${result}` };
-  };
   return new Inspector({
     url,
     notices: db.notices,
     machines: [
-      { machine: policyMachine, topic: 'revisions', read: read('policy', 'policy') },
-      { machine: holdMachine, topic: 'holds', read: read('escrow', 'escrow_hold') },
-      { machine: deliveryMachine, topic: 'delivery', read: delivery },
+      { machine: policyMachine, topic: 'revisions' },
+      { machine: holdMachine, topic: 'holds' },
+      { machine: deliveryMachine, topic: 'delivery' },
     ],
     log,
   });
-}
-
-/** Why the database must not be trusted with what is acknowledged; undefined when it may. */
-async function durability(db: Database): Promise<string | undefined> {
-  try {
-    const { rows } = await db.owner.query<{ name: string; setting: string }>(
-      `select name, setting from pg_settings where name in ('fsync', 'full_page_writes')`,
-    );
-    const off = rows.filter((row) => row.setting === 'off').map((row) => row.name);
-    return off.length > 0 ? `the database runs with ${off.join(' and ')} off` : undefined;
-  } catch {
-    return 'the database does not answer';
-  }
 }

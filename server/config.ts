@@ -46,6 +46,7 @@ const environment = z.object({
     .optional()
     .describe('32 bytes or more in base64 or hex; default: generated in the data dir'),
   SVC_MASTER_KEY_FILE: z.string().optional().describe('file that holds the master key'),
+  SVC_LIVE_STATEMENTS: int(5_000, 1, 1e6).describe('statements that the live policies of a tenant may have together'),
   SVC_POLL_SECONDS: int(15, 1, 3600).describe('how often proxies ask for a bundle'),
   SVC_TRUST_PROXY: list.describe('addresses of reverse proxies whose X-Forwarded-For is believed'),
   SVC_EGRESS_ALLOW: list
@@ -95,6 +96,8 @@ export interface Config {
   /** The master key as given; undefined means: read or generate it in the data directory. */
   readonly masterKey: Buffer | undefined;
   readonly pollSeconds: number;
+  /** Statements that the live policies of a tenant may have together. */
+  readonly liveStatements: number;
   readonly trustProxy: readonly string[];
   /** CIDRs that the egress guard lets through. */
   readonly egressAllow: readonly string[];
@@ -151,6 +154,7 @@ export function readConfig(env: Record<string, string | undefined> = process.env
     roles: e.SVC_ROLES.length > 0 ? [...new Set(e.SVC_ROLES)] : ROLES,
     masterKey,
     pollSeconds: e.SVC_POLL_SECONDS,
+    liveStatements: e.SVC_LIVE_STATEMENTS,
     trustProxy: e.SVC_TRUST_PROXY,
     egressAllow: e.SVC_EGRESS_ALLOW,
     dnsServers: e.SVC_DNS_SERVERS,

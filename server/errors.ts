@@ -25,6 +25,7 @@ export const ERRORS = {
   UNSUPPORTED_MEDIA_TYPE: { status: 415, title: 'The body has an unsupported type or encoding' },
   POLICY_INVALID: { status: 422, title: 'The policy text has errors' },
   HASH_MISMATCH: { status: 422, title: 'The hold was approved for another request' },
+  TERMS_REFUSED: { status: 422, title: 'The hold asks for less than the rules that it names' },
   DOMAIN_NOT_VERIFIED: { status: 422, title: 'The domain is not verified' },
   TOO_MANY_RECORDS: { status: 422, title: 'The range holds too many records for one package' },
   RATE_LIMITED: { status: 429, title: 'Too many requests' },

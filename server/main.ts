@@ -1,3 +1,4 @@
+import { SchemaRefused } from '../db/applied.ts';
 import { Occupied } from '../db/claim.ts';
 import { startEmbedded } from '../db/embedded.ts';
 import { createProgram } from './app.ts';
@@ -12,7 +13,9 @@ const STOP_MS = 30_000;
 try {
   await main();
 } catch (error) {
-  console.error(error instanceof ConfigError || error instanceof Occupied ? error.message : error);
+  console.error(
+    [ConfigError, Occupied, SchemaRefused].some((kind) => error instanceof kind) ? (error as Error).message : error,
+  );
   process.exit(1);
 }
 

@@ -7,7 +7,7 @@ import type { Tenants } from './tenants/tenants.ts';
 export interface NewTenant {
   tenant_id: string;
   admin_email: string;
-  /** An API key with the scope admin, owned by the first admin. */
+  /** An API key with the scope admin. It belongs to no person. */
   api_key: string;
   /** Signs the first admin in, once, within seven days. */
   sign_in_url: string;
@@ -22,7 +22,7 @@ export async function createTenant(
   const { tenantId, adminId } = await services.tenants.create(input, OPERATOR);
   const { secret } = await services.keys.createApiKey(
     tenantId,
-    { label: 'first admin key', scopes: ['admin'], owner: adminId },
+    { label: 'first admin key', scopes: ['admin'], owner: null },
     { actor: OPERATOR },
   );
   const { sign_in_url } = await newSignInLink(services, baseUrl, tenantId, adminId);

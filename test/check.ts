@@ -11,6 +11,14 @@ const steps: [what: string, command: string, ...args: string[]][] = [
   ['lint and format', bin('biome'), 'check', '--error-on-warnings', '.'],
   ['import ladder', bin('vitest'), 'run', '--config', 'test/vitest.config.ts', 'test/boundaries.test.ts'],
   ['OpenAPI document is fresh', process.execPath, 'server/cli.ts', 'openapi', '--check'],
+  [
+    'types of the client are fresh',
+    path.join(root, 'sdk/client/node_modules/.bin/openapi-typescript'),
+    'server/api/openapi.json',
+    '--output',
+    'sdk/client/src/schema.ts',
+    '--check',
+  ],
   // routes that only send a browser on have no answer of 2xx
   [
     'OpenAPI document is sound',

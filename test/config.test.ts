@@ -25,6 +25,7 @@ describe('without any setting', () => {
       databaseUrl: undefined,
       masterKey: undefined,
       pollSeconds: 15,
+      liveStatements: 5000,
       trustProxy: [],
       egressAllow: [],
       dnsServers: [],

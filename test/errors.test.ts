@@ -28,6 +28,7 @@ const TABLE: Record<string, number> = {
   POLICY_INVALID: 422,
   HASH_MISMATCH: 422,
   DOMAIN_NOT_VERIFIED: 422,
+  TERMS_REFUSED: 422,
   TOO_MANY_RECORDS: 422,
   RATE_LIMITED: 429,
   INTERNAL: 500,
@@ -36,7 +37,7 @@ const TABLE: Record<string, number> = {
 
 test('the table is closed: each code has the status that is written down, and no other code is there', () => {
   expect(Object.fromEntries(codes.map((code) => [code, ERRORS[code].status]))).toEqual(TABLE);
-  expect(codes).toHaveLength(25);
+  expect(codes).toHaveLength(26);
   expect(new Set(codes.map((code) => ERRORS[code].title)).size).toBe(codes.length);
 });
 

@@ -18,6 +18,8 @@ export default defineConfig({
     maxWorkers: 3,
     testTimeout: 30_000,
     hookTimeout: 60_000,
+    // of a poll that names no other limit: only what hangs exceeds it
+    expect: { poll: { timeout: 20_000 } },
     reporters: ['default'],
   },
 });

@@ -58,6 +58,17 @@ const app = createRoute({
 
 const below = { getParentRoute: () => app } as const;
 
+/**
+ * What a page reads of its address, and nothing else: whatever other parameters an address has are as if they were not
+ * there. The router would pass them on, and the server refuses what it does not know.
+ */
+function only<T extends object>(read: (search: Record<string, unknown>) => T) {
+  return (search: Record<string, unknown>): T => ({
+    ...Object.fromEntries(Object.keys(search).map((name) => [name, undefined])),
+    ...read(search),
+  });
+}
+
 /* The pages below the shell. What a page imports is loaded when it is opened, or when the pointer nears its link. */
 
 const overview = createRoute({
@@ -73,33 +84,35 @@ const start = createRoute({
 const decisions = createRoute({
   ...below,
   path: '/decisions',
-  validateSearch: readSearch,
+  validateSearch: only(readSearch),
   component: lazy(() => import('./pages/decisions/decisions.tsx'), 'Decisions'),
 });
 const policies = createRoute({
   ...below,
   path: '/policies',
-  validateSearch: readPolicyFilter,
+  validateSearch: only(readPolicyFilter),
   component: lazy(() => import('./pages/policies/list.tsx'), 'PolicyList'),
 });
 const newPolicy = createRoute({
   ...below,
   path: '/policies/new',
-  validateSearch: (search: Record<string, unknown>): { template?: string } =>
+  validateSearch: only((search: Record<string, unknown>): { template?: string } =>
     typeof search.template === 'string' ? { template: search.template } : {},
+  ),
   component: lazy(() => import('./pages/policies/new.tsx'), 'NewPolicy'),
 });
 const policy = createRoute({
   ...below,
   path: '/policies/$id',
-  validateSearch: readPolicyTab,
+  validateSearch: only(readPolicyTab),
   component: lazy(() => import('./pages/policies/policy.tsx'), 'PolicyPage'),
 });
 const reviewQueue = createRoute({
   ...below,
   path: '/review',
-  validateSearch: ({ page }: Record<string, unknown>): { page?: number } =>
+  validateSearch: only(({ page }: Record<string, unknown>): { page?: number } =>
     Number.isInteger(page) && Number(page) > 1 ? { page: Number(page) } : {},
+  ),
   component: lazy(() => import('./pages/review/queue.tsx'), 'ReviewQueue'),
 });
 const review = createRoute({
@@ -110,22 +123,24 @@ const review = createRoute({
 const inbox = createRoute({
   ...below,
   path: '/approvals',
-  validateSearch: readHoldFilter,
+  validateSearch: only(readHoldFilter),
   component: lazy(() => import('./pages/approvals/inbox.tsx'), 'Inbox'),
 });
 const hold = createRoute({
   ...below,
   path: '/approvals/$id',
-  validateSearch: (search: Record<string, unknown>): { vote?: 'approve' | 'deny' } =>
+  validateSearch: only((search: Record<string, unknown>): { vote?: 'approve' | 'deny' } =>
     search.vote === 'approve' || search.vote === 'deny' ? { vote: search.vote } : {},
+  ),
   component: lazy(() => import('./pages/approvals/hold.tsx'), 'HoldPage'),
 });
 
 const machines = createRoute({
   ...below,
   path: '/machines',
-  validateSearch: ({ machine }: Record<string, unknown>): { machine?: string } =>
+  validateSearch: only(({ machine }: Record<string, unknown>): { machine?: string } =>
     typeof machine === 'string' ? { machine } : {},
+  ),
   component: lazy(() => import('./pages/machines/machines.tsx'), 'Machines'),
 });
 
@@ -138,14 +153,14 @@ const forensics = createRoute({
 const audit = createRoute({
   ...below,
   path: '/audit',
-  validateSearch: readAuditSearch,
+  validateSearch: only(readAuditSearch),
   component: lazy(() => import('./pages/audit/audit.tsx'), 'Audit'),
 });
 
 const keys = createRoute({
   ...below,
   path: '/keys',
-  validateSearch: ({ kind }: Record<string, unknown>): { kind?: 'agents' } => (kind === 'agents' ? { kind } : {}),
+  validateSearch: only(({ kind }: Record<string, unknown>): { kind?: 'agents' } => (kind === 'agents' ? { kind } : {})),
   component: lazy(() => import('./pages/keys/keys.tsx'), 'Keys'),
 });
 const proxies = createRoute({
@@ -167,14 +182,15 @@ const subscriptions = createRoute({
 const subscription = createRoute({
   ...below,
   path: '/subscriptions/$id',
-  validateSearch: ({ delivery }: Record<string, unknown>): { delivery?: string } =>
+  validateSearch: only(({ delivery }: Record<string, unknown>): { delivery?: string } =>
     typeof delivery === 'string' ? { delivery } : {},
+  ),
   component: lazy(() => import('./pages/subscriptions/subscription.tsx'), 'SubscriptionPage'),
 });
 const team = createRoute({
   ...below,
   path: '/team',
-  validateSearch: readTeamSearch,
+  validateSearch: only(readTeamSearch),
   component: lazy(() => import('./pages/team/team.tsx'), 'Team'),
 });
 const signOn = createRoute({

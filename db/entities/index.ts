@@ -1,16 +1,10 @@
 import { defineEntity, type InferEntity, p } from '@mikro-orm/postgresql';
 import { HOLD_STATES, type HoldContext } from '../../machines/escrow.ts';
-import type { PolicyContext } from '../../machines/policy.ts';
-import type { BundleStatement } from '../../server/policy/types.ts';
-
-/**
- * The entities of one tenant each. The filter is the first wall between tenants (a scoped entity manager always sets
- * it, and a query without its parameter fails); row level security in the database is the second.
- */
-const tenantFilter = {
-  tenant: { name: 'tenant', cond: (args: Record<string, unknown>) => ({ tenantId: args.tenantId }), default: true },
-};
-const time = () => p.datetime().columnType('timestamptz(3)');
+import type { PolicyContext, ReviewStatus } from '../../machines/policy.ts';
+import type { HeldContent } from '../../server/policy/shown.ts';
+import type { RuleReference } from '../../server/policy/types.ts';
+import { tenantFilter, time } from './common.ts';
+import { rawEntities } from './raw.ts';
 
 export const Tenant = defineEntity({
   name: 'Tenant',
@@ -20,9 +14,48 @@ export const Tenant = defineEntity({
     name: p.text(),
     settings: p.json<Record<string, unknown>>(),
     createdAt: time(),
+    /** Bundles are numbered above it: the highest number that a proxy has shown. */
+    bundleFloor: p.bigint('number').default(0),
+    bundleFloorAt: time().nullable(),
   },
   filters: tenantFilter,
 });
+
+/** What a change does to one setting. */
+export interface SettingEffect {
+  setting: string;
+  from: unknown;
+  to: unknown;
+  /** Takes a safeguard away. */
+  loosens: boolean;
+}
+
+/** A change of settings that waits for a second person, or waited. */
+export const SettingsChange = defineEntity({
+  name: 'SettingsChange',
+  tableName: 'settings_change',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    status: p.enum(['pending', 'approved', 'rejected', 'withdrawn', 'superseded'] as const),
+    /** Of what: the settings themselves, or how people sign in at the identity provider. */
+    part: p.enum(['settings', 'sso'] as const),
+    /** What is applied. */
+    patch: p.json<Record<string, unknown>>().columnType('jsonb'),
+    /** What it changes, as the settings were when it was asked for. */
+    changes: p.json<SettingEffect[]>().columnType('jsonb'),
+    /** What is applied with it and shown to nobody; gone as soon as the change is decided. */
+    secretSealed: p.blob().nullable(),
+    reason: p.text(),
+    proposedBy: p.string(),
+    createdAt: time(),
+    decidedBy: p.string().nullable(),
+    decidedAt: time().nullable(),
+    comment: p.text().nullable(),
+  },
+  filters: tenantFilter,
+});
+export type SettingsChangeRow = InferEntity<typeof SettingsChange>;
 
 export const Member = defineEntity({
   name: 'Member',
@@ -77,6 +110,8 @@ export const Invitation = defineEntity({
     tokenHash: p.blob(),
     /** The person, key or operator who asked. */
     invitedBy: p.text(),
+    /** The person who asked, by a session or a key of theirs: it ends when they are an admin no more. */
+    invitedById: p.string().nullable(),
     createdAt: time(),
     sentAt: time(),
     expiresAt: time(),
@@ -102,6 +137,8 @@ export const ApiKey = defineEntity({
     lastUsedAt: time().nullable(),
     expiresAt: time().nullable(),
     revokedAt: time().nullable(),
+    /** Restored from a backup: it works again when an operator has confirmed it. */
+    unconfirmedSince: time().nullable(),
   },
   filters: tenantFilter,
 });
@@ -124,6 +161,8 @@ export const AgentKey = defineEntity({
     lastUsedAt: time().nullable(),
     expiresAt: time().nullable(),
     revokedAt: time().nullable(),
+    /** Restored from a backup: it works again when an operator has confirmed it. */
+    unconfirmedSince: time().nullable(),
   },
   filters: tenantFilter,
 });
@@ -141,8 +180,8 @@ export const Policy = defineEntity({
     liveVersion: p.integer().nullable(),
     machineVersion: p.integer(),
     machineContext: p.json<PolicyContext>().columnType('jsonb'),
-    /** Whether `machineContext` has an open review. */
-    reviewOpen: p.boolean().generated(`(machine_context->>'openReview' is not null) stored`),
+    /** Whether `machineContext` has open reviews. */
+    reviewOpen: p.boolean().generated(`(jsonb_array_length(machine_context->'openReviews') > 0) stored`).nullable(),
     /** What the newest revision mentions, for the list's filters. */
     roles: p.array(),
     anyRole: p.boolean(),
@@ -157,7 +196,7 @@ export type PolicyRow = InferEntity<typeof Policy>;
 
 /** One decision of a reviewer (or of the emergency path) on a revision. */
 export interface ReviewRecord {
-  status: 'approved' | 'rejected' | 'changes_requested' | 'break_glass' | 'dismissed' | 'commented';
+  status: ReviewStatus;
   decided_by: string;
   decided_at: string;
   comment?: string;
@@ -172,8 +211,8 @@ export const PolicyRevision = defineEntity({
     version: p.integer().primary(),
     dslSource: p.text(),
     contentHash: p.text(),
-    /** The compiled statements, as bundles carry them but for the version. */
-    statements: p.json<Omit<BundleStatement, 'version'>[]>().columnType('jsonb'),
+    /** For the quota alone: what is enforced is read from the text. */
+    statementCount: p.integer(),
     authorId: p.string(),
     change: p.enum(['create', 'update', 'rollback'] as const),
     rolledBackFrom: p.integer().nullable(),
@@ -185,18 +224,19 @@ export const PolicyRevision = defineEntity({
 });
 export type PolicyRevisionRow = InferEntity<typeof PolicyRevision>;
 
-/** What a hold shows beside its filterable columns and the state of its machine. It does not change. */
+/** What a hold shows beside its filterable columns and the state of its machine. Only retention changes it. */
 export interface HoldDetails {
   policy_id: string | null;
-  rule_ids: string[];
+  /** The statements that it stands for. An approval counts for these texts and no others. */
+  rules: RuleReference[];
   reason?: string | undefined;
   quorum?: { group: string; count: number }[] | undefined;
   conditions: { condition_id: string; description?: string | undefined }[];
   execute_within_seconds?: number | undefined;
   notify_targets: string[];
   session_id?: string | undefined;
-  tool_name?: string | undefined;
-  arguments_preview?: unknown;
+  /** The held action as approvers see it, beside its type and value; null once retention has erased it. */
+  shown: HeldContent;
   release_at?: string | undefined;
 }
 
@@ -212,7 +252,6 @@ export const Hold = defineEntity({
     machineContext: p.json<HoldContext>().columnType('jsonb'),
     agentRole: p.text(),
     agentId: p.text(),
-    agentOwner: p.string().nullable(),
     actionType: p.text(),
     actionSummary: p.text(),
     actionHash: p.text(),
@@ -227,8 +266,10 @@ export const Hold = defineEntity({
     source: p.enum(['evaluate', 'proxy'] as const),
     /** The credential that opened it. */
     createdBy: p.text(),
-    /** The person who asked for it, where one did: they do not vote on it. */
-    requestedBy: p.string().nullable(),
+    /** The people who owned or made a key of the agent, or the key that opened it: they do not vote on it. */
+    barredVoters: p.array(),
+    /** Attempts to use it that were refused, by their code and credential: what bounds their audit records. */
+    refusedUses: p.json<Record<string, number>>().columnType('jsonb'),
     idempotencyKey: p.text().nullable(),
     idempotencyHash: p.text().nullable(),
     createdAt: time(),
@@ -245,6 +286,23 @@ export const Hold = defineEntity({
 });
 export type HoldRow = InferEntity<typeof Hold>;
 
+/** One vote; never changed. */
+export const Vote = defineEntity({
+  name: 'Vote',
+  tableName: 'escrow_vote',
+  properties: {
+    tenantId: p.string().primary(),
+    holdId: p.string().primary(),
+    userId: p.string().primary(),
+    decision: p.enum(['approve', 'reject'] as const),
+    reason: p.text(),
+    /** sha256 of the hold as it was shown when the vote was cast. */
+    shownHash: p.text(),
+    createdAt: time(),
+  },
+  filters: tenantFilter,
+});
+
 export const EvidencePackage = defineEntity({
   name: 'EvidencePackage',
   tableName: 'evidence_package',
@@ -254,16 +312,30 @@ export const EvidencePackage = defineEntity({
     purpose: p.text(),
     fromAt: time(),
     toAt: time(),
+    /** Of a session's package. */
+    sessionId: p.text().nullable(),
     firstSeq: p.bigint('number'),
     lastSeq: p.bigint('number'),
     recordCount: p.integer(),
     chainIntact: p.boolean(),
     packageHash: p.text(),
     publicKeyFingerprint: p.text(),
-    size: p.integer(),
+    size: p.bigint('number'),
     createdBy: p.string(),
     createdAt: time(),
-    bytes: p.blob().lazy(),
+  },
+  filters: tenantFilter,
+});
+
+/** The bytes of an evidence package in pieces, the first at place 0. */
+export const EvidenceChunk = defineEntity({
+  name: 'EvidenceChunk',
+  tableName: 'evidence_chunk',
+  properties: {
+    tenantId: p.string().primary(),
+    packageId: p.string().primary(),
+    place: p.integer().primary(),
+    bytes: p.blob(),
   },
   filters: tenantFilter,
 });
@@ -278,6 +350,8 @@ export const ProxyInstance = defineEntity({
     info: p.json<Record<string, unknown>>().columnType('jsonb'),
     firstSeenAt: time(),
     lastSeenAt: time(),
+    /** When it was told that the proxy fell silent. */
+    offlineAt: time().nullable(),
   },
   filters: tenantFilter,
 });
@@ -319,6 +393,7 @@ export type SubscriptionRow = InferEntity<typeof Subscription>;
 
 export const entities = [
   Tenant,
+  SettingsChange,
   Member,
   SessionEntity,
   Invitation,
@@ -327,7 +402,10 @@ export const entities = [
   Policy,
   PolicyRevision,
   Hold,
+  Vote,
   EvidencePackage,
+  EvidenceChunk,
   ProxyInstance,
   Subscription,
+  ...rawEntities,
 ];

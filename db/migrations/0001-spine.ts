@@ -21,6 +21,7 @@ const TENANT_TABLES: Record<string, string> = {
   policy_bundle: 'select, insert, delete',
   chain_head: 'select, insert, update',
   chain_checkpoint: 'select, insert',
+  chain_alarm: 'select',
   forensic_record: 'select',
   audit_record: 'select, insert',
   decision_input: 'select, delete',
@@ -28,6 +29,7 @@ const TENANT_TABLES: Record<string, string> = {
   escrow_vote: 'select, insert',
   event_outbox: 'select, insert',
   evidence_package: 'select, insert',
+  evidence_chunk: 'select, insert',
   proxy_instance: 'select, insert, update, delete',
   rate_counter: 'select, insert, update, delete',
 };
@@ -64,7 +66,10 @@ export class Spine extends Migration {
         tenant_id text collate "C" primary key,
         name text not null,
         settings jsonb not null default '{}',
-        created_at timestamptz(3) not null
+        created_at timestamptz(3) not null,
+        -- a bundle number that a proxy has seen and this database has not: bundles are numbered above it
+        bundle_floor bigint not null default 0,
+        bundle_floor_at timestamptz(3)
       )`);
     this.addSql(`
       create table member (
@@ -114,6 +119,7 @@ export class Spine extends Migration {
         last_used_at timestamptz(3),
         expires_at timestamptz(3),
         revoked_at timestamptz(3),
+        unconfirmed_since timestamptz(3),
         primary key (tenant_id, id)
       )`);
     this.addSql(`
@@ -131,6 +137,7 @@ export class Spine extends Migration {
         last_used_at timestamptz(3),
         expires_at timestamptz(3),
         revoked_at timestamptz(3),
+        unconfirmed_since timestamptz(3),
         primary key (tenant_id, id)
       )`);
     this.addSql(`
@@ -157,7 +164,7 @@ export class Spine extends Migration {
         version integer not null,
         dsl_source text not null,
         content_hash text not null,
-        statements jsonb not null,
+        statement_count integer not null,
         author_id text collate "C" not null,
         change text not null check (change in ('create', 'update', 'rollback')),
         rolled_back_from integer,
@@ -177,6 +184,7 @@ export class Spine extends Migration {
         bytes bytea not null,
         built_at timestamptz(3) not null,
         not_after timestamptz(3) not null,
+        key_id text collate "C",
         primary key (tenant_id, scope_set, seq)
       )`);
     this.addSql(`create index on policy_bundle (tenant_id, hash)`);
@@ -198,6 +206,20 @@ export class Spine extends Migration {
         note text not null,
         created_at timestamptz(3) not null,
         primary key (tenant_id, chain, seq)
+      )`);
+    // a chain that does not hold what it is known to have held; the row closes it until an operator accepts the loss
+    this.addSql(`
+      create table chain_alarm (
+        tenant_id text collate "C" not null references tenant,
+        chain text not null check (chain in ('forensics', 'audit')),
+        known_seq bigint not null,
+        known_hash text not null,
+        known_generation integer not null,
+        agreed bigint not null,
+        last_seq bigint not null,
+        reason text not null,
+        noticed_at timestamptz(3) not null,
+        primary key (tenant_id, chain)
       )`);
     // fixed-width columns first; agent_h and session_h are 32-bit hashes of the ids, a third of the index size
     this.addSql(`
@@ -225,11 +247,20 @@ export class Spine extends Migration {
         seq bigint not null,
         id text collate "C" not null,
         received_at timestamptz(3) not null,
+        actor_id text collate "C" not null,
+        action text collate "C" not null,
+        target_type text collate "C" not null,
+        target_id text collate "C" not null,
+        severity text collate "C" not null,
         hash bytea not null,
         line text collate "C" not null,
         primary key (tenant_id, seq),
         unique (tenant_id, id)
       )`);
+    // columns, not expressions over the line: an expression that could fail has no index under row level security
+    for (const column of ['actor_id', 'action', 'target_type', 'target_id', 'severity']) {
+      this.addSql(`create index audit_record_${column} on audit_record (tenant_id, ${column}, seq)`);
+    }
     this.addSql(`
       create table decision_input (
         tenant_id text collate "C" not null,
@@ -249,7 +280,6 @@ export class Spine extends Migration {
         machine_context jsonb not null,
         agent_role text not null,
         agent_id text not null,
-        agent_owner text collate "C",
         action_type text not null,
         action_summary text not null,
         action_hash text collate "C" not null,
@@ -263,7 +293,8 @@ export class Spine extends Migration {
         ttl_seconds integer not null,
         source text not null check (source in ('evaluate', 'proxy')),
         created_by text not null,
-        requested_by text collate "C",
+        barred_voters text[] not null default '{}',
+        refused_uses jsonb not null default '{}',
         idempotency_key text collate "C",
         idempotency_hash text,
         created_at timestamptz(3) not null,
@@ -314,17 +345,27 @@ export class Spine extends Migration {
         purpose text not null,
         from_at timestamptz(3) not null,
         to_at timestamptz(3) not null,
+        session_id text,
         first_seq bigint not null,
         last_seq bigint not null,
         record_count integer not null,
         chain_intact boolean not null,
         package_hash text not null,
         public_key_fingerprint text not null,
-        size integer not null,
+        size bigint not null,
         created_by text collate "C" not null,
         created_at timestamptz(3) not null,
-        bytes bytea not null,
         primary key (tenant_id, id)
+      )`);
+    // the file in pieces, written before what is known of the whole; both are there when the transaction commits
+    this.addSql(`
+      create table evidence_chunk (
+        tenant_id text collate "C" not null references tenant,
+        package_id text collate "C" not null,
+        place integer not null,
+        bytes bytea not null,
+        primary key (tenant_id, package_id, place),
+        foreign key (tenant_id, package_id) references evidence_package deferrable initially deferred
       )`);
     this.addSql(`
       create table proxy_instance (

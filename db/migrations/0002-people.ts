@@ -46,6 +46,7 @@ export class People extends Migration {
         roles text[] not null,
         token_hash bytea not null,
         invited_by text not null,
+        invited_by_id text collate "C",
         created_at timestamptz(3) not null,
         sent_at timestamptz(3) not null,
         expires_at timestamptz(3) not null,
@@ -57,6 +58,31 @@ export class People extends Migration {
       )`);
     this.addSql(`create unique index invitation_open on invitation (tenant_id, email)
       where accepted_at is null and revoked_at is null`);
+    this.addSql(`create index invitation_inviter on invitation (tenant_id, invited_by_id)
+      where accepted_at is null and revoked_at is null`);
+    // a change that takes a safeguard away waits here for a second person
+    this.addSql(`
+      create table settings_change (
+        tenant_id text collate "C" not null references tenant,
+        id text collate "C" not null,
+        status text not null check (status in ('pending', 'approved', 'rejected', 'withdrawn', 'superseded')),
+        part text not null check (part in ('settings', 'sso')),
+        patch jsonb not null,
+        changes jsonb not null,
+        secret_sealed bytea,
+        reason text not null,
+        proposed_by text collate "C" not null,
+        created_at timestamptz(3) not null,
+        decided_by text collate "C",
+        decided_at timestamptz(3),
+        comment text,
+        primary key (tenant_id, id),
+        foreign key (tenant_id, proposed_by) references member,
+        check ((status = 'pending') = (decided_at is null)),
+        check (status = 'pending' or secret_sealed is null),
+        check (decided_by is distinct from proposed_by or status = 'withdrawn')
+      )`);
+    this.addSql(`create index settings_change_newest on settings_change (tenant_id, created_at desc, id desc)`);
     // sealed, since a mail may hold a link that signs in
     this.addSql(`
       create table mail_message (
@@ -72,6 +98,7 @@ export class People extends Migration {
     this.addSql(`create index mail_message_next on mail_message (next_at)`);
     for (const [table, grants] of [
       ['invitation', 'select, insert, update'],
+      ['settings_change', 'select, insert, update'],
       ['mail_message', 'select, insert'],
     ] as const) {
       for (const sql of wall(table, grants)) this.addSql(sql);

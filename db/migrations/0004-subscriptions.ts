@@ -44,6 +44,7 @@ export class Subscriptions extends Migration {
         leased_until timestamptz(3),
         fence bigint not null default 0,
         failing_since timestamptz(3),
+        gone_since timestamptz(3) check (gone_since is null or failing_since is not null),
         primary key (tenant_id, id)
       ) with (fillfactor = 50)`);
     this.addSql(`create index delivery_lane_due on delivery_lane (due_at) where due_at is not null`);

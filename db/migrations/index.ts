@@ -1,11 +1,12 @@
+import { createHash } from 'node:crypto';
+import type { Migration } from '@mikro-orm/migrations';
 import { Spine } from './0001-spine.ts';
 import { People } from './0002-people.ts';
 import { SingleSignOn } from './0003-sso.ts';
 import { Subscriptions } from './0004-subscriptions.ts';
-import { AuditSearch } from './0005-audit-search.ts';
-import { HoldsByExpiry } from './0006-holds-by-expiry.ts';
-import { OpenReviews } from './0007-open-reviews.ts';
-import { DeliveryHistory } from './0008-delivery-history.ts';
+import { HoldsByExpiry } from './0005-holds-by-expiry.ts';
+import { OpenReviews } from './0006-open-reviews.ts';
+import { DeliveryHistory } from './0007-delivery-history.ts';
 
 /** Every migration in order. A name never changes once it was released. */
 export const migrations = [
@@ -13,8 +14,22 @@ export const migrations = [
   { name: '0002-people', class: People },
   { name: '0003-sso', class: SingleSignOn },
   { name: '0004-subscriptions', class: Subscriptions },
-  { name: '0005-audit-search', class: AuditSearch },
-  { name: '0006-holds-by-expiry', class: HoldsByExpiry },
-  { name: '0007-open-reviews', class: OpenReviews },
-  { name: '0008-delivery-history', class: DeliveryHistory },
+  { name: '0005-holds-by-expiry', class: HoldsByExpiry },
+  { name: '0006-open-reviews', class: OpenReviews },
+  { name: '0007-delivery-history', class: DeliveryHistory },
 ];
+
+/**
+ * Of each migration by its name the sha256, in hex, of the statements that it runs. It is stored with the migration when
+ * it ran, so that a text that changed afterwards is noticed: the database then is not what the text says.
+ */
+export function migrationChecksums(): Map<string, string> {
+  return new Map(
+    migrations.map(({ name, class: Class }) => {
+      // the statements of a migration depend on nothing but its text
+      const migration: Migration = new Class(undefined as never, undefined as never);
+      void migration.up();
+      return [name, createHash('sha256').update(migration.getQueries().join(';\n')).digest('hex')];
+    }),
+  );
+}

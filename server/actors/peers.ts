@@ -21,6 +21,15 @@ const WATCH_MS = 50;
 /** A call that waits for longer makes the owner be looked up again, so that a paused one is noticed. */
 const DOUBT_MS = 500;
 
+/** How long another process has to confirm that it owns a tenant: any answer of it comes within milliseconds. */
+const CONFIRM_MS = 1000;
+/** Forged messages are told once in so long: who can send them can send many. */
+const TELL_MS = 60_000;
+/** A process that did not answer is not asked again for so long, unless it sends something itself. */
+const SILENT_MS = 30_000;
+const MOST_SILENT = 1000;
+const PROCESS_ID = /^[A-Za-z0-9_-]{16}$/;
+
 /** So many messages to itself that did not come back mean a dead connection. */
 const LOST_BEATS = 3;
 
@@ -42,9 +51,11 @@ class Peer {
   outbox: string[] = [];
 }
 
-/** One part of a message: a call with its number, tenant and command, or the answer to one. */
+/** One part of a message: a call with its number, tenant and command, the question who owns a tenant, or an answer. */
 type Part =
   | ['call', number, string, unknown]
+  | ['owner?', number, string]
+  | ['owner', number, boolean]
   | ['result', number, unknown]
   | ['moved', number]
   | ['error', number, WireError];
@@ -61,7 +72,11 @@ interface WireError {
  * channel of its own id. What is sent to one process in one turn of the event loop goes as one message.
  *
  * Delivery is at most once, so that a call may stay without an answer; it then fails with NoAnswer and the caller tries
- * again. Messages are sealed: Redis can lose and repeat them, not make them up.
+ * again.
+ *
+ * INVARIANT: whoever has Redis learns nothing from a message but its size, and has no part in the talk. A message is
+ * encrypted and authenticated for the one process that it is meant for, with a key that only processes with the master
+ * key have; it names its sender and its place in what this sent, and one that comes again is not taken.
  */
 export class Peers {
   /** Of this run of this process; never used again. */
@@ -69,6 +84,7 @@ export class Peers {
   readonly #redis: RedisLink;
   readonly #log: Log;
   readonly #serve: (tenantId: string, command: unknown) => Promise<unknown>;
+  readonly #owns: (tenantId: string) => boolean;
   readonly #doubt: (tenantId: string) => void;
   readonly #silenceMs: number;
   readonly #peers = new Map<string, Peer>();
@@ -79,12 +95,21 @@ export class Peers {
   #unheard = 0;
   #scheduled = false;
   #last = 0;
+  #sent = 0;
+  /** The number of the last message of each process. They are as many as processes were started. */
+  readonly #received = new Map<string, number>();
+  readonly #questions = new Map<number, (owns: boolean) => void>();
+  /** Ids that nobody answered for; until when nobody waits for one. */
+  readonly #silent = new Map<string, number>();
+  #toldAt = Number.NEGATIVE_INFINITY;
 
   constructor(parts: {
     redis: RedisLink;
     log: Log;
     /** Handles a call of another process. It throws Moved when the tenant is not this process's. */
     serve: (tenantId: string, command: unknown) => Promise<unknown>;
+    /** Whether this process owns the tenant, or is about to. */
+    owns: (tenantId: string) => boolean;
     /** Told of tenants whose owner has not answered for a while. */
     doubt: (tenantId: string) => void;
     /** How long a call waits for its answer. */
@@ -93,10 +118,11 @@ export class Peers {
     this.#redis = parts.redis;
     this.#log = parts.log;
     this.#serve = parts.serve;
+    this.#owns = parts.owns;
     this.#doubt = parts.doubt;
     this.#silenceMs = parts.silenceMs;
     const { subscriber } = this.#redis;
-    subscriber.on('message', (channel, message) => this.#receive(channel, message));
+    subscriber.on('messageBuffer', (channel: Buffer, message: Buffer) => this.#receive(String(channel), message));
     subscriber.on('ready', () => {
       this.#listen().catch((err) => this.#log.warn({ err }, 'this process cannot listen to the others'));
     });
@@ -130,7 +156,36 @@ export class Peers {
       return;
     }
     this.#unheard++;
-    await this.#redis.commands.publish(this.#channel(this.id), '');
+    await this.#redis.commands.publish(this.#channel(this.id), this.#message(this.id, []));
+  }
+
+  /**
+   * Whether a process with this id is there and says that it owns the tenant. What Redis says of owners is a rumor:
+   * nothing is sent to one, nor left to it, before it has confirmed it.
+   */
+  async confirms(id: string, tenantId: string, withinMs = CONFIRM_MS): Promise<boolean> {
+    if (!PROCESS_ID.test(id) || withinMs <= 0 || (this.#silent.get(id) ?? 0) > performance.now()) return false;
+    const number = ++this.#last;
+    return new Promise((resolve) => {
+      const settle = (owns: boolean) => {
+        clearTimeout(timer);
+        this.#questions.delete(number);
+        resolve(owns);
+      };
+      const unanswered = () => {
+        if (this.#silent.size >= MOST_SILENT) this.#silent.clear();
+        this.#silent.set(id, performance.now() + SILENT_MS);
+        settle(false);
+      };
+      const timer = setTimeout(unanswered, Math.min(withinMs, CONFIRM_MS));
+      this.#questions.set(number, settle);
+      const channel = this.#channel(id);
+      const question = this.#message(id, [`["owner?",${number},${JSON.stringify(tenantId)}]`]);
+      this.#redis.commands.publish(channel, question).then(
+        (receivers) => receivers === 0 && settle(false),
+        () => settle(false),
+      );
+    });
   }
 
   /**
@@ -167,6 +222,7 @@ export class Peers {
     this.#flush();
     await Promise.all(this.#publishing);
     for (const peer of this.#peers.values()) this.#reject(peer, new NoAnswer('the process stops'));
+    for (const settle of this.#questions.values()) settle(false);
     if (this.#subscribed) {
       this.#subscribed = false;
       await this.#redis.subscriber.unsubscribe().catch((err) => this.#log.debug({ err }, 'Redis is away'));
@@ -222,8 +278,7 @@ export class Peers {
 
   #publish(id: string, parts: readonly string[]): void {
     const channel = this.#channel(id);
-    const text = `{"from":${JSON.stringify(this.id)},"parts":[${parts.join(',')}]}`;
-    const sent = this.#redis.commands.publish(channel, this.#redis.seal(channel, text)).then(
+    const sent = this.#redis.commands.publish(channel, this.#message(id, parts)).then(
       (receivers) => {
         if (receivers === 0) this.#gone(id);
       },
@@ -236,20 +291,33 @@ export class Peers {
     sent.finally(() => this.#publishing.delete(sent));
   }
 
-  #receive(channel: string, sealed: string): void {
+  #message(id: string, parts: readonly string[]): Buffer {
+    const text = `{"from":${JSON.stringify(this.id)},"number":${++this.#sent},"parts":[${parts.join(',')}]}`;
+    return this.#redis.seal(this.#channel(id), text);
+  }
+
+  #receive(channel: string, sealed: Buffer): void {
     if (channel !== this.#channel(this.id)) return;
-    if (sealed === '') {
-      this.#unheard = 0;
-      return;
-    }
     const text = this.#redis.unseal(channel, sealed);
-    if (text === undefined) {
-      this.#log.warn({ channel }, 'a message was not sent by a process of this installation; it is ignored');
+    const { from, number, parts } = text
+      ? (JSON.parse(text.toString()) as { from: string; number: number; parts: Part[] })
+      : { from: '', number: 0, parts: [] };
+    // each process sends on one connection, so that its messages come in their order
+    if (number <= (this.#received.get(from) ?? 0)) {
+      if (performance.now() - this.#toldAt > TELL_MS) {
+        this.#toldAt = performance.now();
+        const why = text ? 'came a second time' : 'was not sent by a process of this installation';
+        this.#log.warn({ channel }, `a message ${why}; it is ignored`);
+      }
       return;
     }
-    const { from, parts } = JSON.parse(text) as { from: string; parts: Part[] };
+    this.#received.set(from, number);
+    this.#silent.delete(from);
+    if (from === this.id) this.#unheard = 0;
     for (const part of parts) {
       if (part[0] === 'call') this.#answer(from, part[1], part[2], part[3]);
+      else if (part[0] === 'owner?') this.#send(from, `["owner",${part[1]},${this.#owns(part[2])}]`);
+      else if (part[0] === 'owner') this.#questions.get(part[1])?.(part[2]);
       else this.#settle(from, part);
     }
   }
@@ -264,7 +332,7 @@ export class Peers {
     );
   }
 
-  #settle(from: string, part: Exclude<Part, ['call', ...unknown[]]>): void {
+  #settle(from: string, part: Extract<Part, ['result' | 'moved' | 'error', ...unknown[]]>): void {
     const peer = this.#peers.get(from);
     const call = peer?.calls.get(part[1]);
     if (!peer || !call) return; // it was given up

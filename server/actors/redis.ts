@@ -30,10 +30,16 @@ const SCRIPT_KEYS = 200;
  * commands that arrive elsewhere are forwarded to it.
  *
  * Redis serves liveness and routing only. Who may write is decided by the fence that the kind takes in PostgreSQL when
- * it opens an actor, so that a Redis that is emptied, split or wrong costs time and never a fork:
+ * it opens an actor, so that a Redis that is emptied, split, wrong or hostile costs time and never a fork:
  *
- * - An owner that ended has no listener any more: its tenants are taken over at once. A paused one keeps its connection
- *   and loses the lease when it runs out; what it still writes afterwards fails with Fenced and is forwarded.
+ * - An owner that ended has no listener any more: its tenants are taken over at once. One that is silent for 1.5 seconds
+ *   (paused, or cut off) is passed over: the caller takes the fence. What the former owner still writes afterwards fails
+ *   with Fenced and is forwarded.
+ * - A lease is only a rumor: the process that it names has to confirm it (see Peers) before anything is sent to it or
+ *   left to it. Who can write to Redis and names nobody, a dead process or a wrong one delays a first command by that
+ *   time, and never one to an owner that is known.
+ * - However the processes are misled, a command that others have not handled within half a lease is handled where it
+ *   came in, under a new fence; one that was handed to an owner and got no answer, after a lease.
  * - Without Redis an owner goes on. Another process that has a command for the tenant takes the fence, and they take
  *   turns: who lost a tenant takes it again after 200 to 400 ms, with all commands that came meanwhile. So both serve,
  *   slowly, and the ownership moves a few times a second at most, however many commands there are.
@@ -71,6 +77,8 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
       log: options.log,
       silenceMs: this.#leaseMs,
       serve: (tenantId, command) => this.#serve(tenantId, command as Command),
+      // of two at a time that look for an owner one gets the lease; it may hear the other's question before it knows
+      owns: (tenantId) => this.#slots.has(tenantId) || this.#locating.has(tenantId),
       doubt: (tenantId) => this.#doubt(tenantId),
     });
     this.#renewal = setInterval(() => {
@@ -136,10 +144,12 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   // --- commands
 
   async #deliver(tenantId: string, command: Command): Promise<Result> {
-    const end = performance.now() + this.#patienceMs;
+    const began = performance.now();
+    const end = began + this.#patienceMs;
     let text: string | undefined;
+    let fruitless = false;
     for (let attempt = 0; ; attempt++) {
-      const place = this.#place(tenantId) ?? (await this.#locate(tenantId));
+      const place = this.#place(tenantId) ?? (await this.#locate(tenantId, fruitless));
       try {
         if (typeof place !== 'string') return await this.#handle(tenantId, place, command);
         text ??= JSON.stringify(command);
@@ -154,6 +164,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
         if (typeof place === 'string') {
           if (this.#elsewhere.get(tenantId) === place) this.#elsewhere.delete(tenantId);
           if (error instanceof PeerGone) this.#dead.set(tenantId, place);
+          fruitless = error instanceof NoAnswer || performance.now() - began > this.#leaseMs / 2;
         }
       }
       // at once the first times; then an owner that hands over gets time to do so
@@ -189,19 +200,21 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   // --- ownership
 
   /** This process's actor, or the id of the owner. One look-up at a time and tenant. */
-  #locate(tenantId: string): Promise<Slot<Actor> | string> {
+  #locate(tenantId: string, seize = false): Promise<Slot<Actor> | string> {
     const known = this.#locating.get(tenantId);
     if (known) return known;
-    const locating = this.#find(tenantId).finally(() => this.#locating.delete(tenantId));
+    const locating = this.#find(tenantId, seize).finally(() => this.#locating.delete(tenantId));
     this.#locating.set(tenantId, locating);
     return locating;
   }
 
-  async #find(tenantId: string): Promise<Slot<Actor> | string> {
+  /** `seize`: those who were said to own the tenant did not serve; it is taken, whatever Redis says. */
+  async #find(tenantId: string, seize: boolean): Promise<Slot<Actor> | string> {
     // a slot that is being handed over is not used again
     await this.#slots.get(tenantId)?.leaving;
     const slot = this.#slots.get(tenantId);
-    const owner = slot && !this.#peers.ready ? this.id : await this.#take(tenantId);
+    if (seize) await this.#seize(tenantId);
+    const owner = seize || (slot && !this.#peers.ready) ? this.id : await this.#take(tenantId);
     if (owner !== this.id) {
       this.#elsewhere.set(tenantId, owner);
       if (slot) this.#leave(tenantId, slot);
@@ -210,20 +223,36 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     return owner === this.id ? (this.#slots.get(tenantId) ?? this.#open(tenantId)) : owner;
   }
 
-  /** Takes the lease if it is free, or its holder is known to be dead. Returns the owner; this process without Redis. */
+  /**
+   * Takes the lease if it is free, or its holder is dead or does not confirm that it has it. Returns the owner; this
+   * process without Redis.
+   */
   async #take(tenantId: string): Promise<string> {
+    const end = performance.now() + this.#leaseMs / 2;
+    let dead = this.#dead.get(tenantId) ?? '';
     // a busy process may miss an answer: only the second time does it count as Redis's fault
     for (let attempt = 0; attempt < 2 && this.#peers.ready; attempt++) {
-      const dead = this.#dead.get(tenantId) ?? '';
+      let owner: unknown;
       try {
-        const owner = await this.#redis.commands.eval(TAKE, 1, this.#lease(tenantId), this.id, this.#leaseMs, dead);
-        this.#dead.delete(tenantId);
-        return owner as string;
+        owner = await this.#redis.commands.eval(TAKE, 1, this.#lease(tenantId), this.id, this.#leaseMs, dead);
       } catch (err) {
         this.#log.debug({ err, tenant: tenantId }, 'the lease of a tenant could not be read');
+        continue;
       }
+      this.#dead.delete(tenantId);
+      if (owner === this.id) return this.id;
+      if (await this.#peers.confirms(String(owner), tenantId, end - performance.now())) return String(owner);
+      dead = String(owner);
     }
     return this.id;
+  }
+
+  async #seize(tenantId: string): Promise<void> {
+    this.#log.warn({ tenant: tenantId }, 'the process that has the lease of a tenant does not serve; it is taken over');
+    if (!this.#peers.ready) return;
+    await this.#redis.commands
+      .set(this.#lease(tenantId), this.id, 'PX', this.#leaseMs)
+      .catch((err) => this.#log.debug({ err, tenant: tenantId }, 'the lease of a tenant could not be written'));
   }
 
   #open(tenantId: string): Slot<Actor> {
@@ -236,6 +265,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
       usedAt: performance.now(),
       leaving: undefined,
       drained: undefined,
+      contest: undefined,
     };
     this.#slots.set(tenantId, slot);
     slot.opened.then(
@@ -286,6 +316,19 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     await this.#release(tenantId);
   }
 
+  /** The lease names another process: it is left the tenant when it says that it has it, and contradicted otherwise. */
+  async #contest(tenantId: string, slot: Slot<Actor>, other: string): Promise<void> {
+    if (!(await this.#peers.confirms(other, tenantId))) {
+      this.#dead.set(tenantId, other);
+      if (this.#peers.ready) await this.#take(tenantId);
+      return;
+    }
+    if (this.#slots.get(tenantId) !== slot) return;
+    this.#log.info({ tenant: tenantId }, 'another process has the lease of a tenant');
+    this.#elsewhere.set(tenantId, other);
+    await this.#leave(tenantId, slot);
+  }
+
   #lease(tenantId: string): string {
     return this.#redis.name('owner', tenantId);
   }
@@ -322,11 +365,13 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
           this.#leaseMs,
         )) as string[];
         for (const [index, [tenantId, slot]] of some.entries()) {
-          if (owners[index] !== this.id && this.#slots.get(tenantId) === slot) {
-            this.#log.info({ tenant: tenantId }, 'another process has the lease of a tenant');
-            this.#elsewhere.set(tenantId, owners[index]!);
-            this.#leave(tenantId, slot).catch((err) => this.#log.error({ err }, 'an actor could not be closed'));
-          }
+          const owner = owners[index];
+          if (owner === this.id || this.#slots.get(tenantId) !== slot || slot.contest) continue;
+          slot.contest = this.#contest(tenantId, slot, String(owner))
+            .catch((err) => this.#log.error({ err }, 'an actor could not be closed'))
+            .finally(() => {
+              slot.contest = undefined;
+            });
         }
       }
       for (const [tenantId, slot] of mine) {
@@ -348,6 +393,8 @@ interface Slot<Actor> {
   /** Set once the tenant is being handed over. */
   leaving: Promise<void> | undefined;
   drained: (() => void) | undefined;
+  /** While another process that the lease names is asked whether it owns the tenant. */
+  contest: Promise<void> | undefined;
 }
 
 function unavailable(detail: string, cause?: unknown): AppError {

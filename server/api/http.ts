@@ -21,6 +21,7 @@ import { SESSION_COOKIE } from '../auth/sessions.ts';
 import type { Config } from '../config.ts';
 import { AppError, problemBody } from '../errors.ts';
 import { newId } from '../lib/ids.ts';
+import { repeatsMember } from '../lib/json-members.ts';
 import type { Log } from '../lib/log.ts';
 import { networkOf, RateLimiter, type RateState } from '../lib/rate-limit.ts';
 import type { RedisLink } from '../lib/redis.ts';
@@ -96,8 +97,12 @@ export function createHttp(parts: {
   });
   endUnused(app);
   app.setErrorHandler(answerProblem);
-  app.setNotFoundHandler(async () => {
-    throw new AppError('NOT_FOUND', 'there is no such route');
+  const methodsOf = routeTable(app);
+  app.setNotFoundHandler(async (request) => {
+    const methods = methodsOf(pathOf(request));
+    if (methods.length === 0) throw new AppError('NOT_FOUND', 'there is no such route');
+    const allow = methods.join(', ');
+    throw new AppError('METHOD_NOT_ALLOWED', `this route takes ${allow}`, { headers: { allow } });
   });
   return { app, begin: beginner(config, authenticator, parts.redis) };
 }
@@ -145,6 +150,23 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
     });
   });
   mountRest(app, router, begin);
+}
+
+/** Collects the routes that are mounted from now on; gives the methods that a path has, sorted. */
+function routeTable(app: FastifyInstance): (path: string) => string[] {
+  const patterns = new Map<string, { pattern: RegExp; methods: Set<string> }>();
+  app.addHook('onRoute', ({ method, url }) => {
+    // what the dashboard answers for is every path, and so none that is known
+    if (url.endsWith('*')) return;
+    const pattern = new RegExp(`^${url.replace(/[.*+?^${}()|[\]\\]/g, '\\$&').replace(/:\w+/g, '[^/]+')}$`);
+    const known = patterns.get(url) ?? { pattern, methods: new Set() };
+    for (const one of [method].flat()) known.methods.add(one);
+    patterns.set(url, known);
+  });
+  return (path) => {
+    const methods = [...patterns.values()].flatMap(({ pattern, methods }) => (pattern.test(path) ? [...methods] : []));
+    return [...new Set(methods)].sort();
+  };
 }
 
 /**
@@ -198,7 +220,7 @@ function pathOf(request: FastifyRequest): string {
 type ReadJson = (request: FastifyRequest, body: Buffer, done: (error: Error | null, value?: unknown) => void) => void;
 
 /**
- * Reads JSON within the limit of depth, without members that would become prototypes. A body that is empty counts as
+ * Reads JSON within the limit of depth, without repeated members and such as would become prototypes. A body that is empty counts as
  * none, whatever its content type says.
  */
 function jsonReader(app: FastifyInstance): ReadJson {
@@ -212,7 +234,12 @@ function jsonReader(app: FastifyInstance): ReadJson {
       return done(new AppError('VALIDATION_FAILED', `the JSON is nested deeper than ${DEPTH_LIMIT}`));
     }
     parse(request, text, (error, value) => {
-      done(error ? new AppError('VALIDATION_FAILED', 'the body is not valid JSON', { cause: error }) : null, value);
+      if (error) return done(new AppError('VALIDATION_FAILED', 'the body is not valid JSON', { cause: error }));
+      // of two members with one name, some programs take the first, others the last
+      if (repeatsMember(body, value)) {
+        return done(new AppError('VALIDATION_FAILED', 'the JSON has two members of the same name'));
+      }
+      done(null, value);
     });
   };
 }

@@ -1,44 +1,45 @@
 import type { AnyStateMachine } from 'xstate';
-import type { Notices, Topic } from '../../db/notices.ts';
+import type { Notices, Step, Topic } from '../../db/notices.ts';
 import type { Log } from '../lib/log.ts';
-
-/** How a machine stands after something happened to it, and what that was. */
-export interface Inspected {
-  state: string;
-  context: object;
-  event: string;
-}
 
 export interface InspectedMachine {
   machine: AnyStateMachine;
-  /** The notices that tell of a change. */
+  /** The notices that carry its steps. */
   topic: Topic;
-  /** Null when there is no such thing any more. */
-  read(tenantId: string, id: string): Promise<Inspected | null>;
+}
+
+interface Waiting extends Step {
+  machine: AnyStateMachine;
+  sessionId: string;
+  at: number;
 }
 
 /** The version of the messages of @statelyai/inspect that are sent. */
 const FORMAT = '0.7.2';
 const RETRY_MS = 2000;
-/** What waits while the viewer is away; the oldest goes first. */
-const MOST_WAITING = 1000;
+/** What waits while the viewer is away or slow; the oldest goes first. */
+const MOST_WAITING = 5000;
+/** With so much on its way to the viewer, the rest waits for a moment. */
+const MOST_BUFFERED = 1_000_000;
+const PUMP_MS = 50;
 
 /**
- * Streams what happens to policies, holds and deliveries to an XState inspector (`SVC_INSPECT`): an aid for maintainers,
- * of all tenants, with what the machines know. It shows what was committed, by any process on the database (of deliveries
- * by this process alone); a viewer that is away or slow costs nothing, and misses what does not fit into the queue.
+ * Streams the steps of policies, holds and deliveries to an XState inspector (`SVC_INSPECT`): an aid for maintainers, of
+ * all tenants, with what the machines know, which is no secret and no argument of a tool. Each step is shown as the
+ * machine took it, once its transaction is committed and in the order of the commits; what is rolled back is never
+ * shown. A process shows its own steps. A viewer that is away or slow holds up nothing, and misses what does not fit
+ * into the queue.
  */
 export class Inspector {
   readonly #url: string;
   readonly #log: Log;
   readonly #off: (() => void)[];
-  readonly #waiting: string[] = [];
+  #waiting: Waiting[] = [];
   /** Machines that the connected viewer has the definition of. */
   readonly #introduced = new Set<string>();
   #socket: WebSocket | undefined;
   #retry: NodeJS.Timeout | undefined;
-  /** One after the other, so that the viewer sees changes in their order. */
-  #last: Promise<void> = Promise.resolve();
+  #pumping: NodeJS.Timeout | undefined;
   #closed = false;
 
   constructor(parts: {
@@ -49,15 +50,13 @@ export class Inspector {
   }) {
     this.#url = parts.url;
     this.#log = parts.log;
-    this.#off = parts.machines.map((inspected) =>
-      parts.notices.on(inspected.topic, ({ tenantId, id }, own) => {
-        // its own changes come again like another process's
-        if (own || tenantId === '*') return;
-        this.#last = this.#last
-          .then(() => this.#show(inspected, tenantId, id))
-          .catch((err) => {
-            this.#log.warn({ err }, 'a step could not be shown to the inspector');
-          });
+    this.#off = parts.machines.map(({ machine, topic }) =>
+      parts.notices.on(topic, ({ tenantId, id, steps = [] }) => {
+        const sessionId = `${machine.id}:${tenantId}/${id}`;
+        const at = Date.now();
+        for (const step of steps) this.#waiting.push({ machine, sessionId, at, ...step });
+        if (this.#waiting.length > MOST_WAITING) this.#waiting = this.#waiting.slice(-MOST_WAITING);
+        this.#pump();
       }),
     );
     this.#connect();
@@ -66,34 +65,34 @@ export class Inspector {
   close(): void {
     this.#closed = true;
     clearTimeout(this.#retry);
+    clearTimeout(this.#pumping);
     for (const off of this.#off) off();
     this.#socket?.close();
   }
 
-  async #show({ machine, read }: InspectedMachine, tenantId: string, id: string): Promise<void> {
-    const now = await read(tenantId, id);
-    if (!now) return;
-    const sessionId = `${machine.id}:${tenantId}/${id}`;
-    const common = { sessionId, rootId: sessionId, createdAt: String(Date.now()), _version: FORMAT };
-    const snapshot = { status: 'active', value: now.state, context: now.context };
-    const event = { type: now.event };
+  /** Sends what waits, in its order, as far as the viewer takes it. */
+  #pump(): void {
+    clearTimeout(this.#pumping);
+    while (this.#waiting.length > 0 && this.#socket?.readyState === WebSocket.OPEN) {
+      if (this.#socket.bufferedAmount > MOST_BUFFERED) {
+        this.#pumping = setTimeout(() => this.#pump(), PUMP_MS);
+        return;
+      }
+      this.#show(this.#socket, this.#waiting.shift()!);
+    }
+  }
+
+  #show(socket: WebSocket, { machine, sessionId, at, event, state, context }: Waiting): void {
+    const common = { sessionId, rootId: sessionId, createdAt: String(at), _version: FORMAT };
+    const snapshot = { status: 'active', value: state, context };
+    const send = (message: object) => socket.send(JSON.stringify({ ...message, ...common }));
     if (!this.#introduced.has(sessionId)) {
       this.#introduced.add(sessionId);
       const definition = JSON.stringify(machine.config);
-      this.#send({ type: '@xstate.actor', name: sessionId, id: null, definition, snapshot, ...common });
+      send({ type: '@xstate.actor', name: sessionId, id: null, definition, snapshot });
     }
-    this.#send({ type: '@xstate.event', id: crypto.randomUUID(), event, ...common });
-    this.#send({ type: '@xstate.snapshot', id: null, event, snapshot, ...common });
-  }
-
-  #send(message: object): void {
-    const text = JSON.stringify(message);
-    if (this.#socket?.readyState === WebSocket.OPEN && this.#socket.bufferedAmount < 1_000_000) {
-      this.#socket.send(text);
-      return;
-    }
-    this.#waiting.push(text);
-    if (this.#waiting.length > MOST_WAITING) this.#waiting.shift();
+    send({ type: '@xstate.event', id: crypto.randomUUID(), event });
+    send({ type: '@xstate.snapshot', id: null, event, snapshot });
   }
 
   #connect(): void {
@@ -101,7 +100,7 @@ export class Inspector {
     this.#socket = socket;
     socket.addEventListener('open', () => {
       this.#log.info('the inspector is connected');
-      for (const text of this.#waiting.splice(0)) socket.send(text);
+      this.#pump();
     });
     // an error is always followed by a close
     socket.addEventListener('close', () => {

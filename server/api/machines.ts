@@ -4,10 +4,10 @@ import { chartOf } from '../../machines/chart.ts';
 import { DELIVERY_MACHINE_VERSION, type DeliveryEvent, deliveryMachine } from '../../machines/delivery.ts';
 import { HOLD_MACHINE_VERSION, type HoldEvent, holdMachine } from '../../machines/escrow.ts';
 import { POLICY_MACHINE_VERSION, type PolicyEvent, policyMachine } from '../../machines/policy.ts';
-import { type Access, type Principal, personOf, ROLES, refusal, SCOPES } from '../auth/scopes.ts';
+import { type Access, type Principal, ROLES, refusal, SCOPES } from '../auth/scopes.ts';
 import { AppError } from '../errors.ts';
 import type { Holds } from '../escrow/holds.ts';
-import type { Policies } from '../policy/policies.ts';
+import { type Policies, whoOf } from '../policy/policies.ts';
 import type { Subscriptions } from '../subscriptions/subscriptions.ts';
 import { type Line, type Meta, route, text, trpc } from './trpc.ts';
 
@@ -31,6 +31,7 @@ const MACHINES = {
       request_changes: 'POST /v1/policies/{id}/request-changes',
       revoke: 'DELETE /v1/policies/{id}',
       break_glass: 'POST /v1/policies/{id}/break-glass',
+      comment: 'POST /v1/policies/{id}/comments',
     } satisfies Record<PolicyEvent['type'], Sender>,
   },
   escrow: {
@@ -163,7 +164,7 @@ export function machinesRouter(
       .input(z.strictObject({ id: text(64) }))
       .output(StandingOut)
       .query(async ({ ctx, input }) => {
-        const standing = await features.policies.standing(ctx.tenantId, input.id, personOf(ctx.principal));
+        const standing = await features.policies.standing(ctx.tenantId, input.id, whoOf(ctx.principal));
         return show('policy', input.id, standing, ctx.principal);
       }),
 
@@ -204,8 +205,7 @@ const reader = { keys: [], role: 'viewer' } as const;
 
 const standingSpec = (what: string) => ({
   summary: `Where the machine of one ${what} stands, and what may happen to it next`,
-  description:
-    'What the machine and the access rules say. A setting of the tenant may ask for more: with approval_required, revoking and break glass need a signed-in person.',
+  description: 'What the machine and the access rules say of the caller, with the settings of the tenant.',
   tag: 'machines',
   problems: ['NOT_FOUND'] as const,
 });

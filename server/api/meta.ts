@@ -2,7 +2,10 @@ import { readFileSync } from 'node:fs';
 import { z } from 'zod';
 import { publicRoute, trpc } from './trpc.ts';
 
-const { version } = JSON.parse(readFileSync(new URL('../../package.json', import.meta.url), 'utf8')) as {
+/** The one version number: of the package, the API document and what /v1/meta says. */
+export const { version: VERSION } = JSON.parse(
+  readFileSync(new URL('../../package.json', import.meta.url), 'utf8'),
+) as {
   version: string;
 };
 
@@ -21,7 +24,7 @@ export function metaRouter() {
       )
       .query(() => ({
         name: 'Agent Governance Control Plane',
-        version,
+        version: VERSION,
         api: 'v1' as const,
         limits: { events_per_ingest: 100, records_per_export: 10_000, page: 1000 },
       })),

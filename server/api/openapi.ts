@@ -1,11 +1,15 @@
 import type { AnyProcedure } from '@trpc/server';
 import { type GenerateOpenApiDocumentOptions, generateOpenApiDocument } from 'trpc-to-openapi';
 import { z } from 'zod';
+import { EVENT_TYPES, type EventType } from '../../db/outbox.ts';
 import type { Access } from '../auth/scopes.ts';
 import { ERRORS, type ErrorCode } from '../errors.ts';
+import { PAYLOADS, payloadName } from '../subscriptions/payloads.ts';
+import { EXAMPLES, type Example } from './examples.ts';
+import { VERSION } from './meta.ts';
 import type { PlainDescription } from './plain.ts';
 import type { AppRouter } from './root.ts';
-import type { Meta } from './trpc.ts';
+import type { HeaderDescription, Meta, RouteHeaders } from './trpc.ts';
 
 const Problem = z
   .object({
@@ -31,6 +35,7 @@ const Problem = z
 
 const TAGS: Record<string, string> = {
   auth: 'Signing in and who the caller is',
+  people: 'Members, roles, invitations and sessions',
   policies: 'Policies, their reviews, and the bundles that proxies enforce',
   decisions: 'The decision point, and the decisions that were recorded',
   escrow: 'Actions that wait for people',
@@ -38,6 +43,7 @@ const TAGS: Record<string, string> = {
   audit: 'What people and the system did',
   keys: 'API keys, agent keys and the public signing keys',
   proxies: 'The enforcement proxies',
+  subscriptions: 'Where events are delivered, and what became of each delivery',
   settings: 'Settings of the tenant',
   machines: 'The state machines, for maintainers',
   meta: 'The server itself',
@@ -49,82 +55,145 @@ const SECURITY_SCHEMES = {
   session: { type: 'apiKey', in: 'cookie', name: 'svc_session', description: 'Session of a signed-in person' },
 } as const;
 
+/** Headers that more than one operation has, described once. */
+const HEADERS: Record<string, HeaderDescription> = {
+  'X-Request-Id': { description: 'Names this request in the server’s log and in the audit log' },
+  'Retry-After': { description: 'Seconds to wait before the next try', schema: { type: 'integer', minimum: 0 } },
+  RateLimit: { description: 'What is left of the limit that applies, as in draft-ietf-httpapi-ratelimit-headers' },
+  'RateLimit-Policy': { description: 'The limit that applies, as in draft-ietf-httpapi-ratelimit-headers' },
+  'WWW-Authenticate': { description: 'How to authenticate (RFC 9110, section 11.6.1)' },
+};
+
+const ORIGIN = {
+  name: 'Origin',
+  in: 'header',
+  required: false,
+  description:
+    'Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves.',
+  schema: { type: 'string' },
+} as const;
+
+interface Answer {
+  description: string;
+  headers?: Record<string, unknown>;
+  content?: Record<string, { schema?: unknown; example?: unknown }>;
+}
+
 interface Operation {
   operationId?: string;
-  responses: Record<string, unknown>;
+  tags?: string[];
+  requestBody?: { content?: Record<string, { schema?: unknown; example?: unknown }> };
+  responses: Record<string, Answer>;
   security?: Record<string, string[]>[];
-  parameters?: { name: string; in: string }[];
+  parameters?: object[];
+}
+
+/** What the generator does not know of an operation. */
+interface About {
+  method: string;
+  access: Access;
+  /** The status of success; 0: those that are described. */
+  status: number;
+  problems: readonly ErrorCode[];
+  headers: RouteHeaders;
+  beside: boolean;
 }
 
 /** The OpenAPI 3.1 document of every route, as committed in openapi.json. Equal code gives an equal document. */
 export function openApiDocument(router: AppRouter, plain: readonly PlainDescription[]): object {
   const document = generateOpenApiDocument(router, {
     title: 'Agent Governance Control Plane',
-    version: '1.0.0',
+    version: VERSION,
     openApiVersion: '3.1.1',
     baseUrl: '/',
     description:
-      'Governs the actions of AI agents: policies, decisions, holds, evidence. Every error is an RFC 9457 problem with a code of one closed table.',
+      'Governs the actions of AI agents: policies, decisions, holds, evidence. Every error is an RFC 9457 problem with a code of one closed table. Request bodies are closed: an unknown member is refused. Answers are open: a client must pass over members that it does not know.',
     license: { name: 'Apache-2.0', identifier: 'Apache-2.0' } as never,
     securitySchemes: { ...SECURITY_SCHEMES },
     tags: Object.keys(TAGS),
-    defs: { Problem } as never,
+    defs: { Problem, ...PAYLOADS } as never,
     paths: plainPaths(plain),
   });
-  const metas = new Map<string, { access: Access; status: number; problems: readonly ErrorCode[] }>();
+  const abouts = new Map<string, About>();
   for (const procedure of Object.values(router._def.procedures) as unknown as AnyProcedure[]) {
-    const meta = (procedure._def as unknown as { meta: Meta }).meta;
-    if (!meta.openapi || !meta.access) continue;
-    metas.set(`${meta.openapi.method} ${meta.openapi.path}`, {
-      access: meta.access,
+    const { openapi, access, ...meta } = (procedure._def as unknown as { meta: Meta }).meta;
+    if (!openapi || !access) continue;
+    abouts.set(`${openapi.method} ${openapi.path}`, {
+      method: openapi.method,
+      access,
       status: meta.status ?? 200,
       problems: meta.problems ?? [],
+      headers: meta.headers ?? {},
+      beside: false,
     });
   }
-  for (const route of plain) {
-    metas.set(`${route.method} ${route.path}`, { access: route.access, status: 0, problems: route.problems ?? [] });
+  for (const { method, path, access, problems = [], headers = {}, beside = false } of plain) {
+    abouts.set(`${method} ${path}`, { method, access, status: 0, problems, headers, beside });
   }
+  const responses: Record<string, Answer> = {};
   for (const [path, operations] of Object.entries(document.paths ?? {})) {
     for (const [method, operation] of Object.entries(operations as Record<string, Operation>)) {
-      const meta = metas.get(`${method.toUpperCase()} ${path}`);
-      if (meta) complete(operation, meta);
+      const line = `${method.toUpperCase()} ${path}`;
+      const about = abouts.get(line);
+      if (!about) continue;
+      complete(operation, about, responses);
+      illustrate(operation, EXAMPLES[line]);
     }
   }
   for (const name of Object.keys(document.components?.schemas ?? {})) {
     if (name.startsWith('error.')) delete document.components?.schemas?.[name];
   }
+  Object.assign(document.components ?? {}, {
+    headers: Object.fromEntries(Object.entries(HEADERS).map(([name, header]) => [name, described(header)])),
+    parameters: { Origin: ORIGIN },
+    responses,
+  });
+  document.webhooks = webhooks() as never;
   document.tags = Object.entries(TAGS).map(([name, description]) => ({ name, description }));
+  openAnswers(document as never);
   return document;
 }
 
-/** The real statuses, problems and credentials of an operation, which the generator does not know. */
-function complete(
-  operation: Operation,
-  { access, status, problems }: { access: Access; status: number; problems: readonly ErrorCode[] },
-): void {
-  const common: ErrorCode[] = ['VALIDATION_FAILED', 'RATE_LIMITED', 'INTERNAL', 'UNAVAILABLE'];
-  if (!access.public) {
-    common.push('UNAUTHENTICATED');
-    if (access.keys || access.agent) common.push('KEY_SCOPE');
-    if (access.role) common.push('FORBIDDEN');
-  }
-  const byStatus = new Map<number, Set<ErrorCode>>();
-  for (const code of [...common, ...problems]) {
-    const codes = byStatus.get(ERRORS[code].status) ?? new Set();
-    byStatus.set(ERRORS[code].status, codes.add(code));
-  }
+function described({ description, required, schema = { type: 'string' } }: HeaderDescription) {
+  return { description, ...(required && { required }), schema };
+}
+
+/**
+ * The real statuses, problems, headers and credentials of an operation, which the generator does not know. Problems that
+ * many operations answer are described once, in `shared`.
+ */
+function complete(operation: Operation, about: About, shared: Record<string, Answer>): void {
+  const { method, access, status, problems, headers, beside } = about;
+  const answerHeaders = (code: number, ...common: string[]) => ({
+    ...Object.fromEntries(['X-Request-Id', ...common].map((name) => [name, { $ref: `#/components/headers/${name}` }])),
+    ...Object.fromEntries(Object.entries(headers.answer?.[code] ?? {}).map(([name, one]) => [name, described(one)])),
+  });
+  // without a credential only the sign-in routes are counted, by address
+  const counted = !access.public || operation.tags?.includes('auth');
+  const limits = counted ? ['RateLimit', 'RateLimit-Policy'] : [];
   const success =
     status === 0
-      ? Object.fromEntries(Object.entries(operation.responses).filter(([code]) => Number(code) < 400))
-      : { [status]: status === 204 ? { description: 'Done' } : operation.responses['200'] };
-  const failures = [...byStatus].map(([code, codes]) => [
-    code,
-    {
-      description: [...codes].sort().join(', '),
+      ? Object.entries(operation.responses)
+      : [[status, status === 204 ? { description: 'Done' } : operation.responses['200']!] as const];
+  const codes = new Set<ErrorCode>([...(beside ? [] : commonProblems(operation, method, access)), ...problems]);
+  const failures = [...Map.groupBy([...codes].sort(), (code) => ERRORS[code].status)].map(([code, problems]) => {
+    const waits = code === 429 || code === 503 ? ['Retry-After'] : [];
+    const answer: Answer = {
+      description: problems.map((problem) => `${problem}: ${ERRORS[problem].title}`).join('; '),
+      headers: answerHeaders(code, ...(code === 401 ? ['WWW-Authenticate'] : waits)),
       content: { 'application/problem+json': { schema: { $ref: '#/components/schemas/Problem' } } },
-    },
-  ]);
-  operation.responses = { ...success, ...Object.fromEntries(failures) };
+    };
+    if (headers.answer?.[code]) return [code, answer];
+    const name = problems.join('-');
+    shared[name] = answer;
+    return [code, { $ref: `#/components/responses/${name}` }];
+  });
+  operation.responses = {
+    ...Object.fromEntries(
+      success.map(([code, answer]) => [code, { ...answer, headers: answerHeaders(Number(code), ...limits) }]),
+    ),
+    ...Object.fromEntries(failures),
+  };
   operation.security = access.public
     ? []
     : [
@@ -132,18 +201,114 @@ function complete(
         ...(access.agent ? [{ agentKey: [] }] : []),
         ...(access.role ? [{ session: [access.role] }] : []),
       ];
-  if (access.agent && operation.operationId === 'evaluate') {
-    operation.parameters = [
-      { name: 'X-Svc-Tenant', in: 'header', required: true, schema: { type: 'string' } },
-      {
-        name: 'X-Svc-Escrow-Id',
-        in: 'header',
-        required: false,
-        description: 'the released hold on which a retry stands',
-        schema: { type: 'string' },
-      },
-    ] as Operation['parameters'] & object;
+  const parameters = [
+    ...(operation.parameters ?? []),
+    ...Object.entries(headers.request ?? {}).map(([name, { required = false as boolean, ...one }]) => ({
+      name,
+      in: 'header',
+      required,
+      ...described(one),
+    })),
+    ...(access.role && method !== 'GET' ? [{ $ref: '#/components/parameters/Origin' }] : []),
+  ];
+  if (parameters.length > 0) operation.parameters = parameters;
+}
+
+/** The problems that a route can answer by how it is called, whatever it does. */
+function commonProblems(operation: Operation, method: string, access: Access): ErrorCode[] {
+  return [
+    'VALIDATION_FAILED',
+    'RATE_LIMITED',
+    'INTERNAL',
+    'UNAVAILABLE',
+    ...(access.public ? [] : (['UNAUTHENTICATED'] as const)),
+    ...(access.keys || access.agent ? (['KEY_SCOPE'] as const) : []),
+    // a session whose request comes from another site is refused on every route that changes something
+    ...(access.role || method !== 'GET' ? (['FORBIDDEN'] as const) : []),
+    ...(operation.requestBody ? (['PAYLOAD_TOO_LARGE', 'UNSUPPORTED_MEDIA_TYPE'] as const) : []),
+  ];
+}
+
+function illustrate(operation: Operation, example: Example | undefined): void {
+  const put = (content: Answer['content'], value: unknown) => {
+    for (const [type, one] of Object.entries(content ?? {})) if (/[/+]json$/.test(type)) one.example = value;
+  };
+  if (example?.request !== undefined) put(operation.requestBody?.content, example.request);
+  if (example?.answer === undefined) return;
+  for (const [status, { content }] of Object.entries(operation.responses)) {
+    if (status.startsWith('2')) put(content, example.answer);
   }
+}
+
+/** The requests that this server sends to the destinations of subscriptions. */
+function webhooks(): object {
+  const signed = {
+    'X-Svc-Signature': {
+      description:
+        't=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t.',
+      required: true,
+    },
+    'X-Svc-Event': { description: 'The type of the event', required: true },
+    'X-Svc-Delivery': { description: 'The delivery; the same in each of its attempts', required: true },
+    'webhook-id': { description: 'Standard Webhooks: the id of the event, for telling repeats', required: true },
+    'webhook-timestamp': { description: 'Standard Webhooks: when this attempt was signed', required: true },
+    'webhook-signature': { description: 'Standard Webhooks: v1,<base64>', required: true },
+  } satisfies Record<string, HeaderDescription>;
+  return Object.fromEntries(
+    Object.entries(EVENT_TYPES).map(([type, summary]) => [
+      type,
+      {
+        post: {
+          operationId: `webhook-${type.replace('.', '-')}`,
+          summary: sentence(summary),
+          tags: ['subscriptions'],
+          security: [],
+          parameters: Object.entries(signed).map(([name, header]) => ({ name, in: 'header', ...described(header) })),
+          requestBody: {
+            required: true,
+            content: {
+              'application/json': { schema: { $ref: `#/components/schemas/${payloadName(type as EventType)}` } },
+            },
+          },
+          responses: {
+            '2XX': { description: 'Received. Any other answer, and none within 10 seconds, is a failed attempt.' },
+          },
+        },
+      },
+    ]),
+  );
+}
+
+const sentence = (text: string) => text.charAt(0).toUpperCase() + text.slice(1);
+
+type Node = { [key: string]: Node } & { $ref?: string };
+
+/**
+ * Opens every schema that no request uses: a client that was made from the document must take an answer of a later
+ * version, which may have more members. Requests stay closed, as the server is.
+ */
+function openAnswers(document: { paths: Record<string, Record<string, Operation>>; components: Node }): void {
+  const schemas = document.components.schemas ?? {};
+  const closed = new Set<string>();
+  const follow = (node: unknown): void => {
+    if (typeof node !== 'object' || node === null) return;
+    const name = /^#\/components\/schemas\/(.+)$/.exec((node as Node).$ref ?? '')?.[1];
+    if (name !== undefined && !closed.has(name)) {
+      closed.add(name);
+      follow(schemas[name]);
+    }
+    Object.values(node).forEach(follow);
+  };
+  const open = (node: unknown): void => {
+    if (typeof node !== 'object' || node === null) return;
+    const schema = node as { additionalProperties?: unknown; example?: unknown };
+    if (schema.additionalProperties === false) delete schema.additionalProperties;
+    for (const [key, value] of Object.entries(node)) if (key !== 'example') open(value);
+  };
+  const all = Object.values(document.paths).flatMap((operations) => Object.values(operations));
+  for (const { requestBody, parameters } of all) follow([requestBody, parameters]);
+  for (const [name, schema] of Object.entries(schemas)) if (!closed.has(name)) open(schema);
+  for (const { responses } of all) open(responses);
 }
 
 function plainPaths(plain: readonly PlainDescription[]): NonNullable<GenerateOpenApiDocumentOptions['paths']> {
@@ -181,7 +346,10 @@ function plainPaths(plain: readonly PlainDescription[]): NonNullable<GenerateOpe
           {
             description: answer.description,
             ...(answer.type && {
-              content: { [answer.type]: { schema: answer.schema ?? { type: 'string', format: 'binary' } } },
+              content: Object.fromEntries([
+                [answer.type, { schema: answer.schema ?? { type: 'string', format: 'binary' } }],
+                ...Object.entries(answer.others ?? {}).map(([type, schema]) => [type, { schema }]),
+              ]),
             }),
           },
         ]),

@@ -3,7 +3,7 @@ import { z } from 'zod';
 import type { Access, Principal } from '../auth/scopes.ts';
 import { AppError, ERRORS, type ErrorCode } from '../errors.ts';
 import { html, PAGE_HEADERS, page, wantsPage } from '../lib/page.ts';
-import { assertAccess, type Context, toAppError } from './trpc.ts';
+import { assertAccess, type Context, type RouteHeaders, toAppError } from './trpc.ts';
 
 /**
  * Begins a request: authenticates it and counts it, once for each path that it calls. Every route but the health checks
@@ -34,8 +34,19 @@ export interface PlainDescription {
   /** People come here with a browser: what goes wrong is told in a page where one is asked for. */
   page?: true;
   /** What it answers on success: status -> content type and schema. */
-  answers: Record<number, { description: string; type?: string; schema?: z.ZodType }>;
+  answers: Record<number, PlainAnswer>;
   problems?: readonly ErrorCode[];
+  headers?: RouteHeaders;
+  /** Served outside the API, also while the server is sealed: without credential, limits and the common problems. */
+  beside?: true;
+}
+
+export interface PlainAnswer {
+  description: string;
+  type?: string;
+  schema?: z.ZodType;
+  /** The other content types that the caller may ask for, with what they hold. */
+  others?: Readonly<Record<string, z.ZodType>>;
 }
 
 export interface PlainRoute extends PlainDescription {

@@ -20,12 +20,14 @@ import { actionEntities } from '../policy/language/schema.ts';
 import type { Policies } from '../policy/policies.ts';
 import type { Bundles } from '../policy/publish.ts';
 import { policyRouter } from '../policy/router.ts';
+import type { SignedRules } from '../policy/signed-rules.ts';
 import { subscriptionsRouter } from '../subscriptions/router.ts';
 import type { Subscriptions } from '../subscriptions/subscriptions.ts';
 import type { Invitations } from '../tenants/invitations.ts';
 import type { Members } from '../tenants/members.ts';
 import { invitesRouter, usersRouter } from '../tenants/people-router.ts';
 import { peopleRouter, settingsRouter } from '../tenants/router.ts';
+import type { SettingsChanges } from '../tenants/settings-changes.ts';
 import type { Tenants } from '../tenants/tenants.ts';
 import { accessByLine, machinesRouter } from './machines.ts';
 import { metaRouter } from './meta.ts';
@@ -39,6 +41,7 @@ export interface Services {
   members: Members;
   invitations: Invitations;
   tenants: Tenants;
+  settingsChanges: SettingsChanges;
   connections: Connections;
   domains: Domains;
   tokenIssuers: TokenIssuers;
@@ -46,6 +49,7 @@ export interface Services {
   bundles: Bundles;
   fleet: Fleet;
   holds: Holds;
+  signedRules: SignedRules;
   evidence: Evidence;
   subscriptions: Subscriptions;
   db: Database;
@@ -63,12 +67,16 @@ export function buildRouter(s: Services) {
     keys: keysRouter(s.keys),
     agentKeys: agentKeysRouter(s.keys),
     people: peopleRouter(s.tenants),
-    settings: settingsRouter(s.tenants, actionEntities),
-    sso: ssoRouter(s.connections, s.domains),
+    settings: settingsRouter(s.tenants, s.settingsChanges, actionEntities),
+    sso: ssoRouter(
+      s.connections,
+      s.domains,
+      async (...what) => (await s.settingsChanges.changeSso(...what))?.id ?? null,
+    ),
     tokenIssuers: tokenIssuersRouter(s.tokenIssuers),
-    policies: policyRouter(s.policies, (tenantId) => s.tenants.settings(tenantId)),
+    policies: policyRouter(s.policies),
     proxies: fleetRouter(s.fleet, s.pollSeconds, (tenantId) => s.tokenIssuers.list(tenantId), s.bundles),
-    escrow: escrowRouter(s.holds),
+    escrow: escrowRouter(s.holds, s.signedRules),
     subscriptions: subscriptionsRouter(s.subscriptions),
     evaluate: evaluateProcedure(s.decider),
     events: eventsRouter(s.db),

@@ -35,8 +35,7 @@ export function mountDashboard(app: FastifyInstance): void {
     const [path] = request.url.split('?', 1) as [string];
     const navigates = /\btext\/html\b|\*\/\*/.test(String(request.headers.accept ?? '*/*'));
     // two slashes begin a host to whoever resolves them: no page has such an address
-    if (API.test(path) || path.startsWith('//') || !navigates)
-      throw new AppError('NOT_FOUND', 'there is no such route');
+    if (API.test(path) || path.startsWith('//') || !navigates) return reply.callNotFound();
     if (!page) throw new AppError('UNAVAILABLE', 'the dashboard is not built: run `npm run build` and start again');
     const nonce = randomBytes(18).toString('base64url');
     reply.headers({

@@ -1,5 +1,46 @@
 import type { FastifyInstance } from 'fastify';
 import type { Registry } from 'prom-client';
+import { z } from 'zod';
+import type { PlainDescription } from './plain.ts';
+
+const Ready = z.object({ status: z.enum(['ready', 'not_ready']), reason: z.string().optional() });
+
+/** The routes of `mountStatus`, and the document itself: they are mounted apart, for everyone. */
+export const statusRoutes: readonly PlainDescription[] = [
+  {
+    path: '/healthz',
+    summary: 'Whether the process lives',
+    answers: {
+      200: { description: 'It does', type: 'application/json', schema: z.object({ status: z.literal('ok') }) },
+    },
+  },
+  {
+    path: '/readyz',
+    summary: 'Whether the process can do its work now',
+    answers: {
+      200: { description: 'It can', type: 'application/json', schema: Ready },
+      503: { description: 'It cannot, and why', type: 'application/json', schema: Ready },
+    },
+  },
+  {
+    path: '/metrics',
+    summary: 'Metrics for Prometheus',
+    answers: { 200: { description: 'Prometheus text format', type: 'text/plain', schema: z.string() } },
+  },
+  {
+    path: '/openapi.json',
+    summary: 'This document',
+    answers: {
+      200: { description: 'OpenAPI 3.1', type: 'application/json', schema: z.record(z.string(), z.unknown()) },
+    },
+  },
+].map((route) => ({
+  ...route,
+  method: 'GET' as const,
+  access: { public: true as const },
+  tag: 'meta',
+  beside: true as const,
+}));
 
 /** Health, readiness and metrics: what is served to everyone, also while the server is sealed. */
 export function mountStatus(

@@ -1,4 +1,4 @@
-import type { ServerResponse } from 'node:http';
+import type { OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import type { Notices, Topic } from '../../db/notices.ts';
 import { type PlainCall, type PlainRoute, principalOf } from './plain.ts';
 
@@ -86,13 +86,12 @@ export class LiveStreams {
     const { raw } = call.reply.hijack();
     if (raw.destroyed || this.#closed) return raw.destroy();
     raw.writeHead(200, {
+      ...(call.reply.getHeaders() as OutgoingHttpHeaders),
       // when the stream is over so is its connection: a server that stops does not wait for it
       connection: 'close',
       'content-type': 'text/event-stream',
       'cache-control': 'no-store',
       'x-accel-buffering': 'no',
-      'x-request-id': call.context.requestId,
-      'x-content-type-options': 'nosniff',
     });
     const listener: Listener = {
       tenantId,

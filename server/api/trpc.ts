@@ -3,6 +3,7 @@ import type { OpenApiMeta } from 'trpc-to-openapi';
 import { z } from 'zod';
 import { type Access, type Principal, refusal } from '../auth/scopes.ts';
 import { AppError, type ErrorCode, type Fault, problemBody } from '../errors.ts';
+import { isDatabaseFault } from '../lib/database-fault.ts';
 
 /** What every procedure knows of its request. `principal` is null only on public routes. */
 export interface Context {
@@ -23,7 +24,21 @@ export type Meta = OpenApiMeta & {
   status?: 200 | 201 | 202 | 204;
   /** The errors that this route answers beside the common ones. */
   problems?: readonly ErrorCode[];
+  headers?: RouteHeaders;
 };
+
+/** A header as the OpenAPI document describes it. Its value is text unless `schema` says more. */
+export interface HeaderDescription {
+  description: string;
+  required?: true;
+  schema?: Readonly<Record<string, unknown>>;
+}
+
+/** The headers that one route reads, and those that its answers carry, by status. For the document only. */
+export interface RouteHeaders {
+  request?: Readonly<Record<string, HeaderDescription>>;
+  answer?: Readonly<Record<number, Readonly<Record<string, HeaderDescription>>>>;
+}
 
 export const trpc = initTRPC
   .meta<Meta>()
@@ -65,6 +80,7 @@ interface RouteSpec {
   tag: string;
   status?: Meta['status'];
   problems?: readonly ErrorCode[];
+  headers?: RouteHeaders;
 }
 
 /**
@@ -94,12 +110,20 @@ function metaOf(line: Line, access: Access, spec: RouteSpec): Meta {
     access,
     ...(spec.status && { status: spec.status }),
     ...(spec.problems && { problems: spec.problems }),
+    ...(spec.headers && { headers: spec.headers }),
   };
 }
 
 /** Any error as one of the closed table. What is not meant for the caller becomes INTERNAL, with the cause kept for the log. */
 export function toAppError(error: unknown, where: 'body' | 'query' = 'body'): AppError {
   if (error instanceof AppError) return error;
+  if (error instanceof Error && error.cause instanceof AppError) return error.cause;
+  if (isDatabaseFault(error)) {
+    return new AppError('UNAVAILABLE', 'the database does not answer', {
+      headers: { 'retry-after': '1' },
+      cause: error,
+    });
+  }
   if (error instanceof z.core.$ZodError) return validationError(error, where);
   if (error instanceof TRPCError) {
     if (error.cause instanceof AppError) return error.cause;
@@ -155,4 +179,7 @@ export const emailAddress = z
   .max(254)
   .regex(z.regexes.html5Email, 'must be the address of a mailbox');
 
-export const timestamp = z.iso.datetime();
+/** A time that a caller names, in ISO 8601: a date, which is its beginning in UTC, or date and time with Z or an offset. */
+export const timestamp = z.union([z.iso.datetime({ offset: true }), z.iso.date()], {
+  error: 'must be an ISO 8601 date, or date and time with Z or an offset',
+});

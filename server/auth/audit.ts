@@ -25,6 +25,13 @@ export interface Doer {
 export const AUDIT_ACTIONS = {
   'tenant.created': 'TEN001I',
   'settings.changed': 'TEN002I',
+  'settings.change_refused': 'TEN002E',
+  'settings.change_proposed': 'TEN003I',
+  'settings.change_approved': 'TEN004I',
+  'settings.approval_refused': 'TEN004E',
+  'settings.change_rejected': 'TEN005I',
+  'settings.change_withdrawn': 'TEN006I',
+  'database.restored': 'SYS001I',
   'member.added': 'MEM001I',
   'member.removed': 'MEM002I',
   'member.removal_refused': 'MEM002E',
@@ -44,6 +51,7 @@ export const AUDIT_ACTIONS = {
   'magic_link.refused': 'MLK002E',
   'key.created': 'KEY001I',
   'key.revoked': 'KEY002I',
+  'key.confirmed': 'KEY003I',
   'agent_key.created': 'AGK001I',
   'agent_key.revoked': 'AGK002I',
   'signing_key.rotated': 'SGK001I',
@@ -85,6 +93,7 @@ export const AUDIT_ACTIONS = {
   'sso.response_issuer_mismatch': 'SSO124E',
   'sso.provider_refused': 'SSO125E',
   'sso.code_missing': 'SSO126E',
+  'sso.response_of_other_connection': 'SSO127E',
   'sso.token_unavailable': 'SSO130E',
   'sso.token_blocked': 'SSO131E',
   'sso.token_too_large': 'SSO132E',
@@ -136,6 +145,7 @@ export const AUDIT_ACTIONS = {
   'policy.rolled_back': 'POL008I',
   'policy.break_glass': 'POL009I',
   'policy.commented': 'POL010I',
+  'policy.review_closed': 'POL011I',
   'escrow.created': 'ESC001I',
   'escrow.cancelled': 'ESC002I',
   'escrow.vote_cast': 'ESC003I',
@@ -147,9 +157,11 @@ export const AUDIT_ACTIONS = {
   'escrow.consume_unrecorded': 'ESC008E',
   'escrow.expired': 'ESC009I',
   'escrow.notify_failed': 'ESC010E',
+  'escrow.use_refused': 'ESC011E',
   'forensics.exported': 'FOR001I',
   'forensics.verified': 'FOR002I',
   'forensics.verification_failed': 'FOR002E',
+  'chain.loss_accepted': 'FOR003I',
   'subscription.created': 'SUB001I',
   'subscription.refused': 'SUB001E',
   'subscription.updated': 'SUB002I',
@@ -175,6 +187,8 @@ export interface AuditEntry {
   beforeHash?: string | undefined;
   afterHash?: string | undefined;
   requestId?: string | undefined;
+  /** A signed note that the record is to hold. */
+  note?: string | undefined;
 }
 
 /**

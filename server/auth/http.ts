@@ -7,12 +7,25 @@ import { assertSameOrigin } from './authenticate.ts';
 import type { MagicLinks } from './magic-links.ts';
 import { originOf } from './sessions.ts';
 
-/** A browser that fetches ahead must not use up what works once: it is told to come again. */
-export function refusePrefetch({ request }: PlainCall): void {
-  const purpose = request.headers['sec-purpose'] ?? request.headers.purpose;
-  if (String(purpose ?? '').includes('prefetch')) {
+/**
+ * What works once is used by a person who opens it as a page, or by a program that is no browser. Throws, so that nothing is
+ * used up, for whatever else a browser fetches: ahead of time, as an image, in a frame, from a script. A browser says so
+ * (Fetch Metadata), but not to a server on plain http: there an image or a style is told by the types that it asks for.
+ */
+export function assertOpened({ request: { headers } }: PlainCall): void {
+  const said = (name: string) => headers[name] as string | undefined;
+  if ((said('sec-purpose') ?? said('purpose') ?? '').includes('prefetch')) {
     throw new AppError('UNAVAILABLE', 'the link is not used by a prefetch', { headers: { 'retry-after': '1' } });
   }
+  const [dest, mode] = [said('sec-fetch-dest'), said('sec-fetch-mode')];
+  const browser = dest !== undefined || said('sec-fetch-site') !== undefined;
+  const opened = browser ? mode === 'navigate' && (dest ?? 'document') === 'document' : takesPages(said('accept'));
+  if (!opened) throw new AppError('FORBIDDEN', 'the link works only when it is opened as a page');
+}
+
+function takesPages(accept: string | undefined): boolean {
+  const types = (accept ?? '*/*').split(',').map((type) => type.split(';')[0]!.trim().toLowerCase());
+  return types.every((type) => type === '*/*') || types.some((type) => /^(text\/html|application\/json)$/.test(type));
 }
 
 const Token = z.string().max(200).optional();
@@ -29,13 +42,14 @@ const answers: PlainRoute['answers'] = {
 export function authRoutes(links: MagicLinks, origins: readonly string[]): PlainRoute[] {
   const redeem = async (call: PlainCall, token: string | undefined, posted: boolean) => {
     const { request, reply, context } = call;
+    const signedIn = call.principal?.kind === 'session' ? call.principal : undefined;
     const result = token
-      ? await links.redeem(token, { cookies: request.headers.cookie, posted, origin: originOf(context) })
+      ? await links.redeem(token, { cookies: request.headers.cookie, posted, signedIn, origin: originOf(context) })
       : { kind: 'refused' as const };
     if (result.kind === 'refused') {
       throw new AppError('UNAUTHENTICATED', 'the link is not valid any more: ask for a new one');
     }
-    if (result.kind === 'confirm') return sendPage(reply, 200, confirmPage(token!));
+    if (result.kind === 'confirm') return sendPage(reply, 200, confirmPage(token!, result, signedIn?.email));
     reply.header('set-cookie', result.cookie);
     const accept = request.headers.accept;
     if (String(accept ?? '').includes('application/json') && !wantsPage(accept)) {
@@ -51,14 +65,14 @@ export function authRoutes(links: MagicLinks, origins: readonly string[]): Plain
       access: { public: true },
       summary: 'Sign in with a one-time link',
       description:
-        'Starts a 24-hour session. Browsers are sent to the dashboard; with Accept: application/json the answer is JSON. Where the tenant asks for it, a browser that did not ask for the link gets a page with a button.',
+        'Starts a 24-hour session. Browsers are sent to the dashboard; with Accept: application/json the answer is JSON. A page with a button that posts comes instead where another person is signed in, and, where the tenant asks for it, in a browser that did not ask for the link. What is no navigation to a page (an image, a frame, a prefetch, a script) is refused and uses nothing up.',
       tag: 'auth',
       query: { token: Token },
       page: true,
       answers,
-      problems: ['RATE_LIMITED', 'UNAUTHENTICATED'],
+      problems: ['RATE_LIMITED', 'UNAUTHENTICATED', 'FORBIDDEN'],
       async handler(call) {
-        refusePrefetch(call);
+        assertOpened(call);
         return redeem(call, call.query.token, false);
       },
     },
@@ -81,13 +95,15 @@ export function authRoutes(links: MagicLinks, origins: readonly string[]): Plain
   ];
 }
 
-function confirmPage(token: string): string {
+function confirmPage(token: string, to: { email: string; tenantName: string }, signedInAs: string | undefined): string {
   return page(
     'Sign in',
     html`<form method="post" action="/auth/magic-link/verify">
 <input type="hidden" name="token" value="${token}">
-<p>The link works once. Sign in here and now?</p>
-<p><button>Sign in</button></p>
-</form>`,
+${signedInAs === undefined ? undefined : html`<p>You are signed in as <strong>${signedInAs}</strong>.</p>`}
+<p>This link signs in <strong>${to.email}</strong> at <strong>${to.tenantName}</strong>. It works once.</p>
+<p><button>Sign in as ${to.email}</button></p>
+</form>
+${signedInAs === undefined ? undefined : html`<p><a href="/policies">Stay signed in as ${signedInAs}</a></p>`}`,
   );
 }

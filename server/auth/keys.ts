@@ -2,6 +2,7 @@ import type { EntityManager } from '@mikro-orm/postgresql';
 import { AgentKey, type AgentKeyRow, ApiKey, type ApiKeyRow, Member } from '../../db/entities/index.ts';
 import type { Database, Notify } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
+import { lockPeople } from '../../db/people.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
@@ -32,7 +33,7 @@ export class Keys {
   ): Promise<{ row: ApiKeyRow; secret: string }> {
     this.#assertAhead(input.expiresAt);
     return this.#db.transaction(tenantId, async (em) => {
-      await assertStand(em, tenantId, input.owner ? [{ id: input.owner, admin: input.scopes.includes('admin') }] : []);
+      await assertStand(em, tenantId, { maker: input.owner, owner: null });
       const { id, secret } = await this.#issue(em, tenantId, 'key');
       const row = em.create(ApiKey, {
         tenantId,
@@ -64,15 +65,21 @@ export class Keys {
 
   async createAgentKey(
     tenantId: string,
-    input: { label: string; agentId: string; agentRole: string; owner: string | null; expiresAt?: Date | undefined },
+    input: {
+      label: string;
+      agentId: string;
+      agentRole: string;
+      /** The person who answers for the agent. */
+      owner: string | null;
+      /** The person who makes the key, by a session or a key of theirs; absent for an operator and for keys of nobody. */
+      maker?: string | null;
+      expiresAt?: Date | undefined;
+    },
     by: { actor: Actor; requestId?: string | undefined },
   ): Promise<{ row: AgentKeyRow; secret: string }> {
     this.#assertAhead(input.expiresAt);
     return this.#db.transaction(tenantId, async (em, notify) => {
-      await assertStand(em, tenantId, [
-        ...(input.owner ? [{ id: input.owner, admin: false }] : []),
-        ...(by.actor.type === 'user' ? [{ id: by.actor.id, admin: true }] : []),
-      ]);
+      await assertStand(em, tenantId, input);
       const { id, secret } = await this.#issue(em, tenantId, 'agent');
       const row = em.create(AgentKey, {
         tenantId,
@@ -143,35 +150,53 @@ export class Keys {
     });
   }
 
+  /** Lets keys of a restored backup work again: one of them, or all. Resolves to their ids. */
+  async confirm(tenantId: string, id: string | undefined, by: { actor: Actor }): Promise<string[]> {
+    return this.#db.transaction(tenantId, async (em, notify) => {
+      const ids: string[] = [];
+      for (const table of ['api_key', 'agent_key']) {
+        const rows = await em.execute<{ id: string }[]>(
+          `update ${table} set unconfirmed_since = null
+           where tenant_id = ? and unconfirmed_since is not null and revoked_at is null and (?::text is null or id = ?)
+           returning id`,
+          [tenantId, id ?? null, id ?? null],
+        );
+        ids.push(...rows.map((row) => row.id));
+      }
+      if (id !== undefined && ids.length === 0) throw new AppError('NOT_FOUND', 'there is no such key that waits');
+      for (const each of ids) {
+        await notify('credential', each);
+        await this.#audit(em, tenantId, { ...by, action: 'key.confirmed', target: { type: 'key', id: each } });
+      }
+      return ids;
+    });
+  }
+
   /**
-   * Revokes, within the caller's transaction, the keys that a person made or answers for: they may have kept the text.
-   * `admin`: only API keys with that scope. A key that was made with one of the person's keys counts as theirs. Resolves
-   * to how many; no process accepts them any more when the caller's transaction call resolves.
+   * Revokes, within the caller's transaction, the keys that a person made, since they may have kept the text and have no
+   * right to it any more; with `all` also the agent keys that they answer for. A key that was made with one of the
+   * person's keys counts as made by them. Resolves to how many; no process accepts them any more when the caller's
+   * transaction call resolves.
    */
   async revokeOf(
     em: EntityManager,
     notify: Notify,
     tenantId: string,
     userId: string,
-    which: 'all' | 'admin',
+    which: 'all' | 'made',
     by: Doer,
   ): Promise<number> {
     const now = new Date(this.#clock.now());
-    const scope = which === 'admin' ? `and 'admin' = any(scopes)` : '';
     const keys = await em.execute<{ id: string }[]>(
-      `update api_key set revoked_at = ? where tenant_id = ? and created_by = ? and revoked_at is null ${scope}
-       returning id`,
+      `update api_key set revoked_at = ? where tenant_id = ? and created_by = ? and revoked_at is null returning id`,
       [now, tenantId, userId],
     );
-    const agentKeys =
-      which === 'admin'
-        ? []
-        : await em.execute<{ id: string }[]>(
-            `update agent_key set revoked_at = ? where tenant_id = ? and revoked_at is null and (owner_id = ?
-               or created_by = ? or created_by in (select id from api_key where tenant_id = ? and created_by = ?))
-             returning id`,
-            [now, tenantId, userId, userId, tenantId, userId],
-          );
+    const agentKeys = await em.execute<{ id: string }[]>(
+      `update agent_key set revoked_at = ? where tenant_id = ? and revoked_at is null and (created_by = ?
+         or created_by in (select id from api_key where tenant_id = ? and created_by = ?)
+         ${which === 'all' ? 'or owner_id = ?' : ''}) returning id`,
+      [now, tenantId, userId, tenantId, userId, ...(which === 'all' ? [userId] : [])],
+    );
     const gone = [
       ...keys.map(({ id }) => ({ id, type: 'api_key', action: 'key.revoked' }) as const),
       ...agentKeys.map(({ id }) => ({ id, type: 'agent_key', action: 'agent_key.revoked' }) as const),
@@ -226,25 +251,19 @@ export class Keys {
 }
 
 /**
- * A request may have been let in just before its person was removed or demoted. The rows are locked, so that a removal
- * either finds the key that is made here and revokes it, or is found here and the key is not made. Ids that are no
- * people (a key that an operator made) always stand.
+ * A request may have been let in just before its person was removed or demoted. Their rows are locked, so that a removal
+ * either finds the key that is made here and revokes it, or is found here and the key is not made: only an admin makes
+ * keys, and only a member answers for one.
  */
 async function assertStand(
   em: EntityManager,
   tenantId: string,
-  people: readonly { id: string; admin: boolean }[],
+  { maker = null, owner }: { maker?: string | null; owner: string | null },
 ): Promise<void> {
-  // in the order of ids, as everywhere
-  for (const id of [...new Set(people.map((person) => person.id))].sort()) {
-    const [member] = await em.execute<{ removed: boolean; admin: boolean }[]>(
-      `select removed_at is not null as removed, 'admin' = any(roles) as admin from member
-       where tenant_id = ? and id = ? for share`,
-      [tenantId, id],
-    );
-    const needsAdmin = people.some((person) => person.id === id && person.admin);
-    if (member?.removed || (member && needsAdmin && !member.admin)) {
-      throw new AppError('FORBIDDEN', 'the person that the key would belong to may not have it any more');
-    }
+  const ids = [maker, owner].filter((id) => id !== null);
+  const people = ids.length > 0 ? await lockPeople(em, tenantId, ids) : new Map<string, never>();
+  const gone = owner !== null && people.get(owner)?.removed !== false;
+  if (gone || (maker !== null && !people.get(maker)?.roles.includes('admin'))) {
+    throw new AppError('FORBIDDEN', 'the person that the key would belong to may not have it any more');
   }
 }

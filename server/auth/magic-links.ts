@@ -12,7 +12,7 @@ import { networkOf, type RateLimiter } from '../lib/rate-limit.ts';
 import type { Doer, WriteAudit } from './audit.ts';
 import type { SignInPolicyOf } from './scopes.ts';
 import { newSecret, secretHash, secretKind } from './secret.ts';
-import type { OpenedSession, Origin, Sessions } from './sessions.ts';
+import type { OpenedSession, Origin, SessionPrincipal, Sessions } from './sessions.ts';
 
 /** How long a mailed link signs in. */
 export const LINK_SECONDS = 15 * 60;
@@ -30,8 +30,8 @@ const KNOWN_DEAD_SECONDS = 24 * 3600;
 
 export type Redeemed =
   | ({ kind: 'session'; tenantId: string } & OpenedSession)
-  /** The link works, and the person shall say so by a button. */
-  | { kind: 'confirm' }
+  /** The link works, and the person shall say by a button that they want to be this one. */
+  | { kind: 'confirm'; email: string; tenantName: string }
   | { kind: 'refused' };
 
 interface LinkRow {
@@ -145,14 +145,21 @@ export class MagicLinks {
 
   /**
    * Uses a link and starts a session, both or neither. However many requests bring the same token at once, one session
-   * remains. Nothing is used up by a request that only gets a page with a button (`confirm`).
+   * remains. Nothing is used up by a request that only gets a page with a button (`confirm`): where the tenant asks for
+   * it, and where another person is signed in (`signedIn`), who must not be made someone else by a link that they were
+   * sent. The session that the browser had ends with the new one.
    */
   async redeem(
     token: string,
-    request: { cookies: string | undefined; posted: boolean; origin: Origin },
+    request: {
+      cookies: string | undefined;
+      posted: boolean;
+      signedIn: SessionPrincipal | undefined;
+      origin: Origin;
+    },
   ): Promise<Redeemed> {
-    const { db, clock, audit, sessions, policy, failed } = this.#parts;
-    const { origin } = request;
+    const { db, clock, audit, sessions, policy, failed, log } = this.#parts;
+    const { origin, signedIn } = request;
     const tenantId = await this.#tenantOf(token);
     if (!tenantId) {
       failed('unknown link', origin);
@@ -189,7 +196,11 @@ export class MagicLinks {
         });
         return { kind: 'refused' };
       }
-      if (confirm && !asker && !request.posted) return { kind: 'confirm' };
+      const another = signedIn && (signedIn.tenantId !== tenantId || signedIn.userId !== userId);
+      if (!request.posted && (another || (confirm && !asker))) {
+        const [tenant] = await em.execute<{ name: string }[]>('select name from tenant');
+        return { kind: 'confirm', email: member.email, tenantName: tenant!.name };
+      }
       const first = link.session_id && (await sessions.endWithin(em, tenantId, { id: link.session_id }));
       if (first) await notify('credential', link.session_id!);
       const session = await sessions.open(em, tenantId, { member, authMethod: 'magic_link', now, origin });
@@ -201,6 +212,10 @@ export class MagicLinks {
       return { kind: 'session', tenantId, ...session };
     });
     if (result.kind === 'refused') failed('dead link', origin);
+    if (result.kind === 'session' && signedIn) {
+      // its cookie is overwritten: nobody would end it
+      await sessions.end(signedIn, origin).catch((err) => log.warn({ err }, 'the session before could not be ended'));
+    }
     return result;
   }
 

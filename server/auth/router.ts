@@ -1,11 +1,12 @@
 import { z } from 'zod';
 import type { SessionRow } from '../../db/entities/index.ts';
-import { type Context, emailAddress, publicRoute, route, text, trpc } from '../api/trpc.ts';
+import { type Context, emailAddress, publicRoute, route, text, timestamp, trpc } from '../api/trpc.ts';
 import { AppError } from '../errors.ts';
+import { AgentName } from './agent-names.ts';
 import { actorOf } from './audit.ts';
 import type { Keys } from './keys.ts';
 import type { MagicLinks } from './magic-links.ts';
-import { type Principal, personOf, ROLES, SCOPES } from './scopes.ts';
+import { ownerOf, type Principal, ROLES, SCOPES } from './scopes.ts';
 import { originOf, type Sessions } from './sessions.ts';
 
 const iso = (date: Date | null | undefined) => date?.toISOString();
@@ -37,7 +38,7 @@ const AgentKeyListed = z
   })
   .meta({ id: 'AgentKey' });
 
-const expiry = z.iso.datetime().optional();
+const expiry = timestamp.optional();
 const tag = 'keys';
 
 export function keysRouter(keys: Keys) {
@@ -88,7 +89,7 @@ export function keysRouter(keys: Keys) {
             label: input.label,
             scopes: input.scopes,
             expiresAt: input.expires_at ? new Date(input.expires_at) : undefined,
-            owner: personOf(ctx.principal),
+            owner: ownerOf(ctx.principal),
           },
           { actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId },
         );
@@ -149,8 +150,8 @@ export function agentKeysRouter(keys: Keys) {
     )
       .input(
         z.strictObject({
-          agent_id: text(200),
-          agent_role: text(200),
+          agent_id: AgentName,
+          agent_role: AgentName,
           label: text(100).optional(),
           owner_id: text(100).optional(),
           expires_at: expiry,
@@ -173,10 +174,11 @@ export function agentKeysRouter(keys: Keys) {
         const { row, secret } = await keys.createAgentKey(
           ctx.tenantId,
           {
-            label: input.label ?? input.agent_id,
+            label: input.label ?? input.agent_id.slice(0, 100),
             agentId: input.agent_id,
             agentRole: input.agent_role,
-            owner: input.owner_id ?? personOf(ctx.principal),
+            owner: input.owner_id ?? ownerOf(ctx.principal),
+            maker: ownerOf(ctx.principal),
             expiresAt: input.expires_at ? new Date(input.expires_at) : undefined,
           },
           { actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId },

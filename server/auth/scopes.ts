@@ -90,7 +90,12 @@ export interface SignInPolicy {
 }
 export type SignInPolicyOf = (tenantId: string) => Promise<SignInPolicy>;
 
-/** The person behind a credential: who is meant by author, approver or requester, whichever key or session is used. */
+/** The person who answers for a credential; null for a key that an operator made, which belongs to nobody. */
+export function ownerOf(principal: Principal): string | null {
+  return principal.kind === 'session' ? principal.userId : principal.ownerId;
+}
+
+/** Who is meant by author or requester, whichever key or session is used: the person, or the key of nobody itself. */
 export function personOf(principal: Principal): string {
-  return principal.kind === 'session' ? principal.userId : (principal.ownerId ?? principal.id);
+  return ownerOf(principal) ?? principal.id;
 }

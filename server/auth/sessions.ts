@@ -18,11 +18,15 @@ import type { Principal, Role } from './scopes.ts';
 
 declare module 'lucia' {
   interface Register {
-    Lucia: Lucia;
-    DatabaseSessionAttributes: { authMethod: string };
-    DatabaseUserAttributes: { email: string };
+    Lucia: Lucia<SessionAttributes, UserAttributes>;
+    DatabaseSessionAttributes: SessionAttributes;
+    DatabaseUserAttributes: UserAttributes;
   }
 }
+
+/** What a session has beside its id and its person. `endsAt` is by our clock and never moves. */
+type SessionAttributes = Pick<SessionRow, 'authMethod' | 'ip' | 'userAgent' | 'createdAt'> & { endsAt: Date };
+type UserAttributes = Pick<MemberRow, 'email' | 'name' | 'avatarUrl' | 'roles'>;
 
 export const SESSION_COOKIE = 'svc_session';
 /** A session ends this long after sign-in, whatever happens in it. */
@@ -56,57 +60,64 @@ export interface OpenedSession {
 /** As much of a user agent as is kept to tell sessions apart. */
 const USER_AGENT_LENGTH = 200;
 
-type SessionPrincipal = Extract<Principal, { kind: 'session' }>;
-
-const hashed = (sessionId: string) => sha256(sessionId).toString('hex');
+/** A signed-in person. */
+export type SessionPrincipal = Extract<Principal, { kind: 'session' }>;
 
 /**
- * Sign-in sessions of people. Lucia makes and checks the session ids; the rows hold only their SHA-256. Lucia's user id
- * is `<tenant>/<user>`, since a person is a member of one tenant.
+ * Sign-in sessions of people. Lucia creates, validates and ends them, through an adapter that works on the entity manager
+ * of the caller's transaction. The cookie holds a secret; Lucia and the rows know a session by the secret's SHA-256.
  */
 export class Sessions {
   readonly #db: Database;
   readonly #clock: Clock;
   readonly #audit: WriteAudit;
-  readonly #lucia: Lucia<Record<never, never>, Record<never, never>>;
+  readonly #secureCookie: boolean;
 
   constructor(db: Database, clock: Clock, audit: WriteAudit, options: { secureCookie: boolean }) {
     this.#db = db;
     this.#clock = clock;
     this.#audit = audit;
-    this.#lucia = new Lucia(adapter(db, clock), {
+    this.#secureCookie = options.secureCookie;
+  }
+
+  /** Lucia over the sessions of one tenant: what it writes belongs to the transaction of the entity manager. */
+  #lucia(em: EntityManager, tenantId: string) {
+    return new Lucia(adapter(em, tenantId, this.#clock), {
       sessionExpiresIn: new TimeSpan(SESSION_SECONDS, 's'),
       sessionCookie: {
         name: SESSION_COOKIE,
-        attributes: { sameSite: 'lax', secure: options.secureCookie, path: '/' },
+        attributes: { sameSite: 'lax', secure: this.#secureCookie, path: '/' },
       },
+      getSessionAttributes: (attributes) => attributes,
+      getUserAttributes: (attributes) => attributes,
     });
   }
 
   /** The signed-in person of a cookie value, with the roles of this moment, until when; null when the session is over. */
-  async validate(sessionId: string): Promise<{ principal: SessionPrincipal; until: number } | null> {
-    const { session, user } = await this.#lucia.validateSession(sessionId);
+  async validate(secret: string): Promise<{ principal: SessionPrincipal; until: number } | null> {
+    const hash = sha256(secret);
+    const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
+      `select tenant_id from credential where hash = $1 and kind = 'session'`,
+      [hash],
+    );
+    if (!rows[0]) return null;
+    const tenantId = rows[0].tenant_id;
+    const lucia = this.#lucia(this.#db.reader(tenantId), tenantId);
+    const { session, user } = await lucia.validateSession(hash.toString('hex'));
     if (!session) return null;
-    const [tenantId, userId] = user.id.split('/') as [string, string];
-    const em = this.#db.reader(tenantId);
-    const [row, member] = await Promise.all([
-      em.findOne(SessionEntity, { tenantId, id: hashed(sessionId) }),
-      this.#db.reader(tenantId).findOne(Member, { tenantId, id: userId, removedAt: null }),
-    ]);
-    // lucia extends sessions in memory after half their life; the row has the absolute end
-    if (!row || !member || row.expiresAt.getTime() <= this.#clock.now()) return null;
     const principal: SessionPrincipal = {
       kind: 'session',
       tenantId,
-      id: row.id,
-      userId,
-      email: member.email,
-      name: member.name,
-      avatarUrl: member.avatarUrl ?? null,
-      roles: member.roles as Role[],
-      authMethod: row.authMethod,
+      id: session.id,
+      userId: user.id,
+      email: user.email,
+      name: user.name,
+      avatarUrl: user.avatarUrl ?? null,
+      roles: user.roles as Role[],
+      authMethod: session.authMethod,
     };
-    return { principal, until: row.expiresAt.getTime() };
+    // not `expiresAt`: lucia extends that in memory after half of a session's life
+    return { principal, until: session.endsAt.getTime() };
   }
 
   /**
@@ -121,16 +132,22 @@ export class Sessions {
   ): Promise<OpenedSession> {
     const { member, authMethod, now, origin } = start;
     if (member.tenantId !== tenantId || member.removedAt) throw new Error('a session is of a member of the tenant');
-    const sessionId = generateIdFromEntropySize(25);
+    const secret = generateIdFromEntropySize(25);
+    const id = sha256(secret).toString('hex');
+    const endsAt = new Date(now.getTime() + SESSION_SECONDS * 1000);
+    const lucia = this.#lucia(em, tenantId);
     member.lastLogin = now;
-    const { id, expiresAt } = await storeSession(em, tenantId, {
-      sessionId,
-      userId: member.id,
-      authMethod,
-      now,
-      origin,
-    });
-    await em.flush();
+    await lucia.createSession(
+      member.id,
+      {
+        authMethod,
+        ip: origin.ip,
+        userAgent: origin.userAgent?.toWellFormed().replaceAll('\0', '').slice(0, USER_AGENT_LENGTH) ?? null,
+        createdAt: now,
+        endsAt,
+      },
+      { sessionId: id },
+    );
     await this.#audit(em, tenantId, {
       actor: { type: 'user', id: member.id, email: member.email, ip: origin.ip },
       action: 'session.started',
@@ -138,7 +155,7 @@ export class Sessions {
       detail: authMethod,
       requestId: origin.requestId,
     });
-    return { cookie: this.#lucia.createSessionCookie(sessionId).serialize(), expiresAt, id };
+    return { cookie: lucia.createSessionCookie(secret).serialize(), expiresAt: endsAt, id };
   }
 
   /** The sessions of a person that are not over, the newest first. */
@@ -158,7 +175,7 @@ export class Sessions {
     const { tenantId, userId, email } = principal;
     const actor = { type: 'user', id: userId, email, ip: origin.ip } as const;
     await this.#end(tenantId, userId, { id: principal.id }, { actor, requestId: origin.requestId });
-    return this.#lucia.createBlankSessionCookie().serialize();
+    return this.#lucia(this.#db.reader(tenantId), tenantId).createBlankSessionCookie().serialize();
   }
 
   /** Ends one session of a person by its handle, everywhere when it resolves; NOT_FOUND when they have none such. */
@@ -173,7 +190,7 @@ export class Sessions {
    */
   async endAll(tenantId: string, userId: string, by: Doer, except?: string): Promise<number> {
     await this.#assertPerson(tenantId, userId);
-    return this.#end(tenantId, userId, except === undefined ? {} : { id: { $ne: except } }, by);
+    return this.#end(tenantId, userId, except === undefined ? 'all' : { id: { $ne: except } }, by);
   }
 
   /**
@@ -181,22 +198,34 @@ export class Sessions {
    * process forgets them.
    */
   async endWithin(em: EntityManager, tenantId: string, which: { userId: string } | { id: string }): Promise<number> {
-    const rows = await em.find(SessionEntity, { tenantId, ...which });
-    await this.#remove(em, rows);
-    return rows.length;
+    const lucia = this.#lucia(em, tenantId);
+    const count = await em.count(SessionEntity, { tenantId, ...which });
+    if ('id' in which) await lucia.invalidateSession(which.id);
+    else await lucia.invalidateUserSessions(which.userId);
+    return count;
   }
 
   /** Forgets the sessions that are over. */
   async forget(): Promise<void> {
-    await this.#lucia.deleteExpiredSessions();
+    const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
+      'select distinct tenant_id from session where expires_at <= $1',
+      [new Date(this.#clock.now())],
+    );
+    for (const { tenant_id: tenantId } of rows) {
+      await this.#db.transaction(tenantId, (em) => this.#lucia(em, tenantId).deleteExpiredSessions());
+    }
   }
 
-  async #end(tenantId: string, userId: string, which: FilterQuery<SessionRow>, by: Doer): Promise<number> {
+  async #end(tenantId: string, userId: string, which: FilterQuery<SessionRow> | 'all', by: Doer): Promise<number> {
     return this.#db.transaction(tenantId, async (em, notify) => {
-      const rows = await em.find(SessionEntity, { $and: [{ tenantId, userId }, which] });
+      const chosen = which === 'all' ? {} : which;
+      const rows = await em.find(SessionEntity, { $and: [{ tenantId, userId }, chosen] });
       if (rows.length === 0) return 0;
-      await this.#remove(em, rows);
-      if (rows.length === 1) await notify('credential', rows[0]!.id);
+      const lucia = this.#lucia(em, tenantId);
+      if (which === 'all') await lucia.invalidateUserSessions(userId);
+      else for (const { id } of rows) await lucia.invalidateSession(id);
+      // with all sessions, one may end that was started after they were counted: `members` covers it too
+      if (which !== 'all' && rows.length === 1) await notify('credential', rows[0]!.id);
       else await notify('members');
       await this.#audit(em, tenantId, {
         ...by,
@@ -208,103 +237,67 @@ export class Sessions {
     });
   }
 
-  async #remove(em: EntityManager, rows: readonly SessionRow[]): Promise<void> {
-    for (const { tenantId, id } of rows) {
-      await em.execute('delete from credential where hash = ?', [Buffer.from(id, 'hex')]);
-      await em.nativeDelete(SessionEntity, { tenantId, id });
-    }
-  }
-
   async #assertPerson(tenantId: string, userId: string): Promise<void> {
     if (await this.#db.reader(tenantId).count(Member, { id: userId })) return;
     throw new AppError('NOT_FOUND', 'there is no such person');
   }
 }
 
-/** Adds a session within the caller's transaction: the row, and the way to it from the cookie. */
-async function storeSession(
-  em: EntityManager,
-  tenantId: string,
-  session: { sessionId: string; userId: string; authMethod: string; now: Date; origin?: Origin },
-): Promise<{ id: string; expiresAt: Date }> {
-  const { now, origin } = session;
-  const hash = sha256(session.sessionId);
-  const id = hash.toString('hex');
-  const expiresAt = new Date(now.getTime() + SESSION_SECONDS * 1000);
-  await em.execute('insert into credential (hash, kind, tenant_id, id) values (?, ?, ?, ?)', [
-    hash,
-    'session',
-    tenantId,
-    id,
-  ]);
-  em.create(SessionEntity, {
-    tenantId,
-    id,
-    handle: newId('ses', now.getTime()),
-    userId: session.userId,
-    authMethod: session.authMethod,
-    ip: origin?.ip ?? null,
-    userAgent: origin?.userAgent?.toWellFormed().replaceAll('\0', '').slice(0, USER_AGENT_LENGTH) ?? null,
-    createdAt: now,
-    lastUsedAt: now,
-    expiresAt,
-  });
-  return { id, expiresAt };
-}
-
-/** Lucia's storage over this database. Ids are hashed on the way in. */
-function adapter(db: Database, clock: Clock): Adapter {
-  const find = async (sessionId: string): Promise<[DatabaseSession | null, DatabaseUser | null]> => {
-    const { rows } = await db.owner.query<{ tenant_id: string; id: string }>(
-      `select tenant_id, id from credential where hash = $1 and kind = 'session'`,
-      [sha256(sessionId)],
-    );
-    if (!rows[0]) return [null, null];
-    const { tenant_id: tenantId, id } = rows[0];
-    const row = await db.reader(tenantId).findOne(SessionEntity, { tenantId, id });
-    if (!row) return [null, null];
-    const userId = `${tenantId}/${row.userId}`;
-    return [
-      { id: sessionId, userId, expiresAt: row.expiresAt, attributes: { authMethod: row.authMethod } },
-      { id: userId, attributes: { email: '' } },
-    ];
-  };
-  const forget = (where: string, values: unknown[]) =>
-    db.owner.query(
-      `with gone as (delete from session where ${where} returning tenant_id, id)
-       delete from credential c using gone where c.tenant_id = gone.tenant_id and c.id = gone.id`,
-      values,
-    );
-  return {
-    getSessionAndUser: find,
-    getUserSessions: async (luciaUser) => {
-      const [tenantId, userId] = luciaUser.split('/') as [string, string];
-      const rows = await db.reader(tenantId).find(SessionEntity, { tenantId, userId });
-      return rows.map((row) => ({
-        id: row.id,
-        userId: luciaUser,
-        expiresAt: row.expiresAt,
-        attributes: { authMethod: row.authMethod },
-      }));
+/**
+ * Lucia's storage: the sessions of one tenant, in the transaction of the entity manager where it has one. Nothing else
+ * adds or deletes rows of `session`. A row and the way to it from the cookie come and go together.
+ */
+function adapter(em: EntityManager, tenantId: string, clock: Clock): Adapter {
+  const sessionOf = (row: SessionRow): DatabaseSession => ({
+    id: row.id,
+    userId: row.userId,
+    // lucia compares with the system's time; the session ends by our clock
+    expiresAt: new Date(Date.now() + row.expiresAt.getTime() - clock.now()),
+    attributes: {
+      authMethod: row.authMethod,
+      ip: row.ip ?? null,
+      userAgent: row.userAgent ?? null,
+      createdAt: row.createdAt,
+      endsAt: row.expiresAt,
     },
-    setSession: async (session) => {
-      const [tenantId, userId] = session.userId.split('/') as [string, string];
-      const { authMethod } = session.attributes;
-      const now = new Date(clock.now());
-      await db.transaction(tenantId, async (em) => {
-        await storeSession(em, tenantId, { sessionId: session.id, userId, authMethod, now });
+  });
+  const remove = async (where: string, value: unknown) => {
+    await em.execute(
+      `with gone as (delete from session where tenant_id = ? and ${where} returning id)
+       delete from credential where tenant_id = ? and id in (select id from gone)`,
+      [tenantId, value, tenantId],
+    );
+  };
+  return {
+    getSessionAndUser: async (id): Promise<[DatabaseSession | null, DatabaseUser | null]> => {
+      const row = await em.findOne(SessionEntity, { tenantId, id });
+      if (!row) return [null, null];
+      const member = await em.findOne(Member, { tenantId, id: row.userId, removedAt: null });
+      return [sessionOf(row), member && { id: member.id, attributes: member }];
+    },
+    getUserSessions: async (userId) => (await em.find(SessionEntity, { tenantId, userId })).map(sessionOf),
+    setSession: async ({ id, userId, attributes: { endsAt, ...attributes } }) => {
+      await em.execute('insert into credential (hash, kind, tenant_id, id) values (?, ?, ?, ?)', [
+        Buffer.from(id, 'hex'),
+        'session',
+        tenantId,
+        id,
+      ]);
+      em.create(SessionEntity, {
+        tenantId,
+        id,
+        handle: newId('ses', attributes.createdAt.getTime()),
+        userId,
+        ...attributes,
+        lastUsedAt: attributes.createdAt,
+        expiresAt: endsAt,
       });
+      await em.flush();
     },
     // the end of a session is absolute: it is never moved
     updateSessionExpiration: async () => undefined,
-    deleteSession: async (sessionId) => {
-      await forget('id = $1', [hashed(sessionId)]);
-    },
-    deleteUserSessions: async (luciaUser) => {
-      await forget('tenant_id = $1 and user_id = $2', luciaUser.split('/'));
-    },
-    deleteExpiredSessions: async () => {
-      await forget('expires_at <= $1', [new Date(clock.now())]);
-    },
+    deleteSession: (id) => remove('id = ?', id),
+    deleteUserSessions: (userId) => remove('user_id = ?', userId),
+    deleteExpiredSessions: () => remove('expires_at <= ?', new Date(clock.now())),
   };
 }

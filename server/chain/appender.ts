@@ -1,11 +1,11 @@
 import { setTimeout as delay } from 'node:timers/promises';
-import type pg from 'pg';
+import pg from 'pg';
 import type { Database } from '../../db/index.ts';
 import { type ActorKind, Fenced } from '../actors/host.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { Log } from '../lib/log.ts';
-import type { Checkpoint, Checkpoints } from './checkpoint.ts';
+import { ChainClosed, type Checkpoint, type Checkpoints } from './checkpoint.ts';
 import { ConnectionLost, CopyRows, Pipeline, type ServerError } from './copy.ts';
 import { chainHash, type DecisionEvent, decisionLine, genesisLine, idHash, ZERO_HASH } from './record.ts';
 import { addInput, addRecord, BadEvent, remedyFor, SESSION, transaction } from './transaction.ts';
@@ -45,8 +45,10 @@ export interface Appender {
    * Events of one call keep their order; those of calls at the same time may mix. It is not all or nothing: an event
    * that cannot be stored hurts only itself. At most 1,000 events a call.
    *
-   * Rejects with Fenced when another process took the tenant over, with UNAVAILABLE (Retry-After) when the mailbox is
-   * full or the database does not answer, and with NOT_FOUND for an unknown tenant. What was asked for may then be
+   * Rejects with Fenced when another process took the tenant over, with ChainClosed when the chain lacks what was
+   * acknowledged (compared whenever the chain is opened and after every connect), with UNAVAILABLE (Retry-After) when the
+   * mailbox is full or the database does not acknowledge within 5 s, and with NOT_FOUND for an unknown tenant. What was
+   * asked for may then be
    * stored or not: the same call again finds out and does the rest.
    */
   append(tenantId: string, events: readonly AppendEvent[]): Promise<AppendResult>;
@@ -56,6 +58,8 @@ export interface Appender {
   release(tenantId: string): void;
   /** Events that were accepted and are not yet answered. */
   readonly waiting: number;
+  /** Whether events came in during the last moments. */
+  readonly busy: boolean;
   /** Finishes what was accepted (or rejects it with UNAVAILABLE when the database does not answer) and disconnects. */
   stop(): Promise<void>;
 }
@@ -66,7 +70,7 @@ export interface AppenderOptions {
   log: Log;
   /** `sha256:<hex>` of the current public key, for the genesis record of a new chain. */
   fingerprint: () => string;
-  /** Without it no checkpoints are signed on the way. */
+  /** Without it no checkpoints are signed on the way, and a chain is compared with nothing when it is opened. */
   checkpoints?: Checkpoints | undefined;
   /** Writer connections; tenants are spread over them. */
   shards?: number;
@@ -95,8 +99,12 @@ const DEPTH = 2;
 /** A second transaction is begun beside the first for as many events as that has, or this many; fewer gather meanwhile. */
 const SECOND_GROUP_EVENTS = 200;
 /** A transaction that takes longer is given up: its connection is cut. */
-const TRANSACTION_MS = 30_000;
+const TRANSACTION_MS = 5000;
+/** A caller whose events are not acknowledged by then is told that they may be stored or not. */
+const ACKNOWLEDGE_MS = 5000;
 const CONNECT_MS = 5000;
+/** A writer is busy for this long after its last events. */
+const BUSY_MS = 250;
 const ATTEMPTS = 5;
 
 export function openAppender(options: AppenderOptions): Appender {
@@ -108,6 +116,9 @@ export function openAppender(options: AppenderOptions): Appender {
     release: (tenantId) => of(tenantId).release(tenantId),
     get waiting() {
       return writers.reduce((sum, writer) => sum + writer.waiting, 0);
+    },
+    get busy() {
+      return writers.some((writer) => writer.busy);
     },
     stop: async () => {
       await Promise.all(writers.map((writer) => writer.stop()));
@@ -137,10 +148,14 @@ interface Chain {
   at: number;
   /** seq of the last checkpoint; undefined when this chain must not be signed. */
   signed: number | undefined;
+  /** How many losses of the chain were accepted, see note.ts. */
+  generation: number;
   /** For the genesis record, where there is none yet. */
   readonly fingerprint: string;
   /** False once the ownership is lost or unsure: whoever comes next opens the chain again. */
   live: boolean;
+  /** Why what waits for it is refused, when it is not because another process has it. */
+  refusal: Error | undefined;
 }
 
 interface Batch {
@@ -178,6 +193,8 @@ interface Group {
   readonly batches: readonly Batch[];
   readonly moves: Map<Chain, Move>;
   readonly checkpoints: Checkpoint[];
+  /** Where its commit leaves the chains. */
+  readonly heads: { readonly chain: Chain; readonly seq: number; readonly hash: Buffer }[];
   readonly events: number;
   state: 'under way' | 'committed' | 'failed';
   error: Error | undefined;
@@ -192,8 +209,11 @@ class Writer {
   #queuedEvents = 0;
   #waitingEvents = 0;
   #waitingBytes = 0;
+  #askedAt = Number.NEGATIVE_INFINITY;
   #groups: Group[] = [];
   #pipeline: Pipeline | undefined;
+  /** How many connections of the pipeline were lost. */
+  #losses = 0;
   readonly #rows: CopyRows[] = [];
   #scheduled = false;
   /** Something failed and is being put right; no new transaction begins. */
@@ -215,6 +235,10 @@ class Writer {
     return this.#waitingEvents;
   }
 
+  get busy(): boolean {
+    return this.#waitingEvents > 0 || performance.now() - this.#askedAt < BUSY_MS;
+  }
+
   async append(tenantId: string, events: readonly AppendEvent[]): Promise<AppendResult> {
     if (events.length === 0) return { results: [] };
     if (events.length > GROUP_EVENTS) throw new RangeError(`more than ${GROUP_EVENTS} events in one call`);
@@ -228,6 +252,12 @@ class Writer {
     ) {
       throw unavailable('too many events are waiting');
     }
+    this.#askedAt = performance.now();
+    return inTime(this.#queued(tenantId, events, inputBytes));
+  }
+
+  /** Takes room in the mailbox until the events have their answer, whether or not the caller still waits for it. */
+  async #queued(tenantId: string, events: readonly AppendEvent[], inputBytes: number): Promise<AppendResult> {
     this.#waitingEvents += events.length;
     this.#waitingBytes += inputBytes;
     try {
@@ -267,10 +297,14 @@ class Writer {
   #chain(tenantId: string): Promise<Chain> | Chain {
     const known = this.#chains.get(tenantId);
     if (known) return known;
+    const losses = this.#losses;
     const opening = this.#open(tenantId).then(
-      (chain) => {
+      (chain): Chain | Promise<Chain> => {
         if (this.#chains.get(tenantId) === opening) this.#chains.set(tenantId, chain);
-        return chain;
+        if (losses === this.#losses) return chain;
+        // the database was away meanwhile: what was read of it may not be so any more
+        this.#abandon(chain);
+        return this.#chain(tenantId);
       },
       (error) => {
         if (this.#chains.get(tenantId) === opening) this.#chains.delete(tenantId);
@@ -287,6 +321,8 @@ class Writer {
    */
   async #open(tenantId: string): Promise<Chain> {
     const { owner } = this.#options.db;
+    const { checkpoints } = this.#options;
+    checkpoints?.assertOpen(tenantId, 'forensics');
     try {
       const { rows } = await owner.query<{ seq: number; hash: Buffer; fence: number }>(
         `insert into chain_head as h (tenant_id, chain, seq, hash, fence) values ($1, 'forensics', 0, $2, 1)
@@ -300,17 +336,36 @@ class Writer {
         [tenantId, seq],
       );
       const at = last.rows[0]?.received_at.getTime() ?? 0;
-      const signed = await this.#options.checkpoints?.resume(tenantId, 'forensics');
+      const { signed, generation } = await this.#compared(tenantId);
       const fingerprint = seq === 0 ? this.#options.fingerprint() : '';
-      return { tenantId, seq, hash, fence, at, signed, fingerprint, live: true };
+      return { tenantId, seq, hash, fence, at, signed, generation, fingerprint, live: true, refusal: undefined };
     } catch (error) {
+      if (error instanceof ChainClosed) throw error;
       if ((error as ServerError).code === '23503') throw new AppError('NOT_FOUND', 'there is no such tenant');
       this.#options.log.error({ err: error, tenant: tenantId }, 'a chain cannot be opened');
       throw unavailable('the database does not answer', error);
     }
   }
 
-  #abandon(chain: Chain): void {
+  /**
+   * Compares the chain, whose fence was just taken, with what is known about it. The ids remembered of records that are
+   * not there any more are forgotten, so that an event that comes again is stored and not answered as a duplicate.
+   */
+  async #compared(tenantId: string): Promise<{ signed: number | undefined; generation: number }> {
+    const { checkpoints } = this.#options;
+    if (!checkpoints) return { signed: undefined, generation: 0 };
+    try {
+      const standing = await checkpoints.resume(tenantId, 'forensics');
+      if (standing.givenUp) this.#recent.forget(tenantId);
+      return standing;
+    } catch (error) {
+      if (error instanceof ChainClosed) this.#recent.forget(tenantId);
+      throw error;
+    }
+  }
+
+  #abandon(chain: Chain, refusal?: Error): void {
+    chain.refusal ??= refusal;
     chain.live = false;
     if (this.#chains.get(chain.tenantId) === chain) this.#chains.delete(chain.tenantId);
   }
@@ -354,7 +409,7 @@ class Writer {
       events += batch.events.length;
       bytes += batch.inputBytes;
       if (batch.chain.live) batches.push(batch);
-      else batch.reject(new Fenced());
+      else batch.reject(batch.chain.refusal ?? new Fenced());
     }
     this.#queue.splice(0, taken);
     this.#queuedEvents -= events;
@@ -396,6 +451,10 @@ class Writer {
 
   #published(group: Group): void {
     this.#options.hooks?.committed?.();
+    for (const { chain, seq, hash } of group.heads) {
+      const head = { seq, hash: hash.toString('hex'), generation: chain.generation };
+      this.#options.checkpoints?.acknowledged.acknowledge(chain.tenantId, 'forensics', head);
+    }
     if (group.checkpoints.length > 0) this.#options.checkpoints!.publish(group.checkpoints);
   }
 
@@ -408,6 +467,7 @@ class Writer {
       batches,
       moves: new Map(),
       checkpoints: [],
+      heads: [],
       events: batches.reduce((sum, batch) => sum + batch.events.length, 0),
       state: 'under way',
       error: undefined,
@@ -428,6 +488,7 @@ class Writer {
       return { group, done: Promise.resolve() };
     }
     this.#sign(group, now);
+    for (const chain of group.moves.keys()) group.heads.push({ chain, seq: chain.seq, hash: chain.hash });
     const moves = [...group.moves.values()].map(({ chain, seq, hash }) => ({
       tenantId: chain.tenantId,
       fence: chain.fence,
@@ -506,7 +567,7 @@ class Writer {
     if (!checkpoints) return;
     for (const { chain } of group.moves.values()) {
       if (chain.signed === undefined || chain.seq - chain.signed < checkpoints.everyRecords) continue;
-      const checkpoint = checkpoints.sign(chain.tenantId, 'forensics', { seq: chain.seq, hash: chain.hash }, now);
+      const checkpoint = checkpoints.sign(chain.tenantId, 'forensics', chain, now);
       if (!checkpoint) continue;
       chain.signed = chain.seq;
       group.checkpoints.push(checkpoint);
@@ -566,7 +627,7 @@ class Writer {
       if (cause) {
         const remedy = remedyFor(cause);
         this.#options.log.warn({ err: cause, remedy, attempt }, 'a group of records was not committed');
-        if (attempt >= ATTEMPTS) return this.#rejectAll(open, unavailable('the database refuses', cause));
+        if (attempt >= ATTEMPTS || remedy === 'none') return this.#isolate(open, pick, cause);
         if (remedy === 'lost') {
           if (attempt > 0 && !(await this.#reconnect(open))) return;
           await this.#lookUp(open, pick);
@@ -578,9 +639,8 @@ class Writer {
           }
         } else if (remedy === 'head') await this.#compareHeads(open);
         else if (remedy === 'data') return this.#divide(open, pick);
-        else if (remedy === 'none') return this.#rejectAll(open, unavailable('the database refuses', cause));
       }
-      for (const batch of open) if (!batch.chain.live) this.#giveUp(batch, new Fenced());
+      for (const batch of open) if (!batch.chain.live) this.#giveUp(batch, batch.chain.refusal ?? new Fenced());
       open = open.filter((batch) => batch.chain.live && !isDone(batch, pick));
       if (open.length === 0) return;
       if (!this.#pipeline && !(await this.#reconnect(open))) return;
@@ -599,6 +659,18 @@ class Writer {
         if (!(cause instanceof ConnectionLost)) await this.#rollBack();
       }
     }
+  }
+
+  /**
+   * The database refuses for a reason that lies in no event: of several chains perhaps for one alone, as when its shard
+   * is away or its head is locked. Each is tried by itself; the only one is given up.
+   */
+  async #isolate(batches: readonly Batch[], pick: number | undefined, cause: Error): Promise<void> {
+    const chains = [...Map.groupBy(batches, (batch) => batch.chain).values()];
+    if (chains.length === 1 || pick !== undefined) {
+      return this.#rejectAll(batches, unavailable('the database refuses', cause));
+    }
+    for (const one of chains) await this.#redo(one);
   }
 
   async #rollBack(): Promise<void> {
@@ -636,15 +708,10 @@ class Writer {
       const ids = group.flatMap(({ events, final }) =>
         events.filter((_, i) => !final![i] && (pick === undefined || pick === i)).map(({ event }) => event.event_id),
       );
-      const { rows } = await this.#options.db.owner.query<{
-        event_id: string;
-        seq: number;
-        hash: Buffer;
-        line: string;
-      }>('select event_id, seq, hash, line from forensic_record where tenant_id = $1 and event_id = any($2)', [
-        chain.tenantId,
-        ids,
-      ]);
+      const rows = await within(CONNECT_MS, this.#stored(chain, ids)).catch((error: Error) => {
+        this.#rejectAll(group, unavailable('the database does not answer', error));
+        return [];
+      });
       const stored = new Map(rows.map((row) => [row.event_id, row]));
       for (const { events, final, results } of group) {
         for (const [i, { event }] of events.entries()) {
@@ -664,12 +731,23 @@ class Writer {
     return found;
   }
 
+  async #stored({ tenantId }: Chain, ids: readonly string[]) {
+    const { rows } = await this.#options.db.owner.query<{ event_id: string; seq: number; hash: Buffer; line: string }>(
+      'select event_id, seq, hash, line from forensic_record where tenant_id = $1 and event_id = any($2)',
+      [tenantId, ids],
+    );
+    return rows;
+  }
+
   /** The compare-and-swap found another head than ours: another owner's, or one that went on without us. */
   async #compareHeads(batches: readonly Batch[]): Promise<void> {
     for (const chain of new Set(batches.map((batch) => batch.chain))) {
-      const { rows } = await this.#options.db.owner.query<{ seq: number; hash: Buffer; fence: number }>(
-        `select seq, hash, fence from chain_head where tenant_id = $1 and chain = 'forensics'`,
-        [chain.tenantId],
+      const { rows } = await within(
+        CONNECT_MS,
+        this.#options.db.owner.query<{ seq: number; hash: Buffer; fence: number }>(
+          `select seq, hash, fence from chain_head where tenant_id = $1 and chain = 'forensics'`,
+          [chain.tenantId],
+        ),
       );
       const head = rows[0];
       if (head?.fence !== chain.fence) {
@@ -688,12 +766,22 @@ class Writer {
    * another process took in the meantime is left to it. False when the database stays away: the batches are rejected
    * then, and all that waits.
    *
+   * Every other chain is let go of and opened again when it is asked for: the database that answers now may be an older
+   * copy of the one that was lost, and each chain has to be compared with what was acknowledged before it is believed.
+   *
    * INVARIANT: fences first, look-ups after (see #open): the lost connection's transaction may still be running.
    */
   async #reconnect(batches: readonly Batch[]): Promise<boolean> {
-    const chains = [...new Set(batches.map((batch) => batch.chain))].filter((chain) => chain.live);
+    // what waits for the first connection was opened a moment ago
+    const waiting = this.#losses === 0 ? batches : [...batches, ...this.#queue];
+    const chains = [...new Set(waiting.map((batch) => batch.chain))].filter((chain) => chain.live);
     const { db, log } = this.#options;
     const began = performance.now();
+    if (this.#losses > 0) {
+      for (const chain of this.#chains.values()) {
+        if (!(chain instanceof Promise) && !chains.includes(chain)) this.#abandon(chain);
+      }
+    }
     for (let pause = 50; ; pause = Math.min(2 * pause, 2000)) {
       let client: pg.Client | undefined;
       try {
@@ -701,23 +789,15 @@ class Writer {
         this.#pipeline = undefined;
         client = await within(CONNECT_MS, db.connectOwner());
         client.on('error', () => undefined);
-        await client.query(SESSION);
-        for (const chain of chains) {
-          if (!chain.live) continue;
-          const { rows } = await client.query<{ seq: number; hash: Buffer; fence: number }>(
-            `update chain_head set fence = fence + 1 where tenant_id = $1 and chain = 'forensics' and fence = $2
-             returning seq, hash, fence`,
-            [chain.tenantId, chain.fence],
-          );
-          if (rows[0]) Object.assign(chain, rows[0]);
-          else this.#abandon(chain);
-        }
+        await within(CONNECT_MS, client.query(SESSION));
+        for (const chain of chains) if (chain.live) await this.#takeAgain(client, chain, batches);
         let pipeline: Pipeline | undefined;
         pipeline = new Pipeline(client, {
           timeoutMs: TRANSACTION_MS,
           onLost: (error) => {
             if (this.#pipeline !== pipeline) return;
             this.#pipeline = undefined;
+            this.#losses++;
             if (!this.#stopped) log.warn({ err: error.cause ?? error }, 'the chain writer lost its connection');
           },
         });
@@ -726,7 +806,7 @@ class Writer {
         this.#down = false;
         return true;
       } catch (error) {
-        client?.end().catch(() => undefined);
+        client?.connection.stream.destroy();
         const waited = performance.now() - began;
         if (waited > (this.#options.patienceMs ?? 3000) || this.#stopped) {
           if (!this.#down) log.error({ err: error }, 'the chain writer has no database; events are refused');
@@ -740,6 +820,42 @@ class Writer {
         }
         await delay(pause, undefined, { signal: this.#stopping.signal }).catch(() => undefined);
       }
+    }
+  }
+
+  /** Takes the fence of a chain that was ours. A fault of this chain's alone gives up only its batches. */
+  async #takeAgain(client: pg.Client, chain: Chain, batches: readonly Batch[]): Promise<void> {
+    try {
+      const { rows } = await within(
+        CONNECT_MS,
+        client.query<{ seq: number; hash: Buffer; fence: number }>(
+          `update chain_head set fence = fence + 1 where tenant_id = $1 and chain = 'forensics' and fence = $2
+           returning seq, hash, fence`,
+          [chain.tenantId, chain.fence],
+        ),
+      );
+      if (!rows[0]) {
+        this.#abandon(chain);
+        return;
+      }
+      Object.assign(chain, rows[0]);
+      const known = this.#options.checkpoints?.acknowledged.local(chain.tenantId, 'forensics');
+      if (known?.seq === chain.seq && known.hash === chain.hash.toString('hex')) return;
+      Object.assign(chain, await within(CONNECT_MS, this.#compared(chain.tenantId)));
+    } catch (error) {
+      if (error instanceof ChainClosed) {
+        this.#abandon(chain, error);
+        return;
+      }
+      // the server itself answered, and the connection goes on: the fault is not the connection's
+      if (!('code' in (error as Error)) || client.connection.stream.destroyed) throw error;
+      await within(CONNECT_MS, client.query('select 1'));
+      this.#options.log.error({ err: error, tenant: chain.tenantId }, 'a chain cannot be taken again');
+      this.#abandon(chain);
+      this.#rejectAll(
+        batches.filter((batch) => batch.chain === chain),
+        unavailable('the database refuses', error),
+      );
     }
   }
 
@@ -786,20 +902,44 @@ function isDone(batch: Batch, pick: number | undefined): boolean {
   return pick === undefined ? batch.final!.every((final) => final === 1) : batch.final![pick] === 1;
 }
 
-/** The connection, or an error when it takes longer; one that comes later is closed again. */
-async function within(ms: number, connecting: Promise<pg.Client>): Promise<pg.Client> {
+/** What the database answers, or an error when it takes longer. A connection that comes later is closed again. */
+async function within<T>(ms: number, answer: Promise<T>): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
   let late = false;
-  const timeout = delay(ms, undefined, { ref: false }).then(() => {
-    late = true;
-    throw new Error(`PostgreSQL did not answer within ${ms} ms`);
-  });
-  connecting.then(
-    (client) => {
-      if (late) client.end().catch(() => undefined);
+  answer.then(
+    (one) => {
+      if (late && one instanceof pg.Client) one.end().catch(() => undefined);
     },
     () => undefined,
   );
-  return await Promise.race([connecting, timeout]);
+  const timeout = new Promise<never>((_resolve, reject) => {
+    timer = setTimeout(() => {
+      late = true;
+      reject(Object.assign(new Error(`PostgreSQL did not answer within ${ms} ms`), { code: 'ETIMEDOUT' }));
+    }, ms);
+  });
+  try {
+    return await Promise.race([answer, timeout]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** The result, or UNAVAILABLE when it takes longer than a caller is asked to wait. */
+async function inTime<T>(result: Promise<T>): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
+  const late = new Promise<never>((_resolve, reject) => {
+    timer = setTimeout(
+      () => reject(unavailable(`the database did not acknowledge within ${ACKNOWLEDGE_MS / 1000} s`)),
+      ACKNOWLEDGE_MS,
+    );
+  });
+  result.catch(() => undefined);
+  try {
+    return await Promise.race([result, late]);
+  } finally {
+    clearTimeout(timer);
+  }
 }
 
 function unavailable(detail: string, cause?: unknown): AppError {
@@ -834,6 +974,11 @@ class RecentIds {
       this.#young.set(tenantId, young);
     }
     return new TenantIds(young, this.#old.get(tenantId));
+  }
+
+  forget(tenantId: string): void {
+    this.#young.delete(tenantId);
+    this.#old.delete(tenantId);
   }
 }
 

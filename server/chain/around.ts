@@ -1,5 +1,5 @@
 import type { Database } from '../../db/index.ts';
-import { RECORD_TABLE } from './checkpoint.ts';
+import { RECORDS } from './loss.ts';
 import { type ChainName, chainHash, ZERO_HASH } from './record.ts';
 
 /** A record as it is stored, with the hash that it should have. */
@@ -19,10 +19,10 @@ export async function recordsAround(
   tenantId: string,
   { chain, seq, radius }: { chain: ChainName; seq: number; radius: number },
 ): Promise<StoredRecord[]> {
-  const id = chain === 'forensics' ? 'event_id' : 'id';
+  const { table, id } = RECORDS[chain];
   const rows = await db.query<{ seq: number; id: string; received_at: Date; line: string; hash: Buffer }>(
     tenantId,
-    `select seq, ${id} as id, received_at, line, hash from ${RECORD_TABLE[chain]}
+    `select seq, ${id} as id, received_at, line, hash from ${table}
      where tenant_id = $1 and seq between $2 and $3 order by seq`,
     [tenantId, seq - radius - 1, seq + radius],
   );

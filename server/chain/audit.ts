@@ -1,10 +1,21 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
-import type { Database } from '../../db/index.ts';
+import { afterCommit, type Database } from '../../db/index.ts';
 import { AUDIT_ACTIONS, type AuditAction, type AuditEntry, type Severity, type WriteAudit } from '../auth/audit.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
-import { chainHash, genesisLine, RECORD_ALG, RECORD_VERSION, ZERO_HASH } from './record.ts';
+import type { Checkpoints } from './checkpoint.ts';
+import {
+  AUDIT_COLUMNS,
+  auditColumns,
+  chainHash,
+  genesisLine,
+  RECORD_ALG,
+  RECORD_VERSION,
+  ZERO_HASH,
+} from './record.ts';
+import { firstSince, lastSeq, PLAN } from './seek.ts';
+import type { ChainPlace } from './verify.ts';
 
 /** The line of an audit record, version 1. INVARIANT: keys in sorted order, as in the decision record. */
 export function auditLine(tenantId: string, seq: number, id: string, at: string, e: AuditEntry): string {
@@ -21,6 +32,7 @@ export function auditLine(tenantId: string, seq: number, id: string, at: string,
     detail: clean(e.detail),
     event_type: 'audit',
     id,
+    note: e.note,
     reason: clean(e.reason),
     received_at: at,
     request_id: clean(e.requestId),
@@ -57,43 +69,99 @@ export interface AuditRecord {
   hash: string;
 }
 
+/** Runs one statement, with parameters $1, $2 … that each occur once and in this order, within a transaction. */
+export type Execute = <R>(sql: string, values: unknown[]) => Promise<R[]>;
+
+/** A head that the transaction moves the audit chain to, and the one from which it does. */
+export interface AuditStep {
+  from: ChainPlace;
+  to: ChainPlace;
+}
+
 /**
- * The writer of the audit chain. Its records commit in the transaction of the change that they tell of; the chain's head
- * row is locked from the record until that commit, so a tenant's changes are serial from there on and the chain cannot
- * fork. The first record of a tenant is preceded by the genesis.
+ * Adds a record to the audit chain within a transaction, and the genesis before the first. The chain's head row is locked
+ * from there to the commit, so a tenant's changes are serial and the chain cannot fork. `allowed` is asked under the lock,
+ * with the head that was found; it throws when nothing may be added. Time never goes back within the chain, whatever the
+ * clocks of its writers say.
  */
-export function auditWriter(clock: Clock, fingerprint: () => string): WriteAudit {
+export async function addAudit(
+  execute: Execute,
+  tenantId: string,
+  entry: AuditEntry,
+  how: {
+    now: number;
+    fingerprint: () => string;
+    id?: string | undefined;
+    allowed?: (head: ChainPlace, closed: boolean) => Promise<void>;
+  },
+): Promise<AuditStep> {
+  await execute(
+    `insert into chain_head (tenant_id, chain, seq, hash, fence) values ($1, 'audit', 0, $2, 0) on conflict do nothing`,
+    [tenantId, Buffer.from(ZERO_HASH, 'hex')],
+  );
+  const rows = await execute<{ seq: string | number; hash: Buffer; closed: boolean }>(
+    `select h.seq, h.hash, exists (select from chain_alarm a where a.tenant_id = h.tenant_id and a.chain = h.chain) as closed
+     from chain_head h where h.tenant_id = $1 and h.chain = 'audit' for update of h`,
+    [tenantId],
+  );
+  let seq = Number(rows[0]!.seq);
+  // a statement of its own, so that it sees what was committed while this one waited for the lock
+  const [last] = await execute<{ received_at: Date | string }>(
+    'select received_at from audit_record where tenant_id = $1 and seq = $2',
+    [tenantId, seq],
+  );
+  const now = new Date(Math.max(how.now, last ? new Date(last.received_at).getTime() : 0));
+  let hash: Buffer = rows[0]!.hash;
+  const from = { seq, hash: hash.toString('hex') };
+  await how.allowed?.(from, rows[0]!.closed);
+  const add = async (id: string, line: string) => {
+    hash = chainHash(hash, line);
+    const columns = Object.values(auditColumns(JSON.parse(line)));
+    await execute(
+      `insert into audit_record (tenant_id, seq, id, received_at, hash, line, ${AUDIT_COLUMNS.join(', ')})
+       values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`,
+      [tenantId, seq, id, now, hash, line, ...columns],
+    );
+  };
+  if (seq === 0) {
+    seq = 1;
+    await add('genesis_audit', genesisLine(tenantId, 'audit', now.toISOString(), how.fingerprint()));
+  }
+  seq += 1;
+  const id = how.id ?? newId('aud', now.getTime());
+  await add(id, auditLine(tenantId, seq, id, now.toISOString(), entry));
+  await execute(`update chain_head set seq = $1, hash = $2 where tenant_id = $3 and chain = 'audit'`, [
+    seq,
+    hash,
+    tenantId,
+  ]);
+  return { from, to: { seq, hash: hash.toString('hex') } };
+}
+
+/**
+ * The writer of the audit chain: its records commit in the transaction of the change that they tell of. With
+ * `checkpoints` the chain is first compared with what is known about it; a chain that lacks what was acknowledged takes
+ * no record (ChainClosed), and so no change is made.
+ */
+export function auditWriter(clock: Clock, fingerprint: () => string, checkpoints?: () => Checkpoints): WriteAudit {
+  /** Where a transaction that is under way has left the chain: not committed, and so not to be acknowledged. */
+  const pending = new WeakMap<EntityManager, ChainPlace>();
   return async (em: EntityManager, tenantId: string, entry: AuditEntry) => {
-    await em.execute(
-      `insert into chain_head (tenant_id, chain, seq, hash, fence) values (?, 'audit', 0, ?, 0) on conflict do nothing`,
-      [tenantId, Buffer.from(ZERO_HASH, 'hex')],
-    );
-    const rows = await em.execute<{ seq: string | number; hash: Buffer }[]>(
-      `select seq, hash from chain_head where tenant_id = ? and chain = 'audit' for update`,
-      [tenantId],
-    );
-    const now = new Date(clock.now());
-    let seq = Number(rows[0]!.seq);
-    let hash: Buffer = rows[0]!.hash;
-    const add = async (id: string, line: string) => {
-      hash = chainHash(hash, line);
-      await em.execute(
-        'insert into audit_record (tenant_id, seq, id, received_at, hash, line) values (?, ?, ?, ?, ?, ?)',
-        [tenantId, seq, id, now, hash, line],
-      );
+    const execute: Execute = (sql, values) => em.execute(sql.replaceAll(/\$\d+/g, '?'), values as never);
+    const known = checkpoints?.();
+    const allowed = async (head: ChainPlace, closed: boolean) => {
+      if (pending.get(em)?.hash === head.hash) return;
+      const local = known?.acknowledged.local(tenantId, 'audit');
+      // as this process left it: nothing to compare
+      if (!known || (!closed && local?.seq === head.seq && local.hash === head.hash)) return;
+      const { generation } = await known.inspectHeld(tenantId, 'audit');
+      if (head.seq > 0) known.acknowledged.acknowledge(tenantId, 'audit', { ...head, generation });
     };
-    if (seq === 0) {
-      seq = 1;
-      await add('genesis_audit', genesisLine(tenantId, 'audit', now.toISOString(), fingerprint()));
-    }
-    seq += 1;
-    const id = newId('aud', now.getTime());
-    await add(id, auditLine(tenantId, seq, id, now.toISOString(), entry));
-    await em.execute(`update chain_head set seq = ?, hash = ? where tenant_id = ? and chain = 'audit'`, [
-      seq,
-      hash,
-      tenantId,
-    ]);
+    const { to } = await addAudit(execute, tenantId, entry, { now: clock.now(), fingerprint, allowed });
+    if (!known) return;
+    pending.set(em, to);
+    const generation = known.acknowledged.local(tenantId, 'audit')?.generation ?? 0;
+    afterCommit(em, () => known.acknowledged.acknowledge(tenantId, 'audit', { ...to, generation }));
   };
 }
 
@@ -110,53 +178,63 @@ export interface AuditFilter {
   limit: number;
 }
 
-/** The audit records that match, the newest first, from the cursor on. They are read from the text that was hashed. */
+/**
+ * The audit records that match, the newest first, from the cursor on. Each filter has an index, and a time is a place in
+ * the chain, so that a page costs what it holds; of several filters the rarest finds the records. They are read from the
+ * text that was hashed.
+ */
 export async function listAudit(
-  db: Database,
+  db: Pick<Database, 'readOnly'>,
   tenantId: string,
   filter: AuditFilter,
 ): Promise<{ records: AuditRecord[]; next_cursor: string | null; has_more: boolean }> {
-  const values: unknown[] = [tenantId];
-  const where = ['a.tenant_id = $1', 'a.seq > 1'];
-  const also = (sql: (place: string) => string, value: unknown) => {
-    if (value === undefined) return;
-    values.push(value);
-    where.push(sql(`$${values.length}`));
-  };
-  for (const name of ['actor_id', 'action', 'target_type', 'target_id', 'severity'] as const) {
-    also((place) => `a.line::json->>'${name}' = ${place}`, filter[name]);
-  }
-  also((place) => `a.received_at >= ${place}`, filter.since && new Date(filter.since));
-  also((place) => `a.received_at < ${place}`, filter.until && new Date(filter.until));
-  also((place) => `a.seq < ${place}`, filter.after && cursorSeq(filter.after));
-  values.push(filter.limit + 1);
-  const rows = await db.query<AuditRow>(
-    tenantId,
-    `select a.seq, a.hash, p.hash as prev_hash, a.line from audit_record a
-     join audit_record p on p.tenant_id = a.tenant_id and p.seq = a.seq - 1
-     where ${where.join(' and ')} order by a.seq desc limit $${values.length}`,
-    values,
-  );
-  const page = rows.slice(0, filter.limit);
-  const has_more = rows.length > filter.limit;
-  return {
-    records: page.map(auditRecord),
-    next_cursor: has_more ? Buffer.from(`a1:${page.at(-1)!.seq}`).toString('base64url') : null,
-    has_more,
-  };
+  const before = filter.after === undefined ? undefined : cursorSeq(filter.after);
+  return db.readOnly(tenantId, async (client) => {
+    await client.query(PLAN);
+    const end = await lastSeq(client, tenantId, 'audit');
+    const values: unknown[] = [tenantId, filter.limit + 1];
+    const where = ['tenant_id = $1'];
+    const also = (sql: string, value: unknown) => where.push(`${sql} $${values.push(value)}`);
+    // no bound that is not needed: of two that the planner knows nothing of it expects a few records between them
+    if (filter.since) also('seq >=', await firstSince(client, tenantId, 'audit', end, filter.since));
+    if (filter.until) also('seq <', await firstSince(client, tenantId, 'audit', end, filter.until));
+    if (before !== undefined) also('seq <', before);
+    for (const name of AUDIT_COLUMNS) if (filter[name] !== undefined) also(`${name} =`, filter[name]);
+    const { rows } = await client.query<AuditRow>(
+      withPrevious(`${where.join(' and ')} and action <> '' order by seq desc limit $2`),
+      values,
+    );
+    const page = rows.slice(0, filter.limit);
+    const has_more = rows.length > filter.limit;
+    return {
+      records: page.map(auditRecord),
+      next_cursor: has_more ? Buffer.from(`a1:${page.at(-1)!.seq}`).toString('base64url') : null,
+      has_more,
+    };
+  });
 }
 
 /** One record of the audit log. NOT_FOUND when the tenant has no such record. */
-export async function getAudit(db: Database, tenantId: string, id: string): Promise<AuditRecord> {
-  const rows = await db.query<AuditRow>(
-    tenantId,
-    `select a.seq, a.hash, p.hash as prev_hash, a.line from audit_record a
-     join audit_record p on p.tenant_id = a.tenant_id and p.seq = a.seq - 1
-     where a.tenant_id = $1 and a.id = $2`,
-    [tenantId, id],
-  );
-  if (!rows[0]) throw new AppError('NOT_FOUND', 'there is no such record');
-  return auditRecord(rows[0]);
+export async function getAudit(db: Pick<Database, 'readOnly'>, tenantId: string, id: string): Promise<AuditRecord> {
+  return db.readOnly(tenantId, async (client) => {
+    await client.query(PLAN);
+    const { rows } = await client.query<AuditRow>(withPrevious(`tenant_id = $1 and id = $2 and action <> ''`), [
+      tenantId,
+      id,
+    ]);
+    if (!rows[0]) throw new AppError('NOT_FOUND', 'there is no such record');
+    return auditRecord(rows[0]);
+  });
+}
+
+/**
+ * The records at a place, each with the hash of the one before. That is found by a column, not by a sum: see firstSince.
+ * The first record of a chain has no action, and is not shown.
+ */
+function withPrevious(place: string): string {
+  return `select r.seq, r.hash, r.line,
+      (select p.hash from audit_record p where p.tenant_id = $1 and p.seq = r.before) as prev_hash
+    from (select seq, hash, line, seq - 1 as before from audit_record where ${place} offset 0) r order by r.seq desc`;
 }
 
 function cursorSeq(cursor: string): number {
@@ -170,7 +248,7 @@ function cursorSeq(cursor: string): number {
 interface AuditRow {
   seq: number;
   hash: Buffer;
-  prev_hash: Buffer;
+  prev_hash: Buffer | null;
   line: string;
 }
 
@@ -195,7 +273,7 @@ function auditRecord(row: AuditRow): AuditRecord {
     ...(r.before_hash !== undefined && { before_hash: r.before_hash }),
     ...(r.after_hash !== undefined && { after_hash: r.after_hash }),
     ...(r.request_id !== undefined && { request_id: r.request_id }),
-    prev_hash: row.prev_hash.toString('hex'),
+    prev_hash: row.prev_hash?.toString('hex') ?? '',
     hash: row.hash.toString('hex'),
   };
 }

@@ -113,6 +113,8 @@ export interface ServerError extends Error {
 /** The connection is gone. Whether a transaction that was under way took effect is not known. */
 export class ConnectionLost extends Error {
   override readonly name = 'ConnectionLost';
+  /** As the system says it, so that it counts as a fault of the database's. */
+  readonly code = 'ECONNRESET';
 }
 
 interface Wire extends EventEmitter {
@@ -232,15 +234,26 @@ export function copyOut(client: pg.Client, sql: string, onData: (data: Buffer) =
   return receive(client, sql, (data, at, end) => onData(data.subarray(at, end)));
 }
 
+/** Tells a reader when to rest: how long, in milliseconds, after so many of work. */
+export interface Rests {
+  after(ms: number): number | undefined;
+}
+
 /** As copyOut, for COPY TO STDOUT (FORMAT binary): each row begins in `data` at `at`, without header and trailer. */
-export function copyRows(client: pg.Client, sql: string, onRow: (data: Buffer, at: number) => void): Promise<void> {
+export function copyRows(
+  client: pg.Client,
+  sql: string,
+  onRow: (data: Buffer, at: number) => void,
+  rests?: Rests,
+): Promise<void> {
   let first = true;
-  return receive(client, sql, (data, at) => {
+  const onMessage = (data: Buffer, at: number) => {
     // the first message, and only that, begins with the header; the last one says -1 in place of a row
     const row = first ? at + HEADER.length : at;
     first = false;
     if (data.readInt16BE(row) >= 0) onRow(data, row);
-  });
+  };
+  return receive(client, sql, onMessage, rests);
 }
 
 /**
@@ -251,6 +264,7 @@ function receive(
   client: pg.Client,
   sql: string,
   onMessage: (data: Buffer, at: number, end: number) => void,
+  rests?: Rests,
 ): Promise<void> {
   const wire = client.connection as unknown as Wire;
   const { stream } = wire;
@@ -279,7 +293,12 @@ function receive(
         failed = error;
       }
     };
+    const rest = (ms: number) => {
+      stream.pause();
+      setTimeout(() => stream.resume(), ms);
+    };
     const read = (chunk: Buffer) => {
+      const began = rests ? performance.now() : 0;
       parts.push(chunk);
       held += chunk.length;
       if (held < wanted) return;
@@ -300,7 +319,9 @@ function receive(
       }
       parts = at < data.length ? [data.subarray(at)] : [];
       held = data.length - at;
-      if (ready) finish();
+      if (ready) return finish();
+      const ms = rests?.after(performance.now() - began);
+      if (ms !== undefined) rest(ms);
     };
     const parsers = stream.listeners('data') as ((data: Buffer) => void)[];
     stream.on('data', read);

@@ -1,18 +1,39 @@
 import { createHash, type KeyObject, sign, verify } from 'node:crypto';
 
 /**
- * Checkpoints as signed notes (C2SP signed-note v1.0.0, Ed25519, signature type 0x01): text, an empty line, then
- * `— <name> <base64(key hash | signature)>`. The first line of the text names what is signed, so that a Merkle
- * checkpoint can come beside this one later.
+ * What is signed about a chain, as signed notes (C2SP signed-note v1.0.0, Ed25519, signature type 0x01): text, an empty
+ * line, then `— <name> <base64(key hash | signature)>`. The first line of the text names what is signed, so that a
+ * Merkle checkpoint can come beside these later.
  */
 const HEAD_TYPE = 'svc-chain-head/v1';
+const LOSS_TYPE = 'svc-chain-loss/v1';
 
+/** A checkpoint: record `seq` of the chain has this hash. */
 export interface ChainHead {
   /** `<host>/<tenant>/<chain>` */
   origin: string;
   seq: number;
   /** BLAKE3 in hex of record `seq`. */
   hash: string;
+  /** How many losses of the chain an operator had accepted by then, see ChainLoss. Absent before the first. */
+  generation?: number;
+}
+
+/**
+ * An operator's acceptance of a loss: the chain goes on after record `kept`, although what was known about it says
+ * otherwise. Of every statement of an earlier generation about a record after `agreed`, nothing is expected any more.
+ * All other statements stay binding, those of this generation included.
+ */
+export interface ChainLoss {
+  origin: string;
+  /** The last record that was there: the next one holds this note. */
+  kept: { seq: number; hash: string };
+  /** The generation that begins here: 1 for the first loss of a chain. */
+  generation: number;
+  /** Up to this record the chain agreed with everything known about it. At most `kept.seq`. */
+  agreed: number;
+  /** The highest record that is known to have been there. */
+  lost: { seq: number; hash: string };
 }
 
 function rawPublicKey(key: KeyObject): Buffer {
@@ -31,10 +52,8 @@ function keyHash(name: string, publicKey: KeyObject): Buffer {
 
 /** Signs a chain head. The name of the signer is the origin's host. */
 export function signHead(head: ChainHead, privateKey: KeyObject, publicKey: KeyObject): string {
-  const text = `${HEAD_TYPE}\n${head.origin}\n${head.seq}\n${head.hash}\n`;
-  const name = head.origin.split('/')[0]!;
-  const signature = Buffer.concat([keyHash(name, publicKey), sign(null, Buffer.from(text), privateKey)]);
-  return `${text}\n— ${name} ${signature.toString('base64')}\n`;
+  const generation = head.generation ? [`generation ${head.generation}`] : [];
+  return signNote([HEAD_TYPE, head.origin, String(head.seq), head.hash, ...generation], privateKey, publicKey);
 }
 
 /**
@@ -42,15 +61,63 @@ export function signHead(head: ChainHead, privateKey: KeyObject, publicKey: KeyO
  * what is wrong otherwise. Strict: there is one spelling of a note, so that none can be changed and still open.
  */
 export function openHead(note: string, keys: readonly KeyObject[]): ChainHead {
+  const lines = openNote(note, keys);
+  const [type, origin, seq, hash, generation] = lines;
+  if (type !== HEAD_TYPE) throw new Error('the note is not a chain head of a known version');
+  if (lines.length > 5 || !HASH.test(hash ?? '')) throw new Error('the note is malformed');
+  const head = { origin: origin!, seq: whole(seq), hash: hash! };
+  if (generation === undefined) return head;
+  return { ...head, generation: whole(/^generation (\d+)$/.exec(generation)?.[1]) };
+}
+
+/** Signs the acceptance of a loss. */
+export function signLoss(loss: ChainLoss, privateKey: KeyObject, publicKey: KeyObject): string {
+  const { origin, kept, generation, agreed, lost } = loss;
+  const lines = [LOSS_TYPE, origin, `kept ${kept.seq} ${kept.hash}`, `generation ${generation}`];
+  return signNote([...lines, `agreed ${agreed}`, `lost ${lost.seq} ${lost.hash}`], privateKey, publicKey);
+}
+
+/** The loss that a note accepts, as `openHead` opens a head. */
+export function openLoss(note: string, keys: readonly KeyObject[]): ChainLoss {
+  const [type, origin, kept = '', generation = '', agreed = '', lost = '', ...more] = openNote(note, keys);
+  if (type !== LOSS_TYPE) throw new Error('the note is not an accepted loss of a known version');
+  const place = (line: string, word: string) => {
+    const [, seq, hash = ''] = /^(?:kept|lost) (\d+) ([0-9a-f]{64})$/.exec(line.startsWith(word) ? line : '') ?? [];
+    return { seq: whole(seq), hash };
+  };
+  if (more.length > 0) throw new Error('the note is malformed');
+  return {
+    origin: origin!,
+    kept: place(kept, 'kept'),
+    generation: whole(/^generation (\d+)$/.exec(generation)?.[1]),
+    agreed: agreed === 'agreed 0' ? 0 : whole(/^agreed (\d+)$/.exec(agreed)?.[1]),
+    lost: place(lost, 'lost'),
+  };
+}
+
+const HASH = /^[0-9a-f]{64}$/;
+
+/** A positive integer that JavaScript holds exactly, in its only spelling. */
+function whole(text: string | undefined): number {
+  if (text && /^[1-9]\d{0,15}$/.test(text) && Number.isSafeInteger(Number(text))) return Number(text);
+  throw new Error('the note is malformed');
+}
+
+function signNote(lines: readonly string[], privateKey: KeyObject, publicKey: KeyObject): string {
+  const text = `${lines.join('\n')}\n`;
+  const name = lines[1]!.split('/')[0]!;
+  const signature = Buffer.concat([keyHash(name, publicKey), sign(null, Buffer.from(text), privateKey)]);
+  return `${text}\n— ${name} ${signature.toString('base64')}\n`;
+}
+
+/** The lines of a note's text; the second is the origin. */
+function openNote(note: string, keys: readonly KeyObject[]): string[] {
   const gap = note.indexOf('\n\n');
   if (gap < 0 || !note.endsWith('\n')) throw new Error('the note has no signature block');
   const text = note.slice(0, gap + 1);
-  const lines = text.split('\n');
-  const [type, origin, seq, hash] = lines;
-  if (lines.length !== 5 || type !== HEAD_TYPE) throw new Error('the note is not a chain head of a known version');
-  if (!origin || !/^[1-9]\d{0,15}$/.test(seq!) || !/^[0-9a-f]{64}$/.test(hash!))
-    throw new Error('the note is malformed');
-  if (!Number.isSafeInteger(Number(seq))) throw new Error('the note is malformed');
+  const lines = text.slice(0, -1).split('\n');
+  const origin = lines[1];
+  if (!origin || lines.length < 4) throw new Error('the note is malformed');
   const host = origin.split('/')[0];
   let signed = false;
   for (const line of note.slice(gap + 2, -1).split('\n')) {
@@ -64,5 +131,5 @@ export function openHead(note: string, keys: readonly KeyObject[]): ChainHead {
     }
   }
   if (!signed) throw new Error('no signature of the note is by a known key');
-  return { origin, seq: Number(seq), hash: hash! };
+  return lines;
 }

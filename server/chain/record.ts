@@ -15,6 +15,8 @@ export const RECORD_ALG = 'BLAKE3';
 export const ZERO_HASH = '0'.repeat(64);
 
 export const DECISIONS = ['allow', 'allow_with_masking', 'deny', 'escrow', 'rate_limited'] as const;
+/** The derived column's value of a record that stands between decisions and is none. */
+export const NO_DECISION = DECISIONS.length;
 export type Decision = (typeof DECISIONS)[number];
 
 /** What a decision event says, as it came from a proxy or from evaluate; already validated, strings well formed. */
@@ -35,6 +37,8 @@ export interface DecisionEvent {
   total_latency_ms?: number | undefined;
   deny_reason?: string | undefined;
   input_hash?: string | undefined;
+  /** The credential that brought it: a proxy's API key, or the agent key that asked the control plane. */
+  key_id?: string | undefined;
   policy_version?: number | undefined;
   policy_content_hash?: string | undefined;
   bundle_hash?: string | undefined;
@@ -45,6 +49,20 @@ export interface DecisionEvent {
   source_ip?: string | undefined;
   proxy_seq?: number | undefined;
   action_hash?: string | undefined;
+}
+
+/** The `proxy_id` of what the control plane decided itself. */
+export const CONTROL_PLANE = 'control-plane';
+
+/** Would people take this for the id of the control plane? No proxy may go by it. */
+export function isReservedProxyId(id: string): boolean {
+  const read = id.normalize('NFKC').replace(/[\p{Default_Ignorable_Code_Point}\p{Cc}]/gu, '');
+  return (
+    read
+      .trim()
+      .toLowerCase()
+      .replace(/[\s_\p{Pd}]+/gu, '-') === CONTROL_PLANE
+  );
 }
 
 export function decisionLine(tenantId: string, seq: number, receivedAt: string, e: DecisionEvent): string {
@@ -62,6 +80,7 @@ export function decisionLine(tenantId: string, seq: number, receivedAt: string, 
     event_type: `decision.${e.decision}`,
     id: e.event_id,
     input_hash: e.input_hash,
+    key_id: e.key_id,
     method: e.method,
     obligations: e.obligations,
     outcome: e.outcome,
@@ -96,6 +115,37 @@ export function genesisLine(tenantId: string, chain: ChainName, createdAt: strin
     public_key_fingerprint: keyFingerprint,
     received_at: createdAt,
     seq: 1,
+    tenant_id: tenantId,
+    v: RECORD_VERSION,
+  });
+}
+
+/** The members of an audit record's line that stand in columns of their own, by which the log is searched. */
+export const AUDIT_COLUMNS = ['actor_id', 'action', 'target_type', 'target_id', 'severity'] as const;
+export type AuditColumns = Record<(typeof AUDIT_COLUMNS)[number], string>;
+
+/** The columns beside an audit record's line; empty where it has no such member, as genesis. */
+export function auditColumns(record: Readonly<Record<string, unknown>>): AuditColumns {
+  return Object.fromEntries(
+    AUDIT_COLUMNS.map((name) => [name, typeof record[name] === 'string' ? record[name] : '']),
+  ) as AuditColumns;
+}
+
+export const LOSS_EVENT = 'chain.loss';
+
+/** The record in a decision chain of a loss that an operator accepted; the signed note says what it is, see note.ts. */
+export function lossLine(
+  tenantId: string,
+  loss: { seq: number; id: string; at: string; note: string; reason: string },
+): string {
+  return JSON.stringify({
+    alg: RECORD_ALG,
+    event_type: LOSS_EVENT,
+    id: loss.id,
+    note: loss.note,
+    reason: loss.reason,
+    received_at: loss.at,
+    seq: loss.seq,
     tenant_id: tenantId,
     v: RECORD_VERSION,
   });

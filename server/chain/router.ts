@@ -1,6 +1,6 @@
 import { z } from 'zod';
 import type { Database } from '../../db/index.ts';
-import { route, text, trpc } from '../api/trpc.ts';
+import { route, text, timestamp, trpc } from '../api/trpc.ts';
 import { AUDIT_ACTIONS, type AuditAction } from '../auth/audit.ts';
 import { AppError } from '../errors.ts';
 import { recordsAround } from './around.ts';
@@ -47,8 +47,8 @@ export const AUDIT_FILTER = {
   target_type: text(50).optional(),
   target_id: text(200).optional(),
   severity: z.enum(['info', 'warning', 'critical']).optional(),
-  since: z.iso.datetime().optional(),
-  until: z.iso.datetime().optional(),
+  since: timestamp.optional(),
+  until: timestamp.optional(),
 };
 
 interface CheckpointRow {
@@ -113,6 +113,44 @@ export function chainRouter(db: Database) {
       .query(async ({ ctx, input }) => ({
         checkpoints: await checkpoints(db, ctx.tenantId, input.chain, input.limit, input.before),
       })),
+
+    closed: route(
+      'GET /v1/forensics/closed',
+      { keys: ['pipeline'], role: 'viewer' },
+      {
+        summary: 'The chains that take no more records, because they lack what was acknowledged',
+        description: 'A chain is open again when an operator has accepted the loss (`svc chain accept-loss`).',
+        tag: 'forensics',
+      },
+    )
+      .input(z.strictObject({}))
+      .output(
+        z.object({
+          closed: z.array(
+            z.object({
+              chain: z.enum(['forensics', 'audit']),
+              reason: z.string(),
+              known_seq: z.int().describe('the highest record that is known to have been there'),
+              last_seq: z.int().describe('the last record that is there'),
+              noticed_at: z.iso.datetime(),
+            }),
+          ),
+        }),
+      )
+      .query(async ({ ctx }) => {
+        const rows = await db.query<{
+          chain: ChainName;
+          reason: string;
+          known_seq: number;
+          last_seq: number;
+          noticed_at: Date;
+        }>(
+          ctx.tenantId,
+          'select chain, reason, known_seq, last_seq, noticed_at from chain_alarm where tenant_id = $1 order by chain',
+          [ctx.tenantId],
+        );
+        return { closed: rows.map((row) => ({ ...row, noticed_at: row.noticed_at.toISOString() })) };
+      }),
 
     records: route(
       'GET /v1/forensics/records',

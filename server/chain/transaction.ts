@@ -11,7 +11,7 @@ export const SESSION = `
 -- an acknowledgement stands on it: the server flushes a commit before it answers, whatever its configuration says
 set synchronous_commit = on;
 -- a head that somebody else holds is waited for, but not for ever
-set lock_timeout = '5s';
+set lock_timeout = '2s';
 -- a writer that froze within a transaction does not hold the heads for long (from PostgreSQL 17)
 select set_config('transaction_timeout', '30s', false) where current_setting('server_version_num')::int >= 170000;
 -- the one prepared statement stays on its index, however few rows there were when it was planned
@@ -111,7 +111,7 @@ export type Remedy =
   | 'data'
   /** Try again. */
   | 'again'
-  /** Give up: the fault is the database's. */
+  /** Give up: the fault is the database's, or a lock that did not come (55P03), perhaps of one tenant alone. */
   | 'none';
 
 export function remedyFor(error: Error): Remedy {
@@ -120,8 +120,8 @@ export function remedyFor(error: Error): Remedy {
   const { code = '' } = error as ServerError;
   if (code === '23505') return 'duplicate';
   if (code === '22012') return 'head';
-  // 25P02: it came behind one that failed. 40001, 40P01, 55P03: another transaction was in its way
-  if (['25P02', '40001', '40P01', '55P03'].includes(code)) return 'again';
+  // 25P02: it came behind one that failed. 40001, 40P01: another transaction was in its way
+  if (['25P02', '40001', '40P01'].includes(code)) return 'again';
   // 22, 23: a value that the table refuses; 54: one too large for it
   if (/^(22|23|54)/.test(code)) return 'data';
   return 'none';

@@ -1,22 +1,29 @@
 import type { KeyObject } from 'node:crypto';
+import { stat } from 'node:fs/promises';
 import pg from 'pg';
 import type { Database } from '../../db/index.ts';
-import { isOriginOf, newestInFile, RECORD_TABLE } from './checkpoint.ts';
+import { checkpointFile, type FiledNote, notesIn } from './checkpoint-file.ts';
 import { COPY_EPOCH_MS, copyRows } from './copy.ts';
+import type { KnownHead } from './heads.ts';
+import { type AcceptedLoss, isOriginOf, isSuperseded, RECORDS, readLosses } from './loss.ts';
 import { openHead } from './note.ts';
-import { type ChainName, ZERO_HASH } from './record.ts';
+import { AUDIT_COLUMNS, type AuditColumns, auditColumns, type ChainName, ZERO_HASH } from './record.ts';
 import { type ChainPlace, ChainVerifier, type DecisionColumns, type RecordMembers } from './verify.ts';
 
 export interface VerifyOptions {
   /** The public keys that may have signed checkpoints, retired ones included. */
   keys: readonly KeyObject[];
-  /** Where the checkpoint files are; the newest checkpoint there is compared with the chain too. */
+  /** Where the checkpoint files are; every checkpoint there is compared with the chain too. */
   directory?: string | undefined;
+  /** What is known to have been acknowledged. */
+  acknowledged?: ((tenantId: string, chain: ChainName) => Promise<readonly KnownHead[]>) | undefined;
   /** Ends the work between two chunks; the promise then rejects with the signal's reason. */
   signal?: AbortSignal | undefined;
   onProgress?: ((progress: { checked: number; total: number }) => void) | undefined;
   /** Records read by one statement. */
   chunk?: number;
+  /** Whether this process is writing events now, which goes first. */
+  busy?: (() => boolean) | undefined;
 }
 
 export interface VerifyResult {
@@ -25,6 +32,8 @@ export interface VerifyResult {
   records_checked: number;
   head: ChainPlace;
   last_checkpoint: { seq: number; hash: string; created_at: string } | null;
+  /** The losses that an operator has accepted: what is known of the records between is not expected any more. */
+  accepted_losses: { seq: number; kept_seq: number; lost_seq: number; accepted_at: string; reason: string }[];
   /** The id of the record at which tampering starts, where that record is still there. */
   first_mismatch_id?: string;
   first_mismatch_seq?: number;
@@ -33,8 +42,9 @@ export interface VerifyResult {
 
 /**
  * Recomputes a tenant's whole chain as it was when the call began, and compares it with the stored head, with every
- * signed checkpoint and with the columns beside the texts. It reads in chunks, each its own statement, so that it holds
- * neither memory nor a long snapshot, however long the chain. About 2 µs a record and core.
+ * signed checkpoint in the database and in the file, with what was acknowledged, with the columns beside the texts and
+ * with the inputs that are kept. It reads in chunks, each its own statement, so that it holds neither memory nor a long
+ * snapshot, however long the chain. About 2 µs a record and core, and it gives way to ingest: see Pace.
  *
  * Resolves with what it found, a broken chain included; rejects when the database fails or the signal aborts.
  */
@@ -44,22 +54,19 @@ export async function verifyChain(
   chain: ChainName,
   options: VerifyOptions,
 ): Promise<VerifyResult> {
-  const { keys, directory, signal, onProgress, chunk = 100_000 } = options;
+  const { keys, directory, signal, onProgress, chunk = 100_000, acknowledged, busy } = options;
   signal?.throwIfAborted();
-  const faults: Fault[] = [];
-  // INVARIANT: the file before the head, so that it cannot name a record that is newer than the end
-  let filed: ChainPlace | undefined;
-  try {
-    filed = directory === undefined ? undefined : await newestInFile(directory, tenantId, chain, keys);
-  } catch (error) {
-    faults.push({ seq: Number.MAX_SAFE_INTEGER, reason: `the checkpoint file: ${(error as Error).message}` });
-  }
+  // INVARIANT: what is known before the head, so that it cannot name a record that is newer than the end
+  const known = (await acknowledged?.(tenantId, chain)) ?? [];
+  const file = directory === undefined ? undefined : checkpointFile(directory, tenantId, chain);
+  const size = file === undefined ? 0 : await sizeOf(file);
   const client = await db.connectOwner();
   try {
     // a connection that breaks while nothing runs is reported by the next statement
     client.on('error', () => undefined);
     await client.query(SESSION);
     const start = await readStart(client, tenantId, chain);
+    const losses = await readLosses(client, tenantId, chain, keys);
     const head: ChainPlace = { seq: start.seq ?? 0, hash: start.hash?.toString('hex') ?? ZERO_HASH };
     const end = Math.max(head.seq, start.last ?? 0);
     const verifier = new ChainVerifier<Columns>({
@@ -67,50 +74,270 @@ export async function verifyChain(
       chain,
       ...(chain === 'audit' && { compare: compareAudit }),
     });
-    if (filed) {
-      verifier.expect(filed);
-      if (filed.seq > (start.signed ?? 0)) {
-        const reason = `checkpoint ${filed.seq} is in the checkpoint file and missing in the database`;
-        faults.push({ seq: filed.seq, reason });
+    const statements = new Statements(client, verifier, { tenantId, chain, keys, losses });
+    for (const loss of losses) verifier.expect(loss.kept);
+    for (const place of known) if (!isSuperseded(losses, place)) verifier.expect(place);
+    const { alarm } = start;
+    if (alarm) {
+      const place = { seq: alarm.known_seq, hash: alarm.known_hash, generation: alarm.known_generation };
+      if (!isSuperseded(losses, place)) verifier.expect(place);
+      statements.fault({ seq: alarm.agreed + 1, reason: `the chain is closed: ${alarm.reason}` });
+    }
+    if ((start.signed ?? 0) > end) await statements.expectStored(end, start.signed!);
+    const notes = file === undefined ? undefined : new Lookahead(notesIn(file, 0, size));
+    try {
+      const reader = new RowReader(chain);
+      const pace = new Pace(busy);
+      for (let from = 0; from === 0 || from < end; from += chunk) {
+        signal?.throwIfAborted();
+        const to = Math.min(from + chunk, end);
+        const stored = await statements.expectStored(from, to);
+        if (notes) await statements.expectFiled(notes, from, to < end ? to : Number.POSITIVE_INFINITY, stored);
+        const rows = selectRows(tenantId, chain, from, to);
+        await copyRows(client, rows, (data, at) => verifier.add(reader.read(data, at)), pace);
+        onProgress?.({ checked: to, total: end });
       }
+    } catch (error) {
+      if (!(error instanceof FileFault)) throw error;
+      statements.fault({ seq: Number.MAX_SAFE_INTEGER, reason: `the checkpoint file: ${error.message}` });
+    } finally {
+      await notes?.close();
     }
-    if ((start.signed ?? 0) > end)
-      await expectSigned(client, verifier, faults, { tenantId, chain, keys }, end, start.signed!);
-    const reader = new RowReader(chain);
-    for (let from = 0; from === 0 || from < end; from += chunk) {
-      signal?.throwIfAborted();
-      const to = Math.min(from + chunk, end);
-      await expectSigned(client, verifier, faults, { tenantId, chain, keys }, from, to);
-      await copyRows(client, selectRows(tenantId, chain, from, to), (data, at) => verifier.add(reader.read(data, at)));
-      onProgress?.({ checked: to, total: end });
+    if (statements.filed > (start.signed ?? 0)) {
+      const reason = `checkpoint ${statements.filed} is in the checkpoint file and missing in the database`;
+      statements.fault({ seq: statements.filed, reason });
     }
+    if (chain === 'forensics') await compareInputs(client, statements, tenantId, signal);
     signal?.throwIfAborted();
     const verdict = verifier.finish({ head });
-    const fault = faults.sort((a, b) => a.seq - b.seq)[0];
-    const faultFirst = fault && fault.seq < (verdict.first_mismatch_seq ?? Number.POSITIVE_INFINITY);
+    const fault = statements.first;
+    const mismatch = verdict.first_mismatch_seq ?? Number.POSITIVE_INFINITY;
+    const { id, seq, reason } =
+      fault && fault.seq <= mismatch
+        ? { ...fault, id: fault.id ?? (fault.seq === mismatch ? verdict.first_mismatch_id : undefined) }
+        : { id: verdict.first_mismatch_id, seq: verdict.first_mismatch_seq, reason: verdict.reason };
     return {
       verified: verdict.verified && !fault,
       linear: verdict.linear,
       records_checked: verdict.records_checked,
       head: verdict.head,
       last_checkpoint: start.checkpoint,
-      ...(faultFirst
-        ? { reason: fault.reason }
-        : {
-            ...(verdict.first_mismatch_id !== undefined && { first_mismatch_id: verdict.first_mismatch_id }),
-            ...(verdict.first_mismatch_seq !== undefined && { first_mismatch_seq: verdict.first_mismatch_seq }),
-            ...(verdict.reason !== undefined && { reason: verdict.reason }),
-          }),
+      accepted_losses: losses.map((loss) => ({
+        seq: loss.seq,
+        kept_seq: loss.kept.seq,
+        lost_seq: loss.lost.seq,
+        accepted_at: loss.acceptedAt,
+        reason: loss.reason,
+      })),
+      ...(id !== undefined && { first_mismatch_id: id }),
+      ...(seq !== undefined && seq < Number.MAX_SAFE_INTEGER && { first_mismatch_seq: seq }),
+      ...(reason !== undefined && { reason }),
     };
   } finally {
     await client.end();
   }
 }
 
-/** What is wrong with a checkpoint itself. */
+/** What is wrong beside the chain itself, at record `seq`. */
 interface Fault {
   seq: number;
+  id?: string | undefined;
   reason: string;
+}
+
+/** The checkpoint file cannot be read at all. */
+class FileFault extends Error {}
+
+/** What is stated about a chain, given to its verifier; keeps the first of the faults of the statements themselves. */
+class Statements {
+  readonly #client: pg.Client;
+  readonly #verifier: ChainVerifier<Columns>;
+  readonly #of: {
+    tenantId: string;
+    chain: ChainName;
+    keys: readonly KeyObject[];
+    losses: readonly AcceptedLoss[];
+  };
+  first: Fault | undefined;
+  /** seq of the highest checkpoint in the file. */
+  filed = 0;
+
+  constructor(
+    client: pg.Client,
+    verifier: ChainVerifier<Columns>,
+    of: { tenantId: string; chain: ChainName; keys: readonly KeyObject[]; losses: readonly AcceptedLoss[] },
+  ) {
+    this.#client = client;
+    this.#verifier = verifier;
+    this.#of = of;
+  }
+
+  fault(fault: Fault): void {
+    if (!this.first || fault.seq < this.first.seq) this.first = fault;
+  }
+
+  /** Expects the database's checkpoints of the records after `from` up to `to`, and resolves with them. */
+  async expectStored(from: number, to: number): Promise<ReadonlyMap<number, string>> {
+    const { tenantId, chain } = this.#of;
+    const { rows } = await this.#client.query<{ seq: number; note: string }>(
+      'select seq, note from chain_checkpoint where tenant_id = $1 and chain = $2 and seq > $3 and seq <= $4 order by seq',
+      [tenantId, chain, from, to],
+    );
+    for (const { seq, note } of rows) {
+      try {
+        const head = this.#open(note);
+        if (head.seq !== seq) throw new Error('it was signed for another place');
+        if (!isSuperseded(this.#of.losses, head)) this.#verifier.expect(head);
+      } catch (error) {
+        this.fault({ seq, reason: `checkpoint ${seq} was altered: ${(error as Error).message}` });
+      }
+    }
+    return new Map(rows.map(({ seq, note }) => [seq, note]));
+  }
+
+  /**
+   * Expects the file's checkpoints up to record `to`. They are in the order of their records, as a rule: the first one
+   * beyond `to` is left for later. One that comes late, after its record has gone by, is compared with what is stored.
+   */
+  async expectFiled(notes: Lookahead, from: number, to: number, stored: ReadonlyMap<number, string>): Promise<void> {
+    const late: ChainPlace[] = [];
+    for (let note = await notes.peek(); note && !(note.seq > to); note = await notes.peek()) {
+      notes.take();
+      // the same as in the database, byte by byte: it was opened there
+      if (stored.get(note.seq) === note.note) {
+        this.filed = Math.max(this.filed, note.seq);
+        continue;
+      }
+      try {
+        const head = this.#open(note.note);
+        if (isSuperseded(this.#of.losses, head)) continue;
+        this.filed = Math.max(this.filed, head.seq);
+        if (head.seq > from) this.#verifier.expect(head);
+        else if (late.push(head) === 1000) await this.#compareLate(late.splice(0));
+      } catch (error) {
+        this.fault({ seq: Number.MAX_SAFE_INTEGER, reason: `the checkpoint file: ${(error as Error).message}` });
+      }
+    }
+    await this.#compareLate(late);
+  }
+
+  async #compareLate(late: readonly ChainPlace[]): Promise<void> {
+    if (late.length === 0) return;
+    const { tenantId, chain } = this.#of;
+    const { rows } = await this.#client.query<{ seq: number; hash: Buffer }>(
+      `select seq, hash from ${RECORDS[chain].table} where tenant_id = $1 and seq = any($2)`,
+      [tenantId, late.map(({ seq }) => seq)],
+    );
+    const hashes = new Map(rows.map((row) => [row.seq, row.hash.toString('hex')]));
+    for (const { seq, hash } of late) {
+      if (hashes.get(seq) === hash) continue;
+      this.fault({ seq, reason: `record ${seq}: a signed checkpoint in the file states another hash` });
+    }
+  }
+
+  #open(note: string) {
+    const head = openHead(note, this.#of.keys);
+    if (!isOriginOf(head.origin, this.#of.tenantId, this.#of.chain)) throw new Error('it was signed for another place');
+    return head;
+  }
+}
+
+/** Notes one at a time, the next one known. */
+class Lookahead {
+  readonly #notes: AsyncGenerator<FiledNote>;
+  #next: FiledNote | undefined;
+
+  constructor(notes: AsyncGenerator<FiledNote>) {
+    this.#notes = notes;
+  }
+
+  async peek(): Promise<FiledNote | undefined> {
+    try {
+      this.#next ??= (await this.#notes.next()).value as FiledNote | undefined;
+    } catch (error) {
+      throw new FileFault((error as Error).message, { cause: error });
+    }
+    return this.#next;
+  }
+
+  take(): void {
+    this.#next = undefined;
+  }
+
+  async close(): Promise<void> {
+    await this.#notes.return(undefined);
+  }
+}
+
+const INPUTS = 2000;
+
+/**
+ * Compares the inputs that are kept with the hashes in their records. An input may be gone (retention erases it); one
+ * that is there is the one that the decision was taken on.
+ */
+async function compareInputs(
+  client: pg.Client,
+  statements: Statements,
+  tenantId: string,
+  signal: AbortSignal | undefined,
+): Promise<void> {
+  for (let after = ''; ; ) {
+    signal?.throwIfAborted();
+    const { rows } = await client.query<{ last: string | null; altered: { seq: number; id: string } | null }>(
+      // the text is searched and not parsed: what somebody wrote there need not be JSON
+      `with page as materialized (
+         select event_id, input from decision_input where tenant_id = $1 and event_id > $2 order by event_id limit $3)
+       select max(p.event_id) as last,
+         (array_agg(json_build_object('seq', r.seq, 'id', p.event_id) order by r.seq) filter (
+           where r.seq is not null and substring(r.line from '"input_hash":"(sha256:[0-9a-f]{64})"')
+             is distinct from 'sha256:' || encode(sha256(convert_to(p.input, 'UTF8')), 'hex')))[1] as altered
+       from page p left join forensic_record r on r.tenant_id = $1 and r.event_id = p.event_id`,
+      [tenantId, after, INPUTS],
+    );
+    const { last, altered } = rows[0]!;
+    if (altered) {
+      const { seq, id } = altered;
+      const reason = `record ${seq} (${id}): the input that is kept with it has another hash than the record says`;
+      statements.fault({ seq, id, reason });
+    }
+    if (last === null || last <= after) return;
+    after = last;
+  }
+}
+
+async function sizeOf(file: string): Promise<number> {
+  try {
+    return (await stat(file)).size;
+  } catch {
+    // no file yet; what cannot be read is met when it is read
+    return Number.MAX_SAFE_INTEGER;
+  }
+}
+
+/** How long a verification works before it looks whether others want the thread, in milliseconds. */
+const SLICE_MS = 2;
+
+/**
+ * Verification is never urgent, and shares its thread with requests. While events are being written it works in slices
+ * of 2 ms and rests for three times as long; the connection is not read from meanwhile, so that PostgreSQL rests too.
+ * Otherwise it goes on: each piece of the stream is a turn of the event loop, in which others have theirs.
+ */
+class Pace {
+  readonly #busy: (() => boolean) | undefined;
+  #worked = 0;
+
+  constructor(busy: (() => boolean) | undefined) {
+    this.#busy = busy;
+  }
+
+  /** How long to rest after so many milliseconds of work; undefined for not at all. */
+  after(ms: number): number | undefined {
+    this.#worked += ms;
+    if (this.#worked < SLICE_MS) return undefined;
+    const rest = this.#busy?.() ? 3 * this.#worked : undefined;
+    this.#worked = 0;
+    return rest;
+  }
 }
 
 /** The planner would otherwise sort a large tenant's rows on disk rather than follow the primary key. */
@@ -126,13 +353,15 @@ async function readStart(client: pg.Client, tenantId: string, chain: ChainName) 
     signed: number | null;
     note: string | null;
     created_at: Date | null;
+    alarm: { known_seq: number; known_hash: string; known_generation: number; agreed: number; reason: string } | null;
   }>(
-    `select h.seq, h.hash, c.seq as signed, c.note, c.created_at,
-       (select max(seq) from ${RECORD_TABLE[chain]} where tenant_id = $1) as last
+    `select h.seq, h.hash, c.seq as signed, c.note, c.created_at, to_jsonb(a) as alarm,
+       (select max(seq) from ${RECORDS[chain].table} where tenant_id = $1) as last
      from (select) one
      left join chain_head h on h.tenant_id = $1 and h.chain = $2
      left join lateral (select seq, note, created_at from chain_checkpoint
-       where tenant_id = $1 and chain = $2 order by seq desc limit 1) c on true`,
+       where tenant_id = $1 and chain = $2 order by seq desc limit 1) c on true
+     left join chain_alarm a on a.tenant_id = $1 and a.chain = $2`,
     [tenantId, chain],
   );
   const row = rows[0]!;
@@ -143,49 +372,23 @@ async function readStart(client: pg.Client, tenantId: string, chain: ChainName) 
   };
 }
 
-/** Gives the verifier the checkpoints of the records after `from` up to `to`. */
-async function expectSigned(
-  client: pg.Client,
-  verifier: ChainVerifier<Columns>,
-  faults: Fault[],
-  of: { tenantId: string; chain: ChainName; keys: readonly KeyObject[] },
-  from: number,
-  to: number,
-): Promise<void> {
-  const { rows } = await client.query<{ seq: number; note: string }>(
-    'select seq, note from chain_checkpoint where tenant_id = $1 and chain = $2 and seq > $3 and seq <= $4 order by seq',
-    [of.tenantId, of.chain, from, to],
-  );
-  for (const { seq, note } of rows) {
-    try {
-      const signed = openHead(note, of.keys);
-      if (signed.seq !== seq || !isOriginOf(signed.origin, of.tenantId, of.chain)) {
-        throw new Error('it was signed for another place');
-      }
-      verifier.expect(signed);
-    } catch (error) {
-      faults.push({ seq, reason: `checkpoint ${seq} was altered: ${(error as Error).message}` });
-    }
-  }
-}
-
 function selectRows(tenantId: string, chain: ChainName, from: number, to: number): string {
   const columns =
     chain === 'forensics' ? 'seq, hash, line, event_id, received_at, agent_h, session_h, decision' : AUDIT;
   // no lower bound at first: a record before record 1 must be seen
   const after = from > 0 ? `and seq > ${from}` : '';
-  return `copy (select ${columns} from ${RECORD_TABLE[chain]}
+  return `copy (select ${columns} from ${RECORDS[chain].table}
     where tenant_id = ${pg.escapeLiteral(tenantId)} and seq <= ${to} ${after} order by seq) to stdout (format binary)`;
 }
-const AUDIT = 'seq, hash, line, id, received_at';
+const AUDIT = `seq, hash, line, id, received_at, ${AUDIT_COLUMNS.join(', ')}`;
 
-/** Of an audit record only `id` and the time are stored beside the text. */
-type Columns = DecisionColumns & { id: string };
+type Columns = DecisionColumns & AuditColumns & { id: string };
 
 function compareAudit(record: RecordMembers, columns: Columns): string | undefined {
   if (columns.id !== record.id) return 'id';
   if (columns.received_at_ms !== Date.parse(String(record.received_at))) return 'received_at';
-  return undefined;
+  const derived = auditColumns(record);
+  return AUDIT_COLUMNS.find((name) => columns[name] !== derived[name]);
 }
 
 /** Rows of COPY (FORMAT binary) read in place. One row object is used for all; the verifier keeps nothing of it. */
@@ -195,6 +398,7 @@ class RowReader {
   readonly #columns: Columns = {
     event_id: '',
     id: '',
+    ...auditColumns({}),
     received_at_ms: 0,
     agent_h: 0,
     session_h: 0,
@@ -232,6 +436,12 @@ class RowReader {
     columns.received_at_ms = int8(data, p + 4) / 1000 + COPY_EPOCH_MS;
     if (!this.#decisions) {
       columns.id = id;
+      p += 12;
+      for (const name of AUDIT_COLUMNS) {
+        const length = Math.max(0, data.readInt32BE(p));
+        columns[name] = data.toString('utf8', p + 4, p + 4 + length);
+        p += 4 + length;
+      }
       return row;
     }
     columns.event_id = id;

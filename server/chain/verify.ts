@@ -1,5 +1,15 @@
 import { canonicalJson } from '../lib/canonical-json.ts';
-import { type ChainName, chainHash, DECISIONS, type Decision, idHash, RECORD_ALG, ZERO_HASH } from './record.ts';
+import {
+  type ChainName,
+  chainHash,
+  DECISIONS,
+  type Decision,
+  idHash,
+  LOSS_EVENT,
+  NO_DECISION,
+  RECORD_ALG,
+  ZERO_HASH,
+} from './record.ts';
 
 /**
  * Verification of a chain, record by record, in flat memory: of all that went by only the last hash is kept.
@@ -191,7 +201,7 @@ export class ChainVerifier<C extends object = DecisionColumns> {
     const { head } = expected;
     const stated = Math.max(head?.seq ?? 0, this.#checkpoints.at(-1)?.seq ?? 0);
     if (stated > this.#seq) {
-      const words = `a signed checkpoint or the head states ${stated} records, the last is ${this.#seq}`;
+      const words = `a checkpoint, an acknowledgement or the head states ${stated} records, the last is ${this.#seq}`;
       this.#fail('tail_cut', this.#seq + 1, undefined, words);
     } else if (head && head.seq < this.#seq) {
       const words = `the head states ${head.seq} records, the last is ${this.#seq}`;
@@ -226,7 +236,7 @@ export class ChainVerifier<C extends object = DecisionColumns> {
 
   #checkpoint(hash: Uint8Array, row: ChainRow<C> | undefined): void {
     if (equal32(hash, this.#hash)) return;
-    const words = 'a signed checkpoint states another hash: the history up to here was rewritten';
+    const words = 'a checkpoint or an acknowledgement states another hash: the history up to here was rewritten';
     this.#fail('checkpoint_mismatch', this.#seq, row, words);
   }
 
@@ -255,9 +265,10 @@ function displaced(seq: number, due: number): [MismatchCode, string] {
 
 /** The line says who it is when its hash is right; otherwise the column, which was not hashed with it, is believed. */
 function idOf(row: ChainRow<object>, code: MismatchCode): string | undefined {
-  if (code === 'hash_mismatch' && row.columns && 'event_id' in row.columns) {
-    const { event_id } = row.columns;
-    if (typeof event_id === 'string') return event_id;
+  if (code === 'hash_mismatch' && row.columns) {
+    const { event_id, id } = row.columns as { event_id?: unknown; id?: unknown };
+    const named = event_id || id;
+    if (typeof named === 'string' && named !== '') return named;
   }
   const record = parseLine(typeof row.line === 'string' ? Buffer.from(row.line) : row.line, false);
   return typeof record === 'object' && typeof record.id === 'string' ? record.id : undefined;
@@ -295,7 +306,8 @@ function parseLine(line: Uint8Array, strict: boolean): RecordMembers | string {
 
 function compareDecision(record: RecordMembers, columns: DecisionColumns): string | undefined {
   const hashed = (id: unknown) => (typeof id === 'string' ? idHash(id) : 0);
-  const decision = record.decision === undefined ? 0 : DECISIONS.indexOf(record.decision as Decision);
+  const none = record.event_type === LOSS_EVENT ? NO_DECISION : 0;
+  const decision = record.decision === undefined ? none : DECISIONS.indexOf(record.decision as Decision);
   if (columns.event_id !== record.id) return 'event_id';
   if (isoTime(columns.received_at_ms) !== record.received_at) return 'received_at';
   if (columns.agent_h !== hashed(record.agent_id)) return 'agent_h';

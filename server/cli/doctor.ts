@@ -1,7 +1,12 @@
-import { existsSync, rmSync, statfsSync, statSync, writeFileSync } from 'node:fs';
+import { createPublicKey } from 'node:crypto';
+import { existsSync, readdirSync, rmSync, statfsSync, statSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { Redis } from 'ioredis';
 import type pg from 'pg';
+import { objectionTo } from '../../db/applied.ts';
+import { chainOfFile, highestInFile } from '../chain/checkpoint-file.ts';
+import { isSuperseded, RECORDS, readLosses } from '../chain/loss.ts';
+import type { ChainName } from '../chain/record.ts';
 import { type Config, readConfig, settingsHelp } from '../config.ts';
 import { SecretBox } from '../lib/crypto.ts';
 import { createLog } from '../lib/log.ts';
@@ -58,7 +63,7 @@ const doctor = command({
       await checkMail(config, tell);
       try {
         await withPlace({}, ({ config, databaseUrl }) =>
-          withClient(databaseUrl, (client) => checkDatabase(client, config, tell)),
+          withClient(databaseUrl, {}, (client) => checkDatabase(client, config, tell)),
         );
       } catch (error) {
         const { message, code } = error as NodeJS.ErrnoException;
@@ -278,8 +283,10 @@ async function checkDatabase(client: pg.Client, config: Config, tell: Tell): Pro
     );
 
   const state = await readState(client);
-  if (state.newer.length > 0) {
-    tell('FAIL', 'migrations', `a newer program ran ${state.newer.join(', ')}`, 'update this program');
+  const objection = objectionTo(state);
+  if (objection !== undefined) {
+    const [what = '', ...remedy] = objection.split(': ');
+    tell('FAIL', 'migrations', what, remedy.join(': '));
     return;
   }
   if (state.pending.length > 0) {
@@ -289,6 +296,7 @@ async function checkDatabase(client: pg.Client, config: Config, tell: Tell): Pro
   await checkWalls(client, tell);
   await checkKeys(client, config, tell);
   await checkChains(client, tell);
+  await checkKnown(client, config, tell);
 }
 
 /** Row level security, and the roles that it binds. */
@@ -392,4 +400,47 @@ async function checkChains(client: pg.Client, tell: Tell): Promise<void> {
     );
   }
   if (cut.length + headless.length + late.length === 0) tell('ok', 'chains', 'checkpoints are as new as the records');
+}
+
+/** Chains that lack what is known about them, by the alarm that a server raised or by the checkpoint files here. */
+async function checkKnown(client: pg.Client, config: Config, tell: Tell): Promise<void> {
+  const advice = 'find out what happened and bring the records back, or run "svc chain accept-loss": see docs/chain.md';
+  const alarms = await client.query<{ tenant_id: string; chain: ChainName; reason: string }>(
+    'select tenant_id, chain, reason from chain_alarm order by tenant_id, chain',
+  );
+  for (const { tenant_id, chain, reason } of alarms.rows) {
+    tell('FAIL', 'closed chain', `${tenant_id}/${chain}: ${reason}`, advice);
+  }
+  const stored = await client.query<{ public_key: Buffer }>('select public_key from signing_key');
+  const keys = stored.rows.map(({ public_key: key }) => createPublicKey({ key, type: 'spki', format: 'der' }));
+  const directory = path.join(config.dataDir, 'checkpoints');
+  const files = existsSync(directory)
+    ? readdirSync(directory)
+        .map(chainOfFile)
+        .filter((of) => of !== undefined)
+    : [];
+  let wrong = 0;
+  for (const { tenantId, chain } of files) {
+    const name = `${tenantId}/${chain}`;
+    try {
+      const heads = await highestInFile(directory, tenantId, chain, keys);
+      const losses = await readLosses(client, tenantId, chain, keys);
+      for (const { seq, hash, generation } of heads.filter((head) => !isSuperseded(losses, head))) {
+        const { rows } = await client.query<{ hash: Buffer }>(
+          `select hash from ${RECORDS[chain].table} where tenant_id = $1 and seq = $2`,
+          [tenantId, seq],
+        );
+        if (rows[0]?.hash.toString('hex') === hash) continue;
+        wrong++;
+        const which = generation ? ` (after loss ${generation})` : '';
+        tell('FAIL', 'checkpoint file', `${name} does not hold checkpoint ${seq} of its file${which}`, advice);
+      }
+    } catch (error) {
+      wrong++;
+      tell('FAIL', 'checkpoint file', `${name}: ${(error as Error).message}`, advice);
+    }
+  }
+  if (alarms.rows.length + wrong === 0) {
+    tell('ok', 'known heads', `no chain is closed; ${files.length} checkpoint files agree with their chains`);
+  }
 }

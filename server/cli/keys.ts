@@ -1,3 +1,4 @@
+import { AGENT_NAME_RULE, isAgentName } from '../auth/agent-names.ts';
 import { OPERATOR } from '../auth/audit.ts';
 import { SCOPES } from '../auth/scopes.ts';
 
@@ -84,6 +85,30 @@ const keyRevoke = command({
   run: ({ flags, args, print }) => revoke('api_key', flags.tenant, args[0]!, print),
 });
 
+const keyConfirm = command({
+  name: 'key confirm',
+  summary: 'Let keys of a restored backup work again: one, or all of a tenant',
+  more:
+    'After "svc restore" no key works, since a key that was revoked after the backup would work again. Revoke what is not\n' +
+    'known any more first. API keys and agent keys alike.',
+  args: [],
+  flags: {
+    ...TENANT_FLAG,
+    id: { value: 'KEY_ID', help: 'id of one key, as "svc key list" and "svc agent-key list" show it' },
+    all: { help: 'every key of the tenant that waits' },
+    ...JSON_FLAG,
+  },
+  async run({ flags, print }) {
+    if (flags.all === (flags.id !== undefined)) throw new UsageError('give either --id or --all');
+    const confirmed = await withCore({}, async (core) => {
+      await assertTenant(core, flags.tenant);
+      return core.keys.confirm(flags.tenant, flags.id, by);
+    });
+    print({ confirmed }, confirmed.length > 0 ? confirmed.map((id) => `confirmed ${id}`) : ['no key waits']);
+    return 0;
+  },
+});
+
 const agentCreate = command({
   name: 'agent-key create',
   summary: 'Make a key for an agent: who the agent is comes from its key alone',
@@ -98,8 +123,7 @@ const agentCreate = command({
   },
   async run({ flags, print }) {
     for (const name of ['agent-id', 'agent-role'] as const) {
-      if (flags[name].length > 200 || !flags[name].isWellFormed())
-        throw new UsageError(`--${name} takes 1 to 200 characters`);
+      if (!isAgentName(flags[name])) throw new UsageError(`--${name} ${AGENT_NAME_RULE}`);
     }
     const input = {
       label: label(flags.label) ?? flags['agent-id'].slice(0, 100),
@@ -219,7 +243,17 @@ const signingKeys = command({
   },
 });
 
-export const keyCommands = [keyCreate, keyList, keyRevoke, agentCreate, agentList, agentRevoke, rotate, signingKeys];
+export const keyCommands = [
+  keyCreate,
+  keyList,
+  keyRevoke,
+  keyConfirm,
+  agentCreate,
+  agentList,
+  agentRevoke,
+  rotate,
+  signingKeys,
+];
 
 async function revoke(
   kind: 'api_key' | 'agent_key',

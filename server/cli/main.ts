@@ -1,9 +1,11 @@
 import { readFileSync } from 'node:fs';
+import { SchemaRefused } from '../../db/applied.ts';
 import { Occupied } from '../../db/claim.ts';
 import { ConfigError } from '../config.ts';
 import { AppError } from '../errors.ts';
 import { SealedError } from '../keys/keyring.ts';
 import { backupCommands } from './backup.ts';
+import { chainCommands } from './chain.ts';
 import { type Command, CommandError, columns, guess, helpOf, plain, readCall, UsageError } from './command.ts';
 import { doctorCommands } from './doctor.ts';
 import { keyCommands } from './keys.ts';
@@ -16,6 +18,7 @@ export const COMMANDS: readonly Command[] = [
   ...tenantCommands,
   ...userCommands,
   ...keyCommands,
+  ...chainCommands,
   ...maintenanceCommands,
   ...doctorCommands,
   ...backupCommands,
@@ -90,7 +93,8 @@ export function messageOf(error: unknown): string {
     return `${error.message}${faults}`;
   }
   if (error instanceof SealedError) return `${error.message}. Set the key that this database was made with.`;
-  if (error instanceof CommandError || error instanceof ConfigError || error instanceof Occupied) return error.message;
+  const told = [CommandError, ConfigError, Occupied, SchemaRefused];
+  if (told.some((kind) => error instanceof kind)) return (error as Error).message;
   const { code, message, stack, errors } = error as Error & { code?: string; errors?: Error[] };
   // of the system, of the network, of PostgreSQL: they say enough
   if (code) return message || errors?.[0]?.message || code;

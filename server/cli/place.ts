@@ -1,8 +1,8 @@
 import { existsSync, readFileSync } from 'node:fs';
 import path from 'node:path';
 import pg from 'pg';
+import { type Applied, objectionTo, readApplied } from '../../db/applied.ts';
 import { startEmbedded } from '../../db/embedded.ts';
-import { migrations } from '../../db/migrations/index.ts';
 import type { Core } from '../app.ts';
 import { type Config, parseMasterKey, readConfig } from '../config.ts';
 import { createLog } from '../lib/log.ts';
@@ -54,7 +54,7 @@ export async function withCore<T>(
 ): Promise<T> {
   return withPlace(options, async ({ config, databaseUrl }) => {
     const [{ openCore }, { migrate }] = await Promise.all([import('../app.ts'), import('../../db/index.ts')]);
-    const state = await withClient(databaseUrl, readState);
+    const state = await withClient(databaseUrl, {}, readState);
     if (state.done.length === 0 && options.create) await migrate(databaseUrl);
     else assertCurrent(state);
     if (state.hasKeys) requireMasterKey(config);
@@ -68,8 +68,12 @@ export async function withCore<T>(
   });
 }
 
-export async function withClient<T>(databaseUrl: string, work: (client: pg.Client) => Promise<T>): Promise<T> {
-  const client = new pg.Client({ connectionString: databaseUrl, connectionTimeoutMillis: 10_000 });
+export async function withClient<T>(
+  databaseUrl: string,
+  options: pg.ClientConfig,
+  work: (client: pg.Client) => Promise<T>,
+): Promise<T> {
+  const client = new pg.Client({ connectionString: databaseUrl, connectionTimeoutMillis: 10_000, ...options });
   // a connection that breaks while nothing runs is reported by the next statement
   client.on('error', () => undefined);
   await client.connect();
@@ -80,37 +84,21 @@ export async function withClient<T>(databaseUrl: string, work: (client: pg.Clien
   }
 }
 
-export interface DatabaseState {
-  /** Names of the migrations that ran, in order. */
-  readonly done: readonly string[];
-  readonly pending: readonly string[];
-  /** Those that this program does not know: a newer one ran them. */
-  readonly newer: readonly string[];
+export interface DatabaseState extends Applied {
   /** Whether secrets are in it that only its master key opens. */
   readonly hasKeys: boolean;
 }
 
 export async function readState(client: pg.Client): Promise<DatabaseState> {
-  const { rows } = await client.query<{ present: boolean }>(
-    `select to_regclass('schema_migration') is not null as present`,
-  );
-  const done = rows[0]!.present
-    ? (await client.query<{ name: string }>('select name from schema_migration order by id')).rows.map((r) => r.name)
-    : [];
-  const known = migrations.map((migration) => migration.name);
-  const hasKeys = done.length > 0 && (await client.query('select 1 from instance')).rowCount === 1;
-  return {
-    done,
-    pending: known.filter((name) => !done.includes(name)),
-    newer: done.filter((name) => !known.includes(name)),
-    hasKeys,
-  };
+  const applied = await readApplied(client);
+  const hasKeys = applied.done.length > 0 && (await client.query('select 1 from instance')).rowCount === 1;
+  return { ...applied, hasKeys };
 }
 
-export function assertCurrent({ done, pending, newer }: DatabaseState): void {
-  if (newer.length > 0) {
-    throw new CommandError(`the database was migrated by a newer program (${newer.join(', ')}): update this one`);
-  }
+export function assertCurrent(state: DatabaseState): void {
+  const { done, pending } = state;
+  const objection = objectionTo(state);
+  if (objection !== undefined) throw new CommandError(objection);
   if (pending.length === 0) return;
   const what = done.length === 0 ? 'the database is empty' : `the database lacks migrations (${pending.join(', ')})`;
   throw new CommandError(`${what}: start the server or run "svc migrate"`);

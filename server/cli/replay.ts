@@ -3,6 +3,7 @@ import path from 'node:path';
 import { createInterface } from 'node:readline';
 import { setTimeout as delay } from 'node:timers/promises';
 import { z } from 'zod';
+import { AgentName } from '../auth/agent-names.ts';
 import { OPERATOR } from '../auth/audit.ts';
 import { readConfig } from '../config.ts';
 import { createTenant } from '../provision.ts';
@@ -98,8 +99,8 @@ const id = z.string().min(1).max(200);
 const Line = z.object({
   session_id: id,
   step: z.number().optional(),
-  agent_role: id.optional(),
-  agent_id: id,
+  agent_role: AgentName.optional(),
+  agent_id: AgentName,
   tool_name: id,
   arguments: z.record(z.string(), z.unknown()).default({}),
 });

@@ -67,14 +67,19 @@ const settingsGet = command({
 const settingsSet = command({
   name: 'settings set',
   summary: 'Change settings of a tenant; a running server follows at once',
-  more: `Settings: ${Object.keys(SettingsPatch.shape).join(', ')}.\nExample: svc settings set --tenant default approval_required=true`,
+  more: `Settings: ${Object.keys(SettingsPatch.shape).join(', ')}.\nnull goes back to the default.\nExample: svc settings set --tenant default approval_required=true --reason 'we are three now'`,
   args: [{ name: 'KEY=VALUE', help: 'a setting and its new value; lists and objects as JSON', many: true }],
-  flags: { ...TENANT_FLAG, ...JSON_FLAG },
+  flags: {
+    ...TENANT_FLAG,
+    reason: { value: 'TEXT', help: 'why; approval and retention settings need one' },
+    ...JSON_FLAG,
+  },
   async run({ flags, args, print }) {
     const patch = readPatch(args);
     const settings = await withCore({}, async (core) => {
       await assertTenant(core, flags.tenant);
-      return core.tenants.changeSettings(flags.tenant, patch, { actor: OPERATOR });
+      const changed = await core.settingsChanges.change(flags.tenant, patch, { actor: OPERATOR }, flags.reason);
+      return changed.settings;
     });
     print(settings, settingLines(settings));
     return 0;

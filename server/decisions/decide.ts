@@ -4,9 +4,9 @@ import type { Database } from '../../db/index.ts';
 import { actorOf } from '../auth/audit.ts';
 import type { Principal } from '../auth/scopes.ts';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
-import { type DecisionEvent, idHash } from '../chain/record.ts';
+import { CONTROL_PLANE, type DecisionEvent, idHash } from '../chain/record.ts';
 import { AppError } from '../errors.ts';
-import type { Holds, HoldView } from '../escrow/holds.ts';
+import type { By, HoldRequest, Holds, HoldView } from '../escrow/holds.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
@@ -15,8 +15,8 @@ import type { Log } from '../lib/log.ts';
 import { actionHash } from '../policy/action-hash.ts';
 import { openBundle } from '../policy/bundle.ts';
 import { type Match, PolicyEngine, settle, type Verdict } from '../policy/evaluate.ts';
-import { applyMasks, parseMask } from '../policy/masks.ts';
 import type { Bundles, PublishedBundle } from '../policy/publish.ts';
+import { type ShownAction, sameShown, shownAction, shownOf } from '../policy/shown.ts';
 import type { ActionRequest } from '../policy/types.ts';
 
 export type AgentPrincipal = Extract<Principal, { kind: 'agent_key' }>;
@@ -95,10 +95,11 @@ export class Decider {
    * Decides and records. Rejects with UNAVAILABLE when the decision could not be recorded: the agent must not act.
    *
    * `escrowId` names the hold that the agent waited for. Everything is decided anew; where the policies now in force
-   * still hold the action and the released hold covers each rule that does, it is consumed and the action goes on, its
-   * masks included. While it is held it is answered again. When it does not cover every rule, a new hold is opened and
-   * recorded, and the call rejects with POLICY_CHANGED naming it. A denial or a rate limit consumes nothing. Rejects
-   * with the refusals of a consume otherwise.
+   * still hold the action and the released hold covers the text of each rule that does, it is consumed and the action
+   * goes on, its masks included. While it is held it is answered again. When it does not cover every rule, or when it is
+   * a proxy's and its approvers saw another action than this one, a new hold is opened and recorded, and the call rejects
+   * with POLICY_CHANGED naming it. A denial or a rate limit consumes nothing. Rejects with the refusals of a consume
+   * otherwise, and leaves an audit record of it.
    */
   async evaluate(
     agent: AgentPrincipal,
@@ -118,28 +119,31 @@ export class Decider {
       now: new Date(now).toISOString(),
     };
     const hash = exact('/arguments', () => actionHash(request));
-    const named = escrowId === undefined ? undefined : await this.#named(agent, escrowId, hash);
+    const by = { actor: actorOf(agent, from.ip), requestId: from.requestId };
+    const named = escrowId === undefined ? undefined : await this.#named(agent, escrowId, hash, by);
     const { bundle, engine, readsSession } = await this.#load(tenantId);
     if (readsSession && input.session_id) request.session = await this.#session(tenantId, input.session_id, now);
     const text = exact('/context', () => canonicalJson({ v: 1, ...request }));
     const match = engine.match(request);
     if (match.detail) this.#log.warn({ tenantId, detail: match.detail }, 'a request could not be evaluated');
     const exceeded = await this.#count(tenantId, agent.agentId, match, now);
-    const covered = named?.status === 'released' ? new Set(named.rule_ids) : undefined;
+    const action = () => shownAction(request, match.hits);
+    const seen = (hold: HoldView) => hold.source === 'evaluate' || sameShown(shownOf(hold), action());
+    const covered = named?.status === 'released' && seen(named) ? named.rules : undefined;
     const verdict = settle(match, { exceeded, covered });
 
     const eventId = newId('evt', now);
     const permits = verdict.decision !== 'deny' && verdict.decision !== 'rate_limited';
-    if (named && permits) assertUsable(named);
+    if (named && permits) await this.#assertUsable(agent.tenantId, named, by);
     let opened: { hold: HoldView; opened: boolean } | undefined;
     let consumed: HoldView | undefined;
     if (verdict.escrow) {
       opened =
         named?.status === 'held'
           ? { hold: named, opened: false }
-          : await this.#hold(agent, request, input, hash, verdict, shown(input.arguments, match), from);
+          : await this.#hold(agent, input, hash, verdict, action(), by);
     } else if (named && verdict.consumes) {
-      consumed = await this.#consume(agent, named.id, hash, eventId, from);
+      consumed = await this.#consume(agent, named.id, hash, eventId, by);
     }
     const hold = opened?.hold ?? consumed;
     const changed = named?.status === 'released' && opened !== undefined;
@@ -147,7 +151,8 @@ export class Decider {
     const event: DecisionEvent = {
       event_id: eventId,
       timestamp: request.now,
-      proxy_id: 'control-plane',
+      proxy_id: CONTROL_PLANE,
+      key_id: agent.id,
       agent_role: agent.agentRole,
       agent_id: agent.agentId,
       session_id: input.session_id ?? '',
@@ -213,11 +218,26 @@ export class Decider {
   }
 
   /** The hold that the agent names, as it is now: its own, and for this very action. */
-  async #named(agent: AgentPrincipal, id: string, hash: string): Promise<HoldView> {
+  async #named(agent: AgentPrincipal, id: string, hash: string, by: By): Promise<HoldView> {
     const hold = await this.#holds.get(agent.tenantId, id);
-    if (hold.agent_id !== agent.agentId || hold.agent_role !== agent.agentRole) throw new AppError('AGENT_MISMATCH');
-    if (hold.action_hash !== hash) throw new AppError('HASH_MISMATCH');
-    return hold;
+    const other = hold.agent_id !== agent.agentId || hold.agent_role !== agent.agentRole;
+    if (!other && hold.action_hash === hash) return hold;
+    const refusal = new AppError(other ? 'AGENT_MISMATCH' : 'HASH_MISMATCH');
+    await this.#holds.refusedUse(agent.tenantId, id, by, refusal);
+    throw refusal;
+  }
+
+  /** Rejects with why the hold that the agent names cannot lead to a permit, now or later. */
+  async #assertUsable(tenantId: string, { id, status }: HoldView, by: By): Promise<void> {
+    if (status === 'held' || status === 'released') return;
+    const refusal =
+      status === 'consumed'
+        ? new AppError('ALREADY_CONSUMED')
+        : status === 'expired'
+          ? new AppError('ESCROW_EXPIRED')
+          : new AppError('INVALID_STATUS', `the hold is ${status}`);
+    await this.#holds.refusedUse(tenantId, id, by, refusal);
+    throw refusal;
   }
 
   /** The engine of the bundle in force. A bundle is verified like a proxy would before anything is decided by it. */
@@ -274,53 +294,39 @@ export class Decider {
 
   #hold(
     agent: AgentPrincipal,
-    request: ActionRequest,
     input: EvaluateRequest,
     hash: string,
     { escrow, policy_id }: Verdict,
-    preview: unknown,
-    from: { ip: string; requestId: string },
+    action: ShownAction,
+    by: By,
   ) {
     const terms = escrow!;
-    return this.#holds.open(
-      agent.tenantId,
-      {
-        agent_role: agent.agentRole,
-        agent_id: agent.agentId,
-        agent_owner: agent.ownerId,
-        action_type: request.action_type,
-        action_summary: input.action_summary ?? `${request.action_type} ${request.tool_name}`,
-        action_hash: hash,
-        hold_type: terms.hold_type,
-        required_approvals: terms.required_approvals,
-        quorum: terms.quorum,
-        conditions: terms.conditions?.map((condition_id) => ({ condition_id })),
-        release_after_seconds: terms.delay_seconds,
-        ttl_seconds: terms.ttl_seconds,
-        execute_within_seconds: terms.execute_within_seconds,
-        estimated_value: input.estimated_value,
-        value_currency: input.value_currency,
-        risk_score: input.risk_score,
-        policy_id,
-        rule_ids: terms.rule_ids,
-        reason: terms.reason,
-        session_id: input.session_id,
-        tool_name: input.tool_name,
-        arguments_preview: preview,
-        notify_targets: terms.notify_targets ?? [],
-      },
-      { actor: actorOf(agent, from.ip), requestId: from.requestId },
-    );
+    const request: HoldRequest = {
+      agent_role: agent.agentRole,
+      agent_id: agent.agentId,
+      action,
+      action_summary: input.action_summary ?? `${input.action_type} ${input.tool_name}`,
+      risk_score: input.risk_score,
+      action_hash: hash,
+      hold_type: terms.hold_type,
+      required_approvals: terms.required_approvals,
+      quorum: terms.quorum,
+      conditions: terms.conditions?.map((condition_id) => ({ condition_id })),
+      release_after_seconds: terms.delay_seconds,
+      ttl_seconds: terms.ttl_seconds,
+      execute_within_seconds: terms.execute_within_seconds,
+      policy_id,
+      rules: terms.rules,
+      reason: terms.reason,
+      session_id: input.session_id,
+      notify_targets: terms.notify_targets ?? [],
+    };
+    return this.#holds.open(agent.tenantId, request, by);
   }
 
-  #consume(agent: AgentPrincipal, id: string, hash: string, eventId: string, from: { ip: string; requestId: string }) {
-    return this.#holds.consume(
-      agent.tenantId,
-      id,
-      { action_hash: hash, agent_role: agent.agentRole, agent_id: agent.agentId },
-      { actor: actorOf(agent, from.ip), requestId: from.requestId },
-      `for decision ${eventId}`,
-    );
+  #consume(agent: AgentPrincipal, id: string, hash: string, eventId: string, by: By) {
+    const action = { action_hash: hash, agent_role: agent.agentRole, agent_id: agent.agentId };
+    return this.#holds.consume(agent.tenantId, id, action, by, `for decision ${eventId}`);
   }
 
   async #consumedInVain(tenantId: string, holdId: string, eventId: string): Promise<void> {
@@ -343,27 +349,6 @@ export class Decider {
       // the database is away: the hold has no record that names it, nobody was told of it, and it ends by itself
       this.#log.error({ err, holdId }, 'a hold without a record could not be cancelled');
     }
-  }
-}
-
-/** The arguments as approvers see them: with every mask of the rules that were hit. */
-function shown(args: unknown, { hits }: Match): unknown {
-  const masks = hits.flatMap(({ annotations }) => annotations.mask ?? []);
-  return masks.length === 0 ? args : applyMasks(structuredClone(args), masks.map(parseMask));
-}
-
-/** Throws why the hold that the agent names cannot lead to a permit, now or later. */
-function assertUsable(hold: HoldView): void {
-  switch (hold.status) {
-    case 'held':
-    case 'released':
-      return;
-    case 'consumed':
-      throw new AppError('ALREADY_CONSUMED');
-    case 'expired':
-      throw new AppError('ESCROW_EXPIRED');
-    default:
-      throw new AppError('INVALID_STATUS', `the hold is ${hold.status}`);
   }
 }
 

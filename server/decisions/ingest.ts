@@ -3,8 +3,9 @@ import { promisify } from 'node:util';
 import { gunzip } from 'node:zlib';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { z } from 'zod';
+import { AgentName } from '../auth/agent-names.ts';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
-import { DECISIONS, type DecisionEvent } from '../chain/record.ts';
+import { DECISIONS, type DecisionEvent, isReservedProxyId } from '../chain/record.ts';
 import { AppError, type ErrorCode, type Fault } from '../errors.ts';
 import { nestsDeeper } from '../lib/json-depth.ts';
 
@@ -42,8 +43,8 @@ export const IngestedEvent = z
     timestamp: z.iso.datetime({ precision: 3, error: 'must be a real time of the form 2026-01-31T12:00:00.000Z' }),
     tenant_id: optional,
     proxy_id: name,
-    agent_role: name,
-    agent_id: name,
+    agent_role: AgentName,
+    agent_id: AgentName,
     session_id: optional,
     tool_name: name,
     method: optional,
@@ -82,6 +83,18 @@ export type IngestAnswer = z.infer<typeof IngestAnswer>;
 
 export interface IngestDeps {
   append: (tenantId: string, events: AppendEvent[]) => Promise<AppendResult>;
+  /** Whose these holds are; a hold that the tenant does not have is not in it. */
+  holders: (tenantId: string, holdIds: readonly string[]) => Promise<ReadonlyMap<string, Holder>>;
+}
+interface Holder {
+  agent_id: string;
+  agent_role: string;
+}
+
+/** Who brings the events. */
+export interface Bringer {
+  tenantId: string;
+  keyId: string;
 }
 
 type Rejected = IngestAnswer['rejected'][number] & { code: ErrorCode };
@@ -89,23 +102,32 @@ type Rejected = IngestAnswer['rejected'][number] & { code: ErrorCode };
 /**
  * Stores the events of a body `{events: [...]}` (or `{records: [...]}`) in the tenant's chain. When it resolves, the
  * accepted ones are committed, the duplicates were before with the same content, and each of the others is listed with
- * its index: one bad event does not keep the rest out.
+ * its index: one bad event does not keep the rest out. Each record names the credential that brought it; no proxy speaks
+ * as the control plane, for another tenant, or of a hold that is not the agent's.
  *
  * Throws VALIDATION_FAILED when the body is not such an object or has more than 100 events, and what `append` throws;
  * then the same body may be sent again.
  */
-export async function ingest(deps: IngestDeps, tenantId: string, body: unknown): Promise<IngestAnswer> {
+export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, body: unknown): Promise<IngestAnswer> {
   const rejected: Rejected[] = [];
   const valid = validate(body, rejected);
   const events: AppendEvent[] = [];
   const indexes: number[] = [];
+  const named = new Set(valid.flatMap(({ event }) => event.escrow_id || []));
+  const holders = named.size > 0 ? await deps.holders(tenantId, [...named]) : undefined;
   for (const { index, event } of valid) {
+    const forbidden = (detail: string) => rejected.push({ index, code: 'FORBIDDEN', detail });
+    const holder = event.escrow_id ? holders?.get(event.escrow_id) : undefined;
     if (event.tenant_id != null && event.tenant_id !== tenantId) {
-      rejected.push({ index, code: 'FORBIDDEN', detail: 'tenant_id: is not the tenant of the credential' });
-      continue;
+      forbidden('tenant_id: is not the tenant of the credential');
+    } else if (isReservedProxyId(event.proxy_id)) {
+      forbidden('proxy_id: is reserved for the control plane');
+    } else if (event.escrow_id && (holder?.agent_id !== event.agent_id || holder.agent_role !== event.agent_role)) {
+      forbidden('escrow_id: is no hold of this agent');
+    } else {
+      indexes.push(index);
+      events.push({ event: { ...decisionEvent(event), key_id: keyId } });
     }
-    indexes.push(index);
-    events.push({ event: decisionEvent(event) });
   }
   let accepted = 0;
   let duplicates = 0;
@@ -198,16 +220,20 @@ function decisionEvent(e: IngestedEvent): DecisionEvent {
 }
 
 /** Who sent the request; throws an AppError when the credential does not allow it. */
-export type Authenticate = (
-  request: FastifyRequest,
-  reply: FastifyReply,
-) => { tenantId: string } | Promise<{ tenantId: string }>;
+export type Authenticate = (request: FastifyRequest, reply: FastifyReply) => Authenticated | Promise<Authenticated>;
+interface Authenticated extends Bringer {
+  /** Is the credential still what it was? */
+  stillValid: () => Promise<boolean>;
+}
+
+/** A body may take its sender any time. After so long its credential is looked at again before anything is stored. */
+const LONG_BODY_MS = 100;
 
 /**
  * POST /v1/events/ingest, and POST /v1/forensics/records for what a proxy kept while it was off line. Plain routes:
  * the layers of the other procedures would cost more here than everything else. They answer 202 after the commit.
  *
- * Credentials are checked before the body is read. A body may be gzip. When JSON names a member twice, the last counts.
+ * Credentials are checked before the body is read, and again after one that took long. A body may be gzip. When JSON names a member twice, the last counts.
  */
 export function registerIngest(app: FastifyInstance, deps: IngestDeps & { authenticate: Authenticate }): void {
   app.register(async (scope) => {
@@ -226,21 +252,24 @@ export function registerIngest(app: FastifyInstance, deps: IngestDeps & { authen
       if (error.statusCode === 415) throw new AppError('UNSUPPORTED_MEDIA_TYPE', 'the body must be application/json');
       throw new AppError('VALIDATION_FAILED', 'the request is malformed', { cause: error });
     });
-    scope.decorateRequest('ingestTenant', '');
+    scope.decorateRequest('bringer', null);
     scope.addHook('onRequest', async (request, reply) => {
-      const { tenantId } = await deps.authenticate(request, reply);
-      (request as IngestRequest).ingestTenant = tenantId;
+      (request as IngestRequest).bringer = await deps.authenticate(request, reply);
     });
     for (const url of ['/v1/events/ingest', '/v1/forensics/records']) {
       scope.post(url, { bodyLimit: BODY_BYTES }, async (request, reply) => {
-        const answer = await ingest(deps, (request as IngestRequest).ingestTenant, request.body);
+        const { bringer } = request as IngestRequest;
+        if (reply.elapsedTime > LONG_BODY_MS && !(await bringer.stillValid())) {
+          throw new AppError('UNAUTHENTICATED', 'the key is not valid any more');
+        }
+        const answer = await ingest(deps, bringer, request.body);
         return reply.code(202).type('application/json; charset=utf-8').send(JSON.stringify(answer));
       });
     }
   });
 }
 interface IngestRequest extends FastifyRequest {
-  ingestTenant: string;
+  bringer: Authenticated;
 }
 
 const unzip = promisify(gunzip) as (body: Buffer, options: { maxOutputLength: number }) => Promise<Buffer>;

@@ -59,8 +59,15 @@ export function evaluateProcedure(decider: Decider) {
     {
       summary: 'Decide an agent’s action and record the decision',
       description:
-        'Needs the header X-Svc-Tenant with the tenant of the agent key. The answer is 200 for every decision. The retry after a release carries X-Svc-Escrow-Id: the hold is consumed when it covers every rule that holds the action by now. Otherwise a new hold is opened, and the answer is POLICY_CHANGED with its id in the header X-Svc-Escrow-Id.',
+        'The answer is 200 for every decision. The retry after a release carries X-Svc-Escrow-Id: the hold is consumed when it covers every rule that holds the action by now. Otherwise a new hold is opened, and the answer is POLICY_CHANGED with its id in the header X-Svc-Escrow-Id.',
       tag: 'decisions',
+      headers: {
+        request: {
+          'X-Svc-Tenant': { description: 'The tenant of the agent key', required: true },
+          'X-Svc-Escrow-Id': { description: 'The released hold on which a retry stands' },
+        },
+        answer: { 409: { 'X-Svc-Escrow-Id': { description: 'With POLICY_CHANGED: the new hold to wait for' } } },
+      },
       problems: [
         'NOT_FOUND',
         'AGENT_MISMATCH',
@@ -102,7 +109,7 @@ const EventOut = z
     method: z.string(),
     decision: z.enum(DECISIONS),
     policy_id: z.string(),
-    deny_reason: z.string().optional(),
+    deny_reason: z.string().nullable().describe('null unless the decision is deny'),
     evaluation_us: z.int(),
     created_at: z.iso.datetime().describe('when the control plane received it'),
   })
@@ -126,6 +133,7 @@ const EventDetailOut = EventOut.extend({
   outcome: z.string().optional(),
   source_ip: z.string().optional(),
   proxy_seq: z.int().optional(),
+  key_id: z.string().optional().describe('the credential that brought it'),
   action_hash: z.string().optional(),
 }).meta({ id: 'DecisionEventDetail' });
 
@@ -212,7 +220,7 @@ export const ingestRoutes: readonly PlainDescription[] = [
   description:
     'At most 100 events; answers after the commit. `event_id` is the idempotency key. One bad event is rejected with its index, the others are stored. The body may be gzip.',
   tag: 'decisions',
+  headers: { request: { 'Content-Encoding': { description: 'gzip, or absent', schema: { enum: ['gzip'] } } } },
   body: IngestBody,
   answers: { 202: { description: 'What became of the events', type: 'application/json', schema: IngestAnswer } },
-  problems: ['PAYLOAD_TOO_LARGE', 'UNSUPPORTED_MEDIA_TYPE'],
 }));

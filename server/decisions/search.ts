@@ -1,7 +1,8 @@
-import type pg from 'pg';
 import { z } from 'zod';
 import type { Database } from '../../db/index.ts';
-import { DECISIONS, type Decision, idHash, RECORD_ALG } from '../chain/record.ts';
+import { timestamp } from '../api/trpc.ts';
+import { DECISIONS, type Decision, idHash, NO_DECISION, RECORD_ALG } from '../chain/record.ts';
+import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
 import { AppError } from '../errors.ts';
 
 /**
@@ -19,7 +20,6 @@ const id = z
   .min(1)
   .max(500)
   .refine((value) => value.isWellFormed() && !value.includes('\0'), { error: 'must be well-formed text' });
-const time = z.iso.datetime({ offset: true });
 const EVENT_TYPES = DECISIONS.map((decision) => `decision.${decision}` as const);
 
 /** The query of GET /v1/events, its numbers and times still text. */
@@ -31,8 +31,8 @@ export const EventQuery = z.strictObject({
   session_id: id.optional(),
   tool_name: id.optional(),
   policy_id: id.optional(),
-  since: time.optional().describe('received at this time or later'),
-  until: time.optional().describe('received before this time'),
+  since: timestamp.optional().describe('received at this time or later'),
+  until: timestamp.optional().describe('received before this time'),
   after: z.string().max(200).optional().describe('next_cursor of the page before'),
   order: z.enum(['asc', 'desc']).optional().describe('newest first (desc) unless a cursor says otherwise'),
   limit: z
@@ -53,7 +53,7 @@ export interface EventSummary {
   method: string;
   decision: Decision;
   policy_id: string;
-  deny_reason?: string;
+  deny_reason: string | null;
   evaluation_us: number;
   /** When the control plane received it; it never goes back from one event to the next. */
   created_at: string;
@@ -89,6 +89,7 @@ export interface EventDetail extends EventSummary {
   outcome?: string;
   source_ip?: string;
   proxy_seq?: number;
+  key_id?: string;
   action_hash?: string;
 }
 
@@ -122,15 +123,18 @@ export async function searchEvents(
     // lies beyond the end, and an ascending cursor at the end skips nothing
     await client.query(PLAN);
     let first = 2;
-    let last = await lastSeq(client, tenantId);
-    if (query.since !== undefined) first = Math.max(first, await firstSince(client, tenantId, last, query.since));
+    let last = await lastSeq(client, tenantId, 'forensics');
+    if (query.since !== undefined)
+      first = Math.max(first, await firstSince(client, tenantId, 'forensics', last, query.since));
     const end = last;
-    if (query.until !== undefined) last = Math.min(last, (await firstSince(client, tenantId, last, query.until)) - 1);
+    if (query.until !== undefined)
+      last = Math.min(last, (await firstSince(client, tenantId, 'forensics', last, query.until)) - 1);
     if (after && ascending) first = Math.max(first, after.seq + 1);
     if (after && !ascending) last = Math.min(last, after.seq - 1);
 
     const values: unknown[] = [tenantId, first, last, ...filters.values];
-    const place = `tenant_id = $1 and seq between $2 and $3 ${filters.indexed}`;
+    // the record of an accepted loss is no decision
+    const place = `tenant_id = $1 and seq between $2 and $3 and decision < ${NO_DECISION} ${filters.indexed}`;
     const scanned = `select seq, line from forensic_record where ${place} order by seq ${order}`;
     const sql = filters.scanned
       ? `select seq, line from (${scanned} limit ${scanRecords}) r where true ${filters.scanned} order by seq ${order}`
@@ -173,9 +177,11 @@ export async function getEvent(
     ? await db.readOnly(tenantId, async (client) => {
         await client.query(PLAN);
         const result = await client.query<{ seq: number; line: string; hash: Buffer; previous: Buffer | null }>(
+          // see firstSince: by a column, not by a difference
           `select r.seq, r.line, r.hash,
-             (select p.hash from forensic_record p where p.tenant_id = $1 and p.seq = r.seq - 1) as previous
-           from forensic_record r where r.tenant_id = $1 and r.event_id = $2 and r.seq > 1`,
+             (select p.hash from forensic_record p where p.tenant_id = $1 and p.seq = r.before) as previous
+           from (select seq, line, hash, seq - 1 as before from forensic_record where tenant_id = $1 and event_id = $2
+                 and seq > 1 and decision < ${NO_DECISION} offset 0) r`,
           [tenantId, eventId],
         );
         return result.rows;
@@ -201,7 +207,16 @@ export async function getEvent(
       hash: row.hash.toString('hex'),
       alg: record.alg ?? RECORD_ALG,
     },
-    ...given(record, ['rule_id', 'escrow_id', 'obligations', 'outcome', 'source_ip', 'proxy_seq', 'action_hash']),
+    ...given(record, [
+      'rule_id',
+      'escrow_id',
+      'obligations',
+      'outcome',
+      'source_ip',
+      'proxy_seq',
+      'key_id',
+      'action_hash',
+    ]),
   };
 }
 
@@ -222,6 +237,7 @@ interface RecordLine extends Omit<EventSummary, 'created_at'> {
   outcome?: string;
   source_ip?: string;
   proxy_seq?: number;
+  key_id?: string;
   action_hash?: string;
 }
 
@@ -237,7 +253,7 @@ function summaryOf(r: RecordLine): EventSummary {
     method: r.method,
     decision: r.decision,
     policy_id: r.policy_id,
-    ...(r.deny_reason !== undefined && { deny_reason: r.deny_reason }),
+    deny_reason: r.deny_reason ?? null,
     evaluation_us: r.evaluation_us,
     created_at: r.received_at,
   };
@@ -276,49 +292,6 @@ function conditions(query: EventQuery): { indexed: string; scanned: string; valu
   if (tool_name !== undefined) scanned += member('tool_name', tool_name);
   if (policy_id !== undefined) scanned += member('policy_id', policy_id);
   return { indexed, scanned, values, indexedCount };
-}
-
-/** Every query here has an index that gives its rows in order. Before its first ANALYZE the planner sorts a chain. */
-export const PLAN = {
-  name: 'plan_by_index',
-  text: `select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-    set_config('enable_sort', 'off', true)`,
-};
-
-async function lastSeq(client: pg.PoolClient, tenantId: string): Promise<number> {
-  const { rows } = await client.query<{ seq: number }>({
-    name: 'last_seq',
-    text: 'select seq from forensic_record where tenant_id = $1 order by seq desc limit 1',
-    values: [tenantId],
-  });
-  return rows[0]?.seq ?? 0;
-}
-
-/**
- * The first seq, up to `last` + 1, that was received at `since` or later. Time never goes back within a chain, so this
- * is a binary search over the primary key and needs no index.
- */
-export async function firstSince(
-  client: pg.PoolClient,
-  tenantId: string,
-  last: number,
-  since: string,
-): Promise<number> {
-  const { rows } = await client.query<{ seq: number }>({
-    name: 'first_since',
-    text: `with recursive search (low, high) as (
-        select 1::bigint, $2::bigint + 1
-      union all
-        select case when earlier then middle + 1 else low end, case when earlier then high else middle end
-        from (
-          select low, high, (low + high) / 2 as middle,
-            coalesce((select r.received_at < $3::timestamptz from forensic_record r
-                      where r.tenant_id = $1 and r.seq = (low + high) / 2), false) as earlier
-          from search where low < high) step)
-      select low as seq from search where low = high`,
-    values: [tenantId, last, new Date(since)],
-  });
-  return rows[0]!.seq;
 }
 
 /** `1`, the order and the seq. Opaque to clients, so that it may change; the version tells old ones apart. */

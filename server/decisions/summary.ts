@@ -1,6 +1,6 @@
 import type { Database } from '../../db/index.ts';
 import { DECISIONS, type Decision } from '../chain/record.ts';
-import { firstSince, PLAN } from './search.ts';
+import { firstSince, PLAN } from '../chain/seek.ts';
 
 /** Decisions of each kind but allow are counted one by one, up to this many. */
 const MOST_COUNTED = 50_000;
@@ -41,7 +41,7 @@ export async function countDecisions(
     const starts: number[] = [];
     // the genesis record is no decision
     for (const edge of edges) {
-      starts.push(Math.max(2, await firstSince(client, tenantId, last, new Date(edge).toISOString())));
+      starts.push(Math.max(2, await firstSince(client, tenantId, 'forensics', last, new Date(edge).toISOString())));
     }
     const found = edges.map((edge, n) => ({
       at: new Date(edge).toISOString(),
@@ -49,7 +49,7 @@ export async function countDecisions(
       allow: Math.max(0, (starts[n + 1] ?? last + 1) - starts[n]!),
     }));
     let complete = 0;
-    for (const [number, decision] of DECISIONS.entries()) {
+    for (const [number, decision] of [...DECISIONS, undefined].entries()) {
       if (decision === 'allow') continue;
       // a literal, so that the planner sees that the partial index over decision > 0 has it
       const { rows } = await client.query<{ bucket: number; count: number }>(
@@ -59,7 +59,7 @@ export async function countDecisions(
         [tenantId, starts, starts[0]],
       );
       for (const { bucket, count } of rows) {
-        found[bucket - 1]![decision] = count;
+        if (decision) found[bucket - 1]![decision] = count;
         found[bucket - 1]!.allow -= count;
       }
       const counted = rows.reduce((sum, { count }) => sum + count, 0);

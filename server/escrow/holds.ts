@@ -1,14 +1,23 @@
-import { type EntityManager, LockMode, type QBFilterQuery } from '@mikro-orm/postgresql';
+import {
+  type EntityManager,
+  type InferEntity,
+  LockMode,
+  type QBFilterQuery,
+  UniqueConstraintViolationException,
+} from '@mikro-orm/postgresql';
 import {
   AgentKey,
+  ApiKey,
   Hold,
   type HoldDetails,
   type HoldRow,
   Member,
   Policy,
   PolicyRevision,
+  Vote,
 } from '../../db/entities/index.ts';
 import type { Database, Notify } from '../../db/index.ts';
+import type { Step } from '../../db/notices.ts';
 import { addEvent } from '../../db/outbox.ts';
 import {
   createHold,
@@ -26,12 +35,13 @@ import {
 } from '../../machines/escrow.ts';
 import type { Actor, WriteAudit } from '../auth/audit.ts';
 import { hasRole, type Role } from '../auth/scopes.ts';
-import { AppError, type Fault } from '../errors.ts';
+import { AppError, type ErrorCode, type Fault } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
-import type { HoldType } from '../policy/types.ts';
+import { type ShownAction, visible } from '../policy/shown.ts';
+import type { HoldType, RuleReference } from '../policy/types.ts';
 import { KINDS } from './kinds/index.ts';
 import type { HoldKind } from './kinds/kind.ts';
 import { type Electorate, type Seats, seatsOf, tally } from './quorum.ts';
@@ -40,11 +50,12 @@ import { type Electorate, type Seats, seatsOf, tally } from './quorum.ts';
 export interface HoldRequest {
   agent_role: string;
   agent_id: string;
-  /** The owner of the agent key that asked, where one did. */
-  agent_owner: string | null;
-  action_type: string;
-  action_summary: string;
+  /** The action as approvers see it; `action_hash` binds it. */
+  action: ShownAction;
   action_hash: string;
+  /** What the agent says of it. Approvers see it apart from the action. */
+  action_summary: string;
+  risk_score?: number | undefined;
   hold_type: HoldType;
   /** At least what the hold type and the quorum need. */
   required_approvals: number;
@@ -53,15 +64,11 @@ export interface HoldRequest {
   release_after_seconds?: number | undefined;
   ttl_seconds: number;
   execute_within_seconds?: number | undefined;
-  estimated_value?: number | undefined;
-  value_currency?: string | undefined;
-  risk_score?: number | undefined;
   policy_id: string | null;
-  rule_ids: string[];
+  /** The statements that it stands for; none: it covers no rule. */
+  rules: RuleReference[];
   reason?: string | undefined;
   session_id?: string | undefined;
-  tool_name?: string | undefined;
-  arguments_preview?: unknown;
   notify_targets: string[];
 }
 
@@ -85,6 +92,17 @@ export interface VoteView {
   shown_hash: string;
   at: string;
 }
+
+/** Refused uses of one hold are counted for so many reasons and credentials. */
+const MOST_COUNTED = 32;
+const USE_REFUSALS: ReadonlySet<string> = new Set<ErrorCode>([
+  'AGENT_MISMATCH',
+  'ALREADY_CONSUMED',
+  'ESCROW_EXPIRED',
+  'HASH_MISMATCH',
+  'INVALID_STATUS',
+]);
+const ERASED = 'its arguments were erased with the end of their retention: nobody sees what would be approved';
 
 const SYSTEM: By = { actor: { type: 'system', id: 'control-plane' } };
 
@@ -145,24 +163,21 @@ export class Holds {
         for (const past of await em.find(Hold, same, { lockMode: LockMode.PESSIMISTIC_WRITE })) {
           await this.#elapse(em, notify, past, now);
         }
-        const hold = await this.#insert(em, notify, tenantId, request, by, now, {
-          source: 'evaluate',
-          requestedBy: null,
-        });
-        return hold && { hold: await this.#show(em, hold, now), opened: true };
+        const hold = await this.#insert(em, notify, tenantId, request, by, now, { source: 'evaluate' });
+        return { hold: await this.#show(em, hold, now), opened: true };
       }),
     );
   }
 
   /**
    * Opens a hold that a proxy asks for. With an idempotency key, a repeated call of the same credential answers the same
-   * hold, as it is now; CONFLICT when the key came with another request. `requestedBy` does not vote on it.
+   * hold, as it is now; CONFLICT when the key came with another request.
    */
   async create(
     tenantId: string,
     request: HoldRequest,
     by: By,
-    more: { requestedBy: string | null; idempotencyKey?: string | undefined },
+    more: { idempotencyKey?: string | undefined } = {},
   ): Promise<HoldView> {
     const faults = faultsOf(request);
     if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults });
@@ -178,13 +193,8 @@ export class Holds {
           }
           if (known) return this.#show(em, known, now);
         }
-        const { requestedBy } = more;
-        const hold = await this.#insert(em, notify, tenantId, request, by, now, {
-          source: 'proxy',
-          requestedBy,
-          idempotency,
-        });
-        return hold && this.#show(em, hold, now);
+        const hold = await this.#insert(em, notify, tenantId, request, by, now, { source: 'proxy', idempotency });
+        return this.#show(em, hold, now);
       }),
     );
   }
@@ -214,7 +224,8 @@ export class Holds {
         const approvals = context.votes.filter((vote) => vote.decision === 'approve').map((vote) => vote.userId);
         const electorate = await this.#electorate(em, hold, [...approvals, userId], settings);
         const counted = decision === 'approve' ? [...approvals, userId] : approvals;
-        const barred = electorate.barred(userId);
+        const unseen = decision === 'approve' && hold.details.shown.erased && ERASED;
+        const barred = electorate.barred(userId) ?? (unseen || undefined);
         return {
           type: 'vote',
           userId,
@@ -224,12 +235,10 @@ export class Holds {
           at,
         };
       },
-      beside: (em, shown, at) =>
-        em.execute(
-          `insert into escrow_vote (tenant_id, hold_id, user_id, decision, reason, shown_hash, created_at)
-           values (?, ?, ?, ?, ?, ?, ?)`,
-          [tenantId, id, userId, decision, reason, shown, new Date(at)],
-        ),
+      beside: async (em, shownHash, at) => {
+        em.create(Vote, { tenantId, holdId: id, userId, decision, reason, shownHash, createdAt: new Date(at) });
+        await em.flush();
+      },
     });
   }
 
@@ -241,7 +250,8 @@ export class Holds {
     by: By,
   ): Promise<HoldView> {
     const settings = await this.#settings(tenantId);
-    const { condition_id, satisfied, evidence } = input;
+    const { condition_id, satisfied } = input;
+    const evidence = input.evidence === undefined ? undefined : visible(input.evidence);
     return this.#change(tenantId, id, by, {
       reason: evidence || undefined,
       detail: `${condition_id} is ${satisfied ? '' : 'not '}satisfied`,
@@ -267,15 +277,45 @@ export class Holds {
     by: By,
     detail?: string,
   ): Promise<HoldView> {
-    return this.#change(tenantId, id, by, {
-      detail,
-      event: async (_em, _hold, _snapshot, at) => ({
-        type: 'consume',
-        agentId: input.agent_id,
-        agentRole: input.agent_role,
-        actionHash: input.action_hash,
-        at,
-      }),
+    try {
+      return await this.#change(tenantId, id, by, {
+        detail,
+        event: async (_em, _hold, _snapshot, at) => ({
+          type: 'consume',
+          agentId: input.agent_id,
+          agentRole: input.agent_role,
+          actionHash: input.action_hash,
+          at,
+        }),
+      });
+    } catch (error) {
+      if (error instanceof AppError && USE_REFUSALS.has(error.problem)) await this.refusedUse(tenantId, id, by, error);
+      throw error;
+    }
+  }
+
+  /**
+   * Leaves an audit record of an attempt to use a hold that was refused. Somebody may try for ever: for each reason and
+   * credential the first, second, fourth, eighth … attempt is recorded with its number, so that records grow by the
+   * logarithm of the attempts; of many credentials the last ones share a count.
+   */
+  async refusedUse(tenantId: string, id: string, by: By, refusal: AppError): Promise<void> {
+    await this.#db.transaction(tenantId, async (em) => {
+      const hold = await lock(em, id);
+      const own = `${refusal.problem} ${by.actor.id}`;
+      const counted = Object.keys(hold.refusedUses);
+      const name = counted.includes(own) || counted.length < MOST_COUNTED ? own : `${refusal.problem} *`;
+      const count = (hold.refusedUses[name] ?? 0) + 1;
+      hold.refusedUses = { ...hold.refusedUses, [name]: count };
+      await em.flush();
+      if (!Number.isInteger(Math.log2(count))) return;
+      await this.#audit(em, tenantId, {
+        ...by,
+        action: 'escrow.use_refused',
+        severity: 'warning',
+        target: { type: 'escrow', id },
+        detail: `${refusal.problem}, attempt ${count}`,
+      });
     });
   }
 
@@ -372,6 +412,41 @@ export class Holds {
     });
   }
 
+  /** Whose these holds are; a hold that the tenant does not have is not in it. */
+  async holders(
+    tenantId: string,
+    ids: readonly string[],
+  ): Promise<Map<string, { agent_id: string; agent_role: string }>> {
+    const rows = await this.#db.query<{ id: string; agent_id: string; agent_role: string }>(
+      tenantId,
+      'select id, agent_id, agent_role from escrow_hold where tenant_id = $1 and id = any($2)',
+      [tenantId, ids],
+    );
+    return new Map(rows.map(({ id, ...holder }) => [id, holder]));
+  }
+
+  /**
+   * Erases the arguments and the context of some of the holds from before a time, open ones too, and what was told of them
+   * to subscribers. Resolves to how many holds and events it changed; zero when nothing is left.
+   */
+  async forget(tenantId: string, before: Date): Promise<number> {
+    const { rowCount: holds } = await this.#db.owner.query(
+      `update escrow_hold set row_version = row_version + 1,
+         details = jsonb_set(details, '{shown}', details->'shown' || '{"arguments": null, "context": null, "erased": true}')
+       where tenant_id = $1 and id in (
+         select id from escrow_hold where tenant_id = $1 and created_at < $2
+           and details->'shown'->'erased' is null order by id limit 500 for update)`,
+      [tenantId, before],
+    );
+    const { rowCount: events } = await this.#db.owner.query(
+      `update event_outbox set payload = payload - 'arguments' - 'context' where tenant_id = $1 and id in (
+         select id from event_outbox where tenant_id = $1 and created_at < $2 and payload ? 'arguments'
+         order by id limit 500 for update)`,
+      [tenantId, before],
+    );
+    return (holds ?? 0) + (events ?? 0);
+  }
+
   /** The hold as it is by now. NOT_FOUND when the tenant has no such hold. */
   async get(tenantId: string, id: string): Promise<HoldView> {
     return this.#db.transaction(tenantId, async (em) => {
@@ -447,18 +522,39 @@ export class Holds {
         ...(Object.keys(value).length > 0 && { estimatedValue: value }),
       };
       const total = await em.count(Hold, where);
-      const rows = await em.find(Hold, place ? { $and: [where, beyond(place, order)] } : where, {
-        orderBy: order === 'expires_at' ? { expiresAt: 'asc', id: 'asc' } : { createdAt: 'desc', id: 'desc' },
-        limit: limit + 1,
-        offset: filter.offset,
-      });
-      const page = rows.slice(0, limit);
-      const votes = await this.#votes(em, page);
-      return {
-        holds: page.map((hold) => holdView(hold, now, votes.get(hold.id))),
-        total,
-        next: rows.length > limit ? cursorOf(page.at(-1)!, order) : null,
-      };
+      const orderBy =
+        order === 'expires_at'
+          ? ({ expiresAt: 'asc', id: 'asc' } as const)
+          : ({ createdAt: 'desc', id: 'desc' } as const);
+      const holds: HoldView[] = [];
+      let last: HoldRow | undefined;
+      let bytes = 0;
+      // few at a time, so that no more is read than is answered
+      for (
+        let after = place;
+        ;
+        after = { at: order === 'expires_at' ? last!.expiresAt : last!.createdAt, id: last!.id }
+      ) {
+        const rows = await em.find(Hold, after ? { $and: [where, beyond(after, order)] } : where, {
+          orderBy,
+          limit: Math.min(PAGE_STEP, limit - holds.length) + 1,
+          offset: last ? 0 : filter.offset,
+        });
+        const step = rows.slice(0, Math.min(PAGE_STEP, limit - holds.length));
+        const votes = await this.#votes(em, step);
+        for (const [n, hold] of step.entries()) {
+          const view = holdView(hold, now, votes.get(hold.id));
+          bytes += Buffer.byteLength(JSON.stringify(view));
+          if (bytes > PAGE_BYTES && holds.length > 0) return { holds, total, next: cursorOf(last!, order) };
+          holds.push(view);
+          last = hold;
+          const more = n + 1 < rows.length;
+          if (!more) return { holds, total, next: null };
+        }
+        if (!last || step.length === 0) return { holds, total, next: null };
+        if (holds.length >= limit) return { holds, total, next: cursorOf(last, order) };
+        em.clear();
+      }
     });
   }
 
@@ -474,16 +570,22 @@ export class Holds {
     return Number(rows[0]!.ms);
   }
 
-  /** The winner's row may be gone again (expired, decided) by the time that the loser looks: then it is the loser's turn. */
-  async #retry<T>(attempt: () => Promise<T | undefined>): Promise<T> {
+  /**
+   * Who loses the race for the place of a hold looks again: the winner's hold may be gone (expired, decided) by then, and
+   * it is the loser's turn.
+   */
+  async #retry<T>(attempt: () => Promise<T>): Promise<T> {
     for (let tries = 0; tries < 5; tries++) {
-      const done = await attempt();
-      if (done !== undefined) return done;
+      try {
+        return await attempt();
+      } catch (error) {
+        if (!(error instanceof UniqueConstraintViolationException)) throw error;
+      }
     }
     throw new AppError('UNAVAILABLE', 'the hold could not be opened', { headers: { 'retry-after': '1' } });
   }
 
-  /** Undefined when another hold has the place. */
+  /** Rejects with a UniqueConstraintViolationException when another hold has the place. */
   async #insert(
     em: EntityManager,
     notify: Notify,
@@ -491,19 +593,18 @@ export class Holds {
     r: HoldRequest,
     by: By,
     now: number,
-    more: {
-      source: 'evaluate' | 'proxy';
-      requestedBy: string | null;
-      idempotency?: { key: string; hash: string } | undefined;
-    },
-  ): Promise<HoldRow | undefined> {
+    more: { source: 'evaluate' | 'proxy'; idempotency?: { key: string; hash: string } | undefined },
+  ): Promise<HoldRow> {
     const id = newId('esc', now);
     const kind: HoldKind = KINDS[r.hold_type];
     const expiresAt = now + r.ttl_seconds * 1000;
     const releaseAt = kind.takesDelay ? now + (r.release_after_seconds ?? r.ttl_seconds) * 1000 : undefined;
     const quorum = r.quorum ?? [];
     const approvals = Math.max(r.required_approvals, kind.leastApprovals, seatsOf(quorum));
-    const conditions = r.conditions ?? [];
+    const conditions = (r.conditions ?? []).map(({ condition_id, description }) => ({
+      condition_id,
+      ...(description !== undefined && { description: visible(description) }),
+    }));
     const conditionIds = conditions.map(({ condition_id }) => condition_id);
     const [snapshot, effects] = createHold({
       agentId: r.agent_id,
@@ -514,64 +615,74 @@ export class Holds {
       expiresAt,
       executeWithin: r.execute_within_seconds === undefined ? null : r.execute_within_seconds * 1000,
     });
+    const { action_type, estimated_value, value_currency, ...shown } = r.action;
     const details: HoldDetails = {
       policy_id: r.policy_id,
-      rule_ids: r.rule_ids,
-      reason: r.reason,
+      rules: r.rules,
+      reason: r.reason === undefined ? undefined : visible(r.reason),
       quorum: quorum.length > 0 ? quorum : undefined,
       conditions,
       execute_within_seconds: r.execute_within_seconds,
       notify_targets: r.notify_targets,
       session_id: r.session_id,
-      tool_name: r.tool_name,
-      arguments_preview: storable(r.arguments_preview),
+      shown,
       release_at: releaseAt === undefined ? undefined : new Date(releaseAt).toISOString(),
     };
     const { releasesAt, endsAt } = timeline(snapshot);
-    const inserted = await em.execute<{ id: string }[]>(
-      `insert into escrow_hold (tenant_id, id, status, machine_version, machine_context, agent_role, agent_id,
-         agent_owner, action_type, action_summary, action_hash, hold_type, required_approvals, details,
-         estimated_value, value_currency, risk_score, ttl_seconds, source, created_by, requested_by, idempotency_key,
-         idempotency_hash, created_at, expires_at, releases_at, ends_at, wake_at)
-       values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-       on conflict do nothing returning id`,
-      [
-        tenantId,
-        id,
-        snapshot.value,
-        HOLD_MACHINE_VERSION,
-        JSON.stringify(snapshot.context),
-        r.agent_role,
-        r.agent_id,
-        r.agent_owner,
-        r.action_type,
-        r.action_summary,
-        r.action_hash,
-        r.hold_type,
-        approvals,
-        JSON.stringify(details),
-        r.estimated_value ?? null,
-        r.value_currency ?? null,
-        r.risk_score ?? null,
-        r.ttl_seconds,
-        more.source,
-        by.actor.id,
-        more.requestedBy,
-        more.idempotency?.key ?? null,
-        more.idempotency?.hash ?? null,
-        new Date(now),
-        new Date(expiresAt),
-        releasesAt === null ? null : new Date(releasesAt),
-        endsAt === null ? null : new Date(endsAt),
-        wakeOf(effects) ?? null,
-      ],
-    );
-    if (inserted.length !== 1) return undefined;
-    const hold = await em.findOneOrFail(Hold, { tenantId, id });
+    const hold = em.create(Hold, {
+      tenantId,
+      id,
+      status: snapshot.value,
+      machineVersion: HOLD_MACHINE_VERSION,
+      machineContext: snapshot.context,
+      agentRole: r.agent_role,
+      agentId: r.agent_id,
+      actionType: action_type,
+      actionSummary: visible(r.action_summary),
+      actionHash: r.action_hash,
+      holdType: r.hold_type,
+      requiredApprovals: approvals,
+      currentApprovals: 0,
+      details,
+      estimatedValue: estimated_value,
+      valueCurrency: value_currency,
+      riskScore: r.risk_score ?? null,
+      ttlSeconds: r.ttl_seconds,
+      source: more.source,
+      createdBy: by.actor.id,
+      barredVoters: await this.#keyPeople(em, r.agent_id, by.actor.id),
+      refusedUses: {},
+      idempotencyKey: more.idempotency?.key ?? null,
+      idempotencyHash: more.idempotency?.hash ?? null,
+      createdAt: new Date(now),
+      expiresAt: new Date(expiresAt),
+      releasesAt: releasesAt === null ? null : new Date(releasesAt),
+      endsAt: endsAt === null ? null : new Date(endsAt),
+      wakeAt: wakeOf(effects) ?? null,
+    });
+    await em.flush();
     const detail = `${r.hold_type}, ${approvals} approvals`;
     const afterHash = shownHash(holdView(hold, now));
-    await this.#perform(em, notify, hold, now, [{ effects, by, detail, afterHash }]);
+    const step = stepOf({ type: 'xstate.init' }, snapshot);
+    await this.#perform(em, notify, hold, now, [step], [{ effects, by, detail, afterHash }]);
     return hold;
+  }
+
+  /**
+   * Everybody who owns or made a key of this agent, or the key that opens a hold, whether the key still works or not. Who
+   * made a key with another key is who made that one.
+   */
+  async #keyPeople(em: EntityManager, agentId: string, openedWith: string): Promise<string[]> {
+    const keys = await em.find(AgentKey, { agentId });
+    const makers = keys.flatMap(({ createdBy }) => createdBy ?? []);
+    const apiKeys = await em.find(ApiKey, { id: { $in: [...new Set([...makers, openedWith])] } });
+    const ids = new Set([
+      ...makers,
+      ...keys.flatMap(({ ownerId }) => ownerId ?? []),
+      ...apiKeys.flatMap(({ createdBy }) => createdBy ?? []),
+    ]);
+    const people = await em.find(Member, { id: { $in: [...ids] } }, { orderBy: { id: 'asc' } });
+    return people.map(({ id }) => id);
   }
 
   /** One event for one hold. Rejects with the reason of the refusal table when the machine does not take it. */
@@ -585,19 +696,21 @@ export class Holds {
   }
 
   async #step(em: EntityManager, notify: Notify, hold: HoldRow, now: number, by: By, change: Change): Promise<void> {
-    const [snapshot, passed] = elapse(restore(hold), now);
+    const steps: Step[] = [];
+    const [snapshot, passed] = elapse(restore(hold), now, (...step) => steps.push(stepOf(...step)));
     const event = await change.event(em, hold, snapshot, now);
     const refused = holdRefusal(snapshot, event);
     if (refused) throw new AppError(refused.code, refused.detail);
     const [next, effects] = stepHold(snapshot, event);
     if (passed.length + effects.length === 0) return;
+    steps.push(stepOf(event, next));
     const beforeHash = shownHash(await this.#show(em, hold, now));
     store(hold, next, [...passed, ...effects]);
     await em.flush();
     await change.beside?.(em, beforeHash, now);
     const afterHash = shownHash(await this.#show(em, hold, now));
     const { reason, detail } = change;
-    await this.#perform(em, notify, hold, now, [
+    await this.#perform(em, notify, hold, now, steps, [
       { effects: passed, by: SYSTEM, afterHash: beforeHash },
       { effects, by, reason, detail, beforeHash, afterHash },
     ]);
@@ -605,18 +718,26 @@ export class Holds {
 
   /** Stores what time has done to a locked hold by now; false when it has done nothing. */
   async #elapse(em: EntityManager, notify: Notify, hold: HoldRow, now: number): Promise<boolean> {
-    const [next, effects] = elapse(restore(hold), now);
+    const steps: Step[] = [];
+    const [next, effects] = elapse(restore(hold), now, (...step) => steps.push(stepOf(...step)));
     if (effects.length === 0) return false;
     store(hold, next, effects);
     await em.flush();
     const afterHash = shownHash(await this.#show(em, hold, now));
-    await this.#perform(em, notify, hold, now, [{ effects, by: SYSTEM, afterHash }]);
+    await this.#perform(em, notify, hold, now, steps, [{ effects, by: SYSTEM, afterHash }]);
     return true;
   }
 
   /** Writes what the machine named. The audit records come last: they lock the tenant's audit chain until the commit. */
-  async #perform(em: EntityManager, notify: Notify, hold: HoldRow, now: number, done: readonly Done[]): Promise<void> {
-    await notify('holds', hold.id);
+  async #perform(
+    em: EntityManager,
+    notify: Notify,
+    hold: HoldRow,
+    now: number,
+    steps: readonly Step[],
+    done: readonly Done[],
+  ): Promise<void> {
+    await notify('holds', hold.id, steps);
     const events = done.flatMap(({ effects }) => effects.filter((effect) => effect.type === 'emit'));
     for (const [n, { params }] of events.entries()) {
       await addEvent(em, hold.tenantId, {
@@ -652,16 +773,16 @@ export class Holds {
     settings: VoteSettings,
   ): Promise<Electorate & { barred(userId: string): string | undefined }> {
     const groups = new Map(Object.entries(settings.approver_groups).map(([group, ids]) => [group, new Set(ids)]));
-    const owners = new Set<string | null | undefined>([hold.agentOwner]);
+    const ofKeys = new Set(hold.barredVoters);
     const authors = new Set<string>();
     const approvers = new Set<string>();
     if (people.length > 0) {
       const members = await em.find(Member, { id: { $in: [...people] }, removedAt: null });
       for (const { id, roles } of members) if (hasRole(roles as Role[], 'approver')) approvers.add(id);
-      const { agentId, agentRole } = hold;
-      for (const key of await em.find(AgentKey, { agentId, agentRole, revokedAt: null })) owners.add(key.ownerId);
+      // a key that was made for the agent since then bars its people too
+      for (const id of await this.#keyPeople(em, hold.agentId, hold.createdBy)) ofKeys.add(id);
       if (!settings.policy_author_may_vote) {
-        const ids = [...hold.details.rule_ids.map((rule) => rule.split('#')[0]!), hold.details.policy_id ?? ''];
+        const ids = [...hold.details.rules.map(({ id }) => id.split('#')[0]!), hold.details.policy_id ?? ''];
         const policies = await em.find(Policy, { id: { $in: ids }, liveVersion: { $ne: null } });
         const live = policies.map(({ id, liveVersion }) => ({ policyId: id, version: liveVersion! }));
         const revisions = live.length > 0 ? await em.find(PolicyRevision, { $or: live }) : [];
@@ -669,8 +790,7 @@ export class Holds {
       }
     }
     const barred = (userId: string): string | undefined => {
-      if (userId === hold.requestedBy) return 'who asked for the hold does not vote on it';
-      if (owners.has(userId)) return 'the owner of the agent’s key does not vote on its holds';
+      if (ofKeys.has(userId)) return 'who owns or made a key of the agent, or the key that asked, does not vote';
       if (authors.has(userId)) return 'the author of the live policy does not vote in this tenant';
       return approvers.has(userId) ? undefined : 'this needs the role approver';
     };
@@ -684,17 +804,14 @@ export class Holds {
   async #votes(em: EntityManager, holds: readonly HoldRow[]): Promise<Map<string, VoteView[]>> {
     const ids = holds.filter((hold) => hold.machineContext.votes.length > 0).map(({ id }) => id);
     if (ids.length === 0) return new Map();
-    const rows = await em.execute<(Omit<VoteView, 'at'> & { hold_id: string; created_at: string | Date })[]>(
-      `select hold_id, user_id, decision, reason, shown_hash, created_at from escrow_vote
-       where hold_id in (${ids.map(() => '?').join(', ')}) order by created_at, user_id`,
-      ids,
-    );
-    const votes = rows.map(({ hold_id, created_at, ...vote }) => ({
-      hold_id,
-      vote: { ...vote, at: new Date(created_at).toISOString() },
-    }));
-    return new Map([...Map.groupBy(votes, (v) => v.hold_id)].map(([id, list]) => [id, list.map(({ vote }) => vote)]));
+    const rows = await em.find(Vote, { holdId: { $in: ids } }, { orderBy: { createdAt: 'asc', userId: 'asc' } });
+    const views = Map.groupBy(rows, ({ holdId }) => holdId);
+    return new Map([...views].map(([id, votes]) => [id, votes.map(voteView)]));
   }
+}
+
+function voteView({ userId, decision, reason, shownHash, createdAt }: InferEntity<typeof Vote>): VoteView {
+  return { user_id: userId, decision, reason, shown_hash: shownHash, at: createdAt.toISOString() };
 }
 
 interface Standing {
@@ -734,6 +851,10 @@ async function lock(em: EntityManager, id: string): Promise<HoldRow> {
   return hold;
 }
 
+function stepOf(event: Step['event'], { value: state, context }: HoldSnapshot): Step {
+  return { event, state, context };
+}
+
 function restore(hold: HoldRow): HoldSnapshot {
   return restoreHold({ state: hold.status, context: hold.machineContext, version: hold.machineVersion });
 }
@@ -771,6 +892,10 @@ function statusIs(status: HoldState, now: Date): QBFilterQuery<HoldRow> {
   }
 }
 
+/** A page of holds is read in steps, and ends with the hold that would make it longer than this; one is always in it. */
+const PAGE_STEP = 20;
+export const PAGE_BYTES = 2 * 1024 * 1024;
+
 export const HOLD_ORDERS = ['created_at', 'expires_at'] as const;
 export type HoldOrder = (typeof HOLD_ORDERS)[number];
 /** The last hold of a page, by what the list is ordered by. */
@@ -800,14 +925,6 @@ function placeOf(cursor: string, order: HoldOrder): Place {
   return { at: new Date(Number(at)), id: id! };
 }
 
-/** What an agent sent, in a form that the database's JSON can hold: it has no NUL. */
-function storable(value: unknown): unknown {
-  if (typeof value === 'string') return value.toWellFormed().replaceAll('\0', '\uFFFD');
-  if (Array.isArray(value)) return value.map(storable);
-  if (typeof value !== 'object' || value === null) return value;
-  return Object.fromEntries(Object.entries(value).map(([key, item]) => [storable(key), storable(item)]));
-}
-
 /** What is wrong with a request for a hold, as its type sees it. */
 function faultsOf(request: HoldRequest): Fault[] {
   const kind: HoldKind = KINDS[request.hold_type];
@@ -832,24 +949,42 @@ function faultsOf(request: HoldRequest): Fault[] {
   return faults;
 }
 
+/** Of arguments and context a message to subscribers has so many characters. */
+const MOST_TOLD = 300;
+
 /** What subscribers are told of a hold. */
 function eventPayload(hold: HoldRow) {
+  const { shown, reason, notify_targets } = hold.details;
   return {
     escrow_id: hold.id,
     agent_role: hold.agentRole,
     agent_id: hold.agentId,
     action_type: hold.actionType,
     action_summary: hold.actionSummary,
-    ...(hold.estimatedValue != null && { estimated_value: hold.estimatedValue }),
-    ...(hold.valueCurrency != null && { value_currency: hold.valueCurrency }),
-    ...(hold.riskScore != null && { risk_score: hold.riskScore }),
+    estimated_value: hold.estimatedValue ?? null,
+    value_currency: hold.valueCurrency ?? null,
+    risk_score: hold.riskScore ?? null,
     hold_type: hold.holdType,
     required_approvals: hold.requiredApprovals,
     ttl: hold.ttlSeconds,
     expires_at: hold.expiresAt.toISOString(),
     created_at: hold.createdAt.toISOString(),
-    notify_targets: hold.details.notify_targets,
+    notify_targets,
+    tool_server: shown.tool_server,
+    tool_name: shown.tool_name,
+    method: shown.method,
+    resource: shown.resource,
+    arguments: told(shown.arguments),
+    context: told(shown.context),
+    reason: reason ?? null,
   };
+}
+
+/** The beginning of a value as JSON; null when there is nothing. */
+function told(value: unknown): string | null {
+  if (value === null || value === undefined) return null;
+  const text = [...JSON.stringify(value)];
+  return text.length <= MOST_TOLD ? text.join('') : `${text.slice(0, MOST_TOLD - 1).join('')}…`;
 }
 
 export type HoldView = ReturnType<typeof holdView>;
@@ -857,7 +992,10 @@ export type HoldView = ReturnType<typeof holdView>;
 /** A hold as it is shown at `now`: with what time has done to it, whether or not its timer has been there. */
 export function holdView(hold: HoldRow, now: number, votes: VoteView[] = []) {
   const { details } = hold;
+  const { shown } = details;
   const [{ value: status, context }] = elapse(restore(hold), now);
+  // before the first vote nothing was counted
+  const missing = context.votes.length === 0 ? (details.quorum ?? []) : (context.tally.missing ?? []);
   const time = (at: number | null) => (at === null ? undefined : new Date(at).toISOString());
   const ended = time(context.endedAt);
   const released = time(context.releasedAt);
@@ -867,21 +1005,33 @@ export function holdView(hold: HoldRow, now: number, votes: VoteView[] = []) {
     id: hold.id,
     agent_role: hold.agentRole,
     agent_id: hold.agentId,
+    source: hold.source,
+    opened_by: hold.createdBy,
     action_type: hold.actionType,
+    tool_server: shown.tool_server,
+    tool_name: shown.tool_name,
+    method: shown.method,
+    resource: shown.resource,
+    arguments_preview: shown.arguments,
+    context_preview: shown.context,
+    cut: shown.cut,
+    erased: shown.erased ?? false,
+    estimated_value: hold.estimatedValue ?? null,
+    value_currency: hold.valueCurrency ?? null,
     action_summary: hold.actionSummary,
+    risk_score: hold.riskScore ?? null,
     action_hash: hold.actionHash,
     status,
     hold_type: hold.holdType,
     required_approvals: hold.requiredApprovals,
     current_approvals: context.tally.approvals,
-    ...(hold.estimatedValue != null && { estimated_value: hold.estimatedValue }),
-    ...(hold.valueCurrency != null && { value_currency: hold.valueCurrency }),
-    ...(hold.riskScore != null && { risk_score: hold.riskScore }),
+    missing_seats: missing,
     ttl_seconds: hold.ttlSeconds,
     expires_at: hold.expiresAt.toISOString(),
     created_at: hold.createdAt.toISOString(),
     policy_id: details.policy_id,
-    rule_ids: details.rule_ids,
+    rule_ids: details.rules.map(({ id }) => id),
+    rules: details.rules,
     ...(details.reason !== undefined && { reason: details.reason }),
     ...(details.quorum && { quorum: details.quorum }),
     conditions: details.conditions.map(({ condition_id, description }) => {
@@ -896,9 +1046,8 @@ export function holdView(hold: HoldRow, now: number, votes: VoteView[] = []) {
       };
     }),
     votes,
+    barred_voters: hold.barredVoters,
     ...(details.session_id !== undefined && { session_id: details.session_id }),
-    ...(details.tool_name !== undefined && { tool_name: details.tool_name }),
-    ...(details.arguments_preview !== undefined && { arguments_preview: details.arguments_preview }),
     notify_targets: details.notify_targets,
     ...(details.release_at !== undefined && { release_at: details.release_at }),
     ...(details.execute_within_seconds !== undefined && { execute_within_seconds: details.execute_within_seconds }),

@@ -14,7 +14,8 @@ export interface Electorate {
 /**
  * Counts the approvals of those who may vote now, each person once, and says whether they can take every seat of the
  * quorum, each at most one. It is exact: a person in two groups is moved to the other group's seat where that helps
- * (augmenting paths), so an order of votes never keeps a quorum from being met. Who has no seat counts all the same
+ * (augmenting paths), so an order of votes never keeps a quorum from being met. An approval for each seat that is told as
+ * missing fills them all. Who has no seat counts all the same
  * towards the approvals that may come from anybody.
  */
 export function tally(approvedBy: readonly string[], quorum: readonly Seats[], electorate: Electorate): Tally {
@@ -33,8 +34,12 @@ export function tally(approvedBy: readonly string[], quorum: readonly Seats[], e
     }
     return false;
   };
-  const seated = people.filter((person) => seat(person, new Set())).length;
-  return { approvals: people.length, seated: seated === seats.length };
+  for (const person of people) seat(person, new Set());
+  const open = quorum.flatMap(({ group }) => {
+    const count = seats.filter((of, at) => of === group && takenBy[at] === undefined).length;
+    return count > 0 ? [{ group, count }] : [];
+  });
+  return { approvals: people.length, seated: open.length === 0, ...(open.length > 0 && { missing: open }) };
 }
 
 /** How many people a quorum asks for. */

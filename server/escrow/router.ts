@@ -1,37 +1,58 @@
 import { z } from 'zod';
 import { HOLD_STATES } from '../../machines/escrow.ts';
 import { type Context, route, text, trpc } from '../api/trpc.ts';
+import { AgentName } from '../auth/agent-names.ts';
 import { actorOf } from '../auth/audit.ts';
 import type { Principal } from '../auth/scopes.ts';
-import { AppError } from '../errors.ts';
+import { AppError, type Fault } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
-import { HOLD_TYPES } from '../policy/types.ts';
-import { type By, HOLD_ORDERS, type Holds, type HoldView } from './holds.ts';
+import { escrowTerms } from '../policy/evaluate.ts';
+import { shownAction } from '../policy/shown.ts';
+import type { SignedRules } from '../policy/signed-rules.ts';
+import { type BundleStatement, HOLD_TYPES } from '../policy/types.ts';
+import { type By, HOLD_ORDERS, type HoldRequest, type Holds, type HoldView } from './holds.ts';
 import { KINDS } from './kinds/index.ts';
 import { seatsOf } from './quorum.ts';
+import { looserThan } from './terms.ts';
 
 const Quorum = z.object({ group: z.string(), count: z.int() });
+
+const Cut = z.enum(['arguments', 'context']);
 
 const HoldOut = z
   .object({
     id: z.string(),
     agent_role: z.string(),
     agent_id: z.string(),
+    source: z.enum(['evaluate', 'proxy']).describe('who says what the action is: the control plane, or a proxy'),
+    opened_by: z.string().describe('the key that it was opened with'),
     action_type: z.string(),
-    action_summary: z.string(),
+    tool_server: z.string().nullable(),
+    tool_name: z.string().nullable(),
+    method: z.string().nullable(),
+    resource: z.string().nullable(),
+    arguments_preview: z.unknown().describe('masked, at most 32 KiB; what cannot be seen is made visible'),
+    context_preview: z.unknown().describe('what the caller told beside the arguments, shown as they are'),
+    cut: z.array(Cut).describe('what was too long to be shown whole'),
+    erased: z.boolean().describe('retention has erased arguments and context'),
+    estimated_value: z.number().nullable(),
+    value_currency: z.string().nullable(),
+    action_summary: z.string().describe('what the agent says of the action; nobody has checked it'),
+    risk_score: z.number().nullable().describe('what the agent says of the risk; nobody has checked it'),
     action_hash: z.string(),
     status: z.enum(HOLD_STATES).describe('as of now, whether or not a timer has run'),
     hold_type: z.enum(HOLD_TYPES),
     required_approvals: z.int(),
     current_approvals: z.int().describe('approvals of people who may still vote'),
-    estimated_value: z.number().optional(),
-    value_currency: z.string().optional(),
-    risk_score: z.number().optional(),
+    missing_seats: z.array(Quorum).describe('the seats of the quorum that no approval has taken yet'),
     ttl_seconds: z.int(),
     expires_at: z.iso.datetime().describe('held until then'),
     created_at: z.iso.datetime(),
     policy_id: z.string().nullable(),
     rule_ids: z.array(z.string()),
+    rules: z
+      .array(z.object({ id: z.string(), hash: z.string() }))
+      .describe('the statements that it stands for, with the sha256 of their text: it covers no other text'),
     reason: z.string().optional(),
     quorum: z.array(Quorum).optional(),
     conditions: z.array(
@@ -55,9 +76,11 @@ const HoldOut = z
       )
       .optional()
       .describe('not shown to agent keys'),
+    barred_voters: z
+      .array(z.string())
+      .optional()
+      .describe('who owned or made a key of the agent, or the key that opened it; not shown to agent keys'),
     session_id: z.string().optional(),
-    tool_name: z.string().optional(),
-    arguments_preview: z.unknown().optional(),
     notify_targets: z.array(z.string()),
     release_at: z.iso.datetime().optional().describe('when time releases it'),
     execute_within_seconds: z.int().optional(),
@@ -78,8 +101,8 @@ const Seconds = z
 const HttpUrl = text(2000).refine((url) => /^https?:$/.test(URL.parse(url)?.protocol ?? ''), 'must be an http(s) URL');
 
 const CreateIn = z.strictObject({
-  agent_role: text(200),
-  agent_id: text(200),
+  agent_role: AgentName,
+  agent_id: AgentName,
   action_type: text(64),
   action_summary: text(500),
   action_hash: ActionHash,
@@ -106,10 +129,25 @@ const CreateIn = z.strictObject({
   value_currency: text(10).optional(),
   risk_score: z.number().min(0).max(1).optional(),
   policy_id: text(64).optional(),
-  rule_ids: z.array(text(200)).max(200).optional(),
+  rule_ids: z
+    .array(text(200))
+    .min(1)
+    .max(200)
+    .optional()
+    .describe(
+      'rules with @escrow of the bundle; the hold must ask for as much as they do. Without them it covers no rule',
+    ),
+  bundle_hash: ActionHash.optional().describe(
+    'the bundle that the rules are of: one that was signed and has not ended',
+  ),
   session_id: text(200).optional(),
+  tool_server: text(200).optional(),
   tool_name: text(200).optional(),
+  method: text(200).optional(),
+  resource: text(8000).optional(),
   arguments_preview: z.unknown().optional(),
+  context_preview: z.unknown().optional(),
+  cut: z.array(Cut).max(2).optional().describe('what the previews do not show whole'),
   notify_targets: z.array(HttpUrl).max(20).optional(),
 });
 
@@ -129,11 +167,11 @@ function idempotencyKey(ctx: Context): string | undefined {
 }
 
 /** What an agent sees of its hold: not who voted how, nor what was reported by whom. */
-function forAgent({ votes: _votes, ...hold }: HoldView): z.input<typeof HoldOut> {
+function forAgent({ votes: _votes, barred_voters: _barred, ...hold }: HoldView): z.input<typeof HoldOut> {
   return { ...hold, conditions: hold.conditions.map(({ evidence: _evidence, ...condition }) => condition) };
 }
 
-export function escrowRouter(holds: Holds) {
+export function escrowRouter(holds: Holds, signedRules: SignedRules) {
   return trpc.router({
     create: route(
       'POST /v1/escrow',
@@ -144,35 +182,22 @@ export function escrowRouter(holds: Holds) {
           'With the header Idempotency-Key a repeated call with the same body answers the same hold, as it is by then.',
         tag,
         status: 201,
-        problems: ['CONFLICT'],
+        problems: ['CONFLICT', 'TERMS_REFUSED'],
+        headers: {
+          request: {
+            'Idempotency-Key': {
+              description: '1 to 255 printable characters. The same key with another body is CONFLICT.',
+              schema: { type: 'string', pattern: '^[\\x21-\\x7e]{1,255}$' },
+            },
+          },
+        },
       },
     )
       .input(CreateIn)
       .output(HoldOut)
-      .mutation(({ ctx, input }) => {
-        const { principal } = ctx;
-        if (principal.kind !== 'api_key') throw new AppError('FORBIDDEN');
-        assertExact(input.arguments_preview);
-        return holds.create(
-          ctx.tenantId,
-          {
-            ...input,
-            agent_owner: null,
-            required_approvals: Math.max(
-              input.required_approvals ?? KINDS[input.hold_type].leastApprovals,
-              seatsOf(input.quorum ?? []),
-            ),
-            policy_id: input.policy_id ?? null,
-            rule_ids: input.rule_ids ?? [],
-            notify_targets: input.notify_targets ?? [],
-          },
-          by(ctx),
-          {
-            // a proxy's key speaks for agents; a key with the scope admin for the person who made it
-            requestedBy: principal.scopes.includes('admin') ? principal.ownerId : null,
-            idempotencyKey: idempotencyKey(ctx),
-          },
-        );
+      .mutation(async ({ ctx, input }) => {
+        const request = await requested(signedRules, ctx.tenantId, input);
+        return holds.create(ctx.tenantId, request, by(ctx), { idempotencyKey: idempotencyKey(ctx) });
       }),
 
     list: route(
@@ -255,6 +280,7 @@ export function escrowRouter(holds: Holds) {
           your_decision: z.enum(['approve', 'reject']),
           current_approvals: z.int(),
           required_approvals: z.int(),
+          missing_seats: z.array(Quorum),
           status: z.enum(HOLD_STATES),
           released_at: z.iso.datetime().nullable(),
         }),
@@ -269,6 +295,7 @@ export function escrowRouter(holds: Holds) {
           your_decision: decision,
           current_approvals: hold.current_approvals,
           required_approvals: hold.required_approvals,
+          missing_seats: hold.missing_seats,
           status: hold.status,
           released_at: hold.released_at ?? null,
         };
@@ -290,7 +317,7 @@ export function escrowRouter(holds: Holds) {
         ],
       },
     )
-      .input(z.strictObject({ ...Id, action_hash: ActionHash, agent_role: text(200), agent_id: text(200) }))
+      .input(z.strictObject({ ...Id, action_hash: ActionHash, agent_role: AgentName, agent_id: AgentName }))
       .output(HoldOut)
       .mutation(({ ctx, input: { id, ...action } }) => holds.consume(ctx.tenantId, id, action, by(ctx))),
 
@@ -326,11 +353,64 @@ export function escrowRouter(holds: Holds) {
   });
 }
 
+/** What a proxy asks for, with what the rules that it names say. TERMS_REFUSED when it asks for less than they do. */
+async function requested(signedRules: SignedRules, tenantId: string, input: CreateInput): Promise<HoldRequest> {
+  const { action_type, tool_server, tool_name, method, resource, estimated_value, value_currency } = input;
+  const { arguments_preview, context_preview, cut = [], bundle_hash, rule_ids, ...rest } = input;
+  const asked = {
+    ...rest,
+    required_approvals: Math.max(
+      input.required_approvals ?? KINDS[input.hold_type].leastApprovals,
+      seatsOf(input.quorum ?? []),
+    ),
+    policy_id: input.policy_id ?? null,
+    rules: [],
+    notify_targets: input.notify_targets ?? [],
+  };
+  const refused = (...faults: Fault[]) => new AppError('TERMS_REFUSED', undefined, { faults });
+  const action = exact(() => {
+    // what is shown is well formed; what was sent must be so too
+    canonicalJson([arguments_preview ?? null, context_preview ?? null]);
+    return shownAction(
+      {
+        ...{ action_type, tool_server, tool_name, method, resource, estimated_value, value_currency },
+        arguments: arguments_preview,
+        context: context_preview,
+      },
+      [],
+    );
+  });
+  const request: HoldRequest = { ...asked, action: { ...action, cut: [...new Set([...cut, ...action.cut])].sort() } };
+  if (rule_ids === undefined) return request;
+  if (bundle_hash === undefined) throw refused({ pointer: '/bundle_hash', message: 'must say whose rules these are' });
+  const known = await signedRules.of(tenantId, bundle_hash);
+  if (!known)
+    throw refused({ pointer: '/bundle_hash', message: 'is no bundle that was signed here and has not ended' });
+  const rules = [...new Set(rule_ids)].map((id) => known.get(id));
+  const unknown = rules.indexOf(undefined);
+  if (unknown >= 0)
+    throw refused({ pointer: `/rule_ids/${unknown}`, message: 'is no rule with @escrow of the bundle' });
+  const terms = escrowTerms(rules as BundleStatement[]);
+  const faults = looserThan(terms, asked);
+  const policies = new Set(rules.map((rule) => rule!.policy_id));
+  if (input.policy_id !== undefined && !policies.has(input.policy_id)) {
+    faults.push({ pointer: '/policy_id', message: 'is not the policy of a rule that it names' });
+  }
+  if (faults.length > 0) throw refused(...faults);
+  return {
+    ...request,
+    policy_id: input.policy_id ?? terms.rules[0]!.id.split('#')[0]!,
+    rules: terms.rules,
+    reason: terms.reason,
+    notify_targets: [...new Set([...(terms.notify_targets ?? []), ...asked.notify_targets])],
+  };
+}
+type CreateInput = z.output<typeof CreateIn>;
+
 /** Refuses what has no exact canonical form: votes are bound to the hash of what is shown. */
-function assertExact(value: unknown): void {
-  if (value === undefined) return;
+function exact<T>(made: () => T): T {
   try {
-    canonicalJson(value);
+    return made();
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;
     throw new AppError('VALIDATION_FAILED', undefined, {

@@ -1,10 +1,10 @@
-import type { KeyObject } from 'node:crypto';
-import { hash as blake3 } from 'blake3';
+import { createHash, type KeyObject } from 'node:crypto';
+import { hash as blake3, createHash as blake3Hash } from 'blake3';
 import { type ChainHead, openHead } from '../chain/note.ts';
 import { RECORD_ALG } from '../chain/record.ts';
 import { type ChainPlace, type ChainVerdict, ChainVerifier } from '../chain/verify.ts';
 import { canonicalJson, type Json } from '../lib/canonical-json.ts';
-import { keyFingerprint, sha256, sha256Tag } from '../lib/crypto.ts';
+import { keyFingerprint, sha256 } from '../lib/crypto.ts';
 import { CHECK_SH, VERIFY_MD } from './auditor-files.ts';
 
 /**
@@ -17,6 +17,7 @@ import { CHECK_SH, VERIFY_MD } from './auditor-files.ts';
 
 export const PACKAGE_VERSION = 1;
 export const MAX_PACKAGE_RECORDS = 10_000;
+export const MAX_PACKAGE_BYTES = 384 * 1024 * 1024;
 
 export const MANIFEST = 'manifest.json';
 export const SIGNATURE = 'manifest.json.sig';
@@ -33,14 +34,20 @@ export interface Manifest {
   package_id: string;
   tenant_id: string;
   purpose: string;
+  /** The window of time; of a session's package the time of its first record, and a millisecond after its last. */
   from: string | null;
   to: string | null;
+  /** In a session's package: the session that the first and the last record belong to. */
+  session_id: string | null;
   /** Null in a package without records. */
   first_seq: number | null;
   last_seq: number | null;
   record_count: number;
   prev_hash_before_first: string;
   head_hash: string;
+  /** The signed checkpoint at or after the last record that lead.txt leads to; null when there is none. */
+  checkpoint_seq: number | null;
+  /** The range is unchanged and tied to that checkpoint. */
   chain_intact: boolean;
   /** The record where tampering starts, when the chain is broken and a readable record stands there. */
   first_mismatch_id?: string;
@@ -52,87 +59,118 @@ export interface Manifest {
   exporter: Json;
 }
 
+/** A record as it is stored: its line is packed byte for byte, whatever became of it. */
+export interface PackedRecord {
+  seq: number;
+  hash: string;
+  line: string | Uint8Array;
+}
+
+/** Gives the same records each time that it is called: they are read twice, so that none need be kept. */
+export type Records = () => AsyncIterable<PackedRecord> | Iterable<PackedRecord>;
+
+/** What the range of a package was chosen by: a window of time (`to` is not in it), or a session. */
+export type Span = { from: string; to: string } | { session_id: string };
+
 export interface PackageParts {
   package_id: string;
   tenant_id: string;
   purpose: string;
-  from: string | null;
-  to: string | null;
+  span: Span;
   created_at: string;
   /** Who made it: an id, or an object that says more. */
   exporter: Json;
-  /** The stored hash of the record before the first one, 64 zeros before the genesis record. */
+  /** The place of the first record; in a package without records the place that the span would have begun at. */
+  start: number;
+  /** The stored hash of the record before `start`, 64 zeros before the genesis record. */
   prev_hash_before_first: string;
   /** All records of the range as stored, in order; no choice among them, or the chain could not be checked. */
-  records: Iterable<{ seq: number; hash: string; line: string | Uint8Array }>;
-  /** The signed notes that cover the range. */
+  records: Records;
+  /** The records after the range up to the last checkpoint in `checkpoints`, none when that is the range's last. */
+  lead: Records;
+  /** The signed notes of the range and of what leads on from it. */
   checkpoints: readonly string[];
-  /** The bundles in force, each under the sha256 (hex, with or without `sha256:`) by which records name it. */
-  bundles: readonly { hash: string; bytes: Uint8Array }[];
+  /** The bundles of these hashes (hex), where they are known. */
+  bundles: (hashes: ReadonlySet<string>) => Promise<readonly PackedBundle[]>;
   /** The key that `sign` signs with, then the retired ones that signed checkpoints and bundles in the package. */
   keys: readonly [KeyObject, ...KeyObject[]];
   /** 64 bytes of Ed25519. */
   sign(bytes: Uint8Array): Uint8Array;
 }
 
-export interface EvidencePackage {
-  bytes: Buffer;
-  /** `sha256:<hex>` of the bytes. */
-  package_hash: string;
-  manifest: Manifest;
+/** A bundle under the sha256 (hex, with or without `sha256:`) by which records name it. It is read twice. */
+export interface PackedBundle {
+  hash: string;
+  read: () => Promise<Uint8Array> | Uint8Array;
 }
 
 /**
- * Makes and signs a package. Equal parts give equal bytes. Whether the chain is intact is found here, from the records
- * and the checkpoints in the package, so that who checks it later finds the same; a broken one is packed like any other.
- * Throws a RangeError for more than MAX_PACKAGE_RECORDS records.
+ * Makes and signs a package and gives its bytes to `write` in turn, with flat memory however many records there are.
+ * Equal parts give equal bytes. Whether the chain is intact is found here, from the records and the checkpoints in the
+ * package, so that who checks it later finds the same; a broken one is packed like any other. Throws a RangeError for
+ * more than MAX_PACKAGE_RECORDS records or MAX_PACKAGE_BYTES of them, and an Error when a second reading gives others.
  */
-export function buildPackage(parts: PackageParts): EvidencePackage {
-  const lines: Uint8Array[] = [];
-  let first: number | null = null;
-  let last: { seq: number; hash: string } | undefined;
-  let count = 0;
-  for (const record of parts.records) {
-    if (++count > MAX_PACKAGE_RECORDS) throw new RangeError(`a package holds at most ${MAX_PACKAGE_RECORDS} records`);
-    first ??= record.seq;
-    last = record;
-    lines.push(Buffer.from(`${record.hash} `), Buffer.from(record.line as string), NEWLINE);
-  }
-  const records = Buffer.concat(lines);
+export async function writePackage(
+  parts: PackageParts,
+  write: (bytes: Uint8Array) => Promise<void> | void,
+): Promise<{ package_hash: string; size: number; manifest: Manifest }> {
   const heads = openNotes(parts.checkpoints, parts.keys, parts.tenant_id);
-  const range = { tenant_id: parts.tenant_id, first_seq: first, prev_hash_before_first: parts.prev_hash_before_first };
-  const { verdict } = examineRecords(records, range, heads);
-
-  const files = new Map<string, Uint8Array>([
-    ['records.txt', records],
-    ['checkpoints.txt', Buffer.from(parts.checkpoints.join('\n'))],
-    ['pubkey.pem', Buffer.from(parts.keys.map((key) => key.export({ type: 'spki', format: 'pem' })).join(''))],
-    ['VERIFY.md', Buffer.from(VERIFY_MD)],
-    ['check.sh', Buffer.from(CHECK_SH)],
-  ]);
-  for (const { hash, bytes } of parts.bundles) files.set(bundleName(hash), bytes);
-  const sums = Object.fromEntries([...files].map(([name, bytes]) => [name, fileSums(bytes)]));
-  for (const [name, list] of Object.entries(sumLists(sums))) {
-    files.set(name, Buffer.from(list));
-    sums[name] = fileSums(Buffer.from(list));
+  const check = new RangeCheck(parts.tenant_id, parts.start, parts.prev_hash_before_first, parts.span, heads);
+  const records = new Sums();
+  const lead = new Sums();
+  let first: PackedRecord | undefined;
+  let last: PackedRecord | undefined;
+  let count = 0;
+  for await (const record of parts.records()) {
+    if (++count > MAX_PACKAGE_RECORDS) throw new RangeError(`a package holds at most ${MAX_PACKAGE_RECORDS} records`);
+    first ??= record;
+    last = record;
+    const row = rowOf(record);
+    records.add(row);
+    if (records.size > MAX_PACKAGE_BYTES) throw new RangeError(`a package holds at most ${MAX_PACKAGE_BYTES} bytes`);
+    check.records(row);
   }
+  for await (const record of parts.lead()) {
+    const row = rowOf(record);
+    lead.add(row);
+    if (lead.size > MAX_PACKAGE_BYTES) throw new RangeError(`a package holds at most ${MAX_PACKAGE_BYTES} bytes`);
+    check.lead(row);
+  }
+  const found = check.finish();
 
+  const files = new Map<string, { sums: FileSums; read: () => Content }>();
+  const put = (name: string, bytes: Uint8Array) => files.set(name, { sums: fileSums(bytes), read: () => [bytes] });
+  files.set('records.txt', { sums: records.end(), read: () => rowsOf(parts.records()) });
+  files.set('lead.txt', { sums: lead.end(), read: () => rowsOf(parts.lead()) });
+  put('checkpoints.txt', Buffer.from(parts.checkpoints.join('\n')));
+  put('pubkey.pem', Buffer.from(parts.keys.map((key) => key.export({ type: 'spki', format: 'pem' })).join('')));
+  put('VERIFY.md', Buffer.from(VERIFY_MD));
+  put('check.sh', Buffer.from(CHECK_SH));
+  for (const { hash, read } of await parts.bundles(found.bundleHashes)) {
+    files.set(bundleName(hash), { sums: fileSums(await read()), read: () => one(read) });
+  }
+  const listed = () => Object.fromEntries([...files].map(([name, { sums }]) => [name, sums]));
+  for (const [name, list] of Object.entries(sumLists(listed()))) put(name, Buffer.from(list));
+
+  const window = 'from' in parts.span ? parts.span : found.sessionSpan;
   const manifest: Manifest = {
     version: PACKAGE_VERSION,
     package_id: parts.package_id,
     tenant_id: parts.tenant_id,
     purpose: parts.purpose,
-    from: parts.from,
-    to: parts.to,
-    first_seq: first,
+    from: window?.from ?? null,
+    to: window?.to ?? null,
+    session_id: 'session_id' in parts.span ? parts.span.session_id : null,
+    first_seq: first?.seq ?? null,
     last_seq: last?.seq ?? null,
-    record_count: verdict.records_checked,
+    record_count: found.recordCount,
     prev_hash_before_first: parts.prev_hash_before_first,
     head_hash: last?.hash ?? parts.prev_hash_before_first,
-    chain_intact: verdict.verified,
-    ...(verdict.first_mismatch_id === undefined ? {} : { first_mismatch_id: verdict.first_mismatch_id }),
+    checkpoint_seq: found.checkpointSeq,
+    chain_intact: found.intact,
+    ...(found.firstMismatchId === undefined ? {} : { first_mismatch_id: found.firstMismatchId }),
     record_alg: RECORD_ALG,
-    files: sums,
+    files: listed(),
     public_key_fingerprint: keyFingerprint(parts.keys[0]),
     created_at: parts.created_at,
     exporter: parts.exporter,
@@ -140,53 +178,223 @@ export function buildPackage(parts: PackageParts): EvidencePackage {
   const text = Buffer.from(canonicalJson(manifest));
   const signature = parts.sign(text);
   if (signature.byteLength !== 64) throw new RangeError('an Ed25519 signature has 64 bytes');
-  const bytes = writeTar(files.set(MANIFEST, text).set(SIGNATURE, signature));
-  return { bytes, package_hash: sha256Tag(bytes), manifest };
+  put(MANIFEST, text);
+  put(SIGNATURE, signature);
+
+  const whole = createHash('sha256');
+  let size = 0;
+  const emit = async (bytes: Uint8Array) => {
+    whole.update(bytes);
+    size += bytes.byteLength;
+    await write(bytes);
+  };
+  for (const [name, { sums, read }] of sorted(files)) {
+    await emit(tarHeader(name, sums.size));
+    const again = new Sums();
+    for await (const bytes of read()) {
+      again.add(bytes);
+      await emit(bytes);
+    }
+    if (!sameSums(again.end(), sums)) throw new Error(`${name} changed while it was packed`);
+    await emit(Buffer.alloc(tarPadding(sums.size)));
+  }
+  await emit(Buffer.alloc(2 * TAR_BLOCK));
+  return { package_hash: `sha256:${whole.digest('hex')}`, size, manifest };
 }
 
-export interface RecordsFound {
-  verdict: ChainVerdict;
+type Content = AsyncIterable<Uint8Array> | Iterable<Uint8Array>;
+
+function rowOf({ hash, line }: PackedRecord): Buffer {
+  return Buffer.concat([Buffer.from(`${hash} `), Buffer.from(line as string), NEWLINE]);
+}
+
+async function* rowsOf(records: ReturnType<Records>): AsyncGenerator<Uint8Array> {
+  for await (const record of records) yield rowOf(record);
+}
+
+async function* one(read: PackedBundle['read']): AsyncGenerator<Uint8Array> {
+  yield await read();
+}
+
+/** What was found in the records of a package. */
+export interface RangeFound {
+  /** The range is whole, is what the span says, and is tied to a signed checkpoint. */
+  intact: boolean;
+  /** Why it is not. */
+  reason?: string;
+  firstMismatchId?: string;
+  /** Every hash follows from the one before it, and no checkpoint states another. */
+  linked: ChainVerdict;
+  recordCount: number;
+  leadCount: number;
+  lastSeq: number | null;
+  headHash: string;
+  /** The seq of the checkpoint that the range is tied to; null when there is none. */
+  checkpointSeq: number | null;
+  /** Of a session's package: from its first record to just after its last, by what they say. */
+  sessionSpan: { from: string; to: string } | undefined;
   /** The bundles that the records name, hex. */
   bundleHashes: Set<string>;
-  /** How many of the checkpoints lie in the range, where they can be compared. */
-  compared: number;
 }
 
-/** Recomputes the chain in a package's records.txt and compares it with the opened checkpoints that lie in its range. */
-export function examineRecords(
-  records: Uint8Array,
-  range: Pick<Manifest, 'tenant_id' | 'first_seq' | 'prev_hash_before_first'>,
-  heads: readonly ChainPlace[],
-): RecordsFound {
-  const bytes = Buffer.from(records.buffer, records.byteOffset, records.byteLength);
-  const before = (range.first_seq ?? 1) - 1;
-  const verifier = new ChainVerifier({
-    tenantId: range.tenant_id,
-    chain: 'forensics',
-    strict: true,
-    // Without records there is nothing that could be out of place, wherever the range would have begun.
-    ...(range.first_seq === null ? {} : { start: { seq: before, hash: range.prev_hash_before_first } }),
-  });
-  const inRange = (head: ChainPlace, last: number) => head.seq >= before && head.seq <= last;
-  const rows: { seq: number; hash: Buffer; line: Buffer }[] = [];
-  const bundleHashes = new Set<string>();
-  let seq = before;
-  for (let at = 0; at < bytes.length; ) {
-    const newline = bytes.indexOf(10, at);
-    const row = bytes.subarray(at, newline < 0 ? bytes.length : newline);
-    at += row.length + 1;
-    const form = row[64] === 32 && /^[0-9a-f]{64}$/.test(row.toString('latin1', 0, 64));
-    const line = form ? row.subarray(65) : row;
-    // The place that the text claims; where it claims none, the next.
-    seq = Number(/"seq":([1-9]\d{0,15})[,}]/.exec(line.toString('latin1'))?.[1] ?? seq + 1);
-    const bundle = /"bundle_hash":"(?:sha256:)?([0-9a-f]{64})"/.exec(line.toString('latin1'))?.[1];
-    if (bundle) bundleHashes.add(bundle);
-    rows.push({ seq, hash: form ? Buffer.from(row.toString('latin1', 0, 64), 'hex') : Buffer.alloc(0), line });
+/**
+ * Recomputes the chain of a package: feed it records.txt, then lead.txt, in pieces of any size.
+ *
+ * A range whose hashes follow from each other may still be rewritten as a whole by whoever has the database. So it is
+ * intact only when the chain goes on to a record whose hash was signed: that hash covers every record before it, and
+ * the place where the range begins.
+ */
+export class RangeCheck {
+  readonly #verifier: ChainVerifier;
+  readonly #span: Span;
+  readonly #signed: number;
+  #rest: Buffer[] = [];
+  #inLead = false;
+  #seq: number;
+  #lastSeq: number | null = null;
+  #headHash: string;
+  #count = 0;
+  #leadCount = 0;
+  #first: Buffer | undefined;
+  #last: Buffer | undefined;
+  #afterLast: Buffer | undefined;
+  readonly #bundleHashes = new Set<string>();
+
+  constructor(tenantId: string, start: number, prevHash: string, span: Span, heads: readonly ChainPlace[]) {
+    const before = start - 1;
+    this.#span = span;
+    this.#seq = before;
+    this.#headHash = prevHash;
+    this.#verifier = new ChainVerifier({
+      tenantId,
+      chain: 'forensics',
+      strict: true,
+      start: { seq: before, hash: prevHash },
+    });
+    // one that lies before the range can be compared with nothing in it
+    const comparable = heads.filter(({ seq }) => seq >= before);
+    for (const head of comparable) this.#verifier.expect(head);
+    this.#signed = Math.max(-1, ...comparable.map(({ seq }) => seq));
   }
-  const comparable = range.first_seq === null ? [] : heads.filter((head) => inRange(head, seq));
-  for (const head of comparable) verifier.expect(head);
-  for (const row of rows) verifier.add(row);
-  return { verdict: verifier.finish(), bundleHashes, compared: comparable.length };
+
+  records(bytes: Uint8Array): void {
+    this.#feed(bytes);
+  }
+
+  lead(bytes: Uint8Array): void {
+    this.#beginLead();
+    this.#feed(bytes);
+  }
+
+  finish(): RangeFound {
+    this.#beginLead();
+    this.#flush();
+    const linked = this.#verifier.finish();
+    const covered = linked.verified && this.#signed === linked.head.seq;
+    const fault = covered ? this.#spanFault() : undefined;
+    const reason = linked.verified
+      ? covered
+        ? fault
+        : 'no signed checkpoint at or after the last record is in the package'
+      : linked.reason;
+    const [from, last] = [timeOf(this.#first), timeOf(this.#last)];
+    return {
+      intact: covered && fault === undefined,
+      ...(reason !== undefined && { reason }),
+      ...(linked.first_mismatch_id !== undefined && { firstMismatchId: linked.first_mismatch_id }),
+      linked,
+      recordCount: this.#count,
+      leadCount: this.#leadCount,
+      lastSeq: this.#lastSeq,
+      headHash: this.#headHash,
+      checkpointSeq: covered ? linked.head.seq : null,
+      sessionSpan: from && last ? { from, to: after(last) } : undefined,
+      bundleHashes: this.#bundleHashes,
+    };
+  }
+
+  #beginLead(): void {
+    if (this.#inLead) return;
+    this.#flush();
+    this.#inLead = true;
+  }
+
+  #feed(bytes: Uint8Array): void {
+    let buffer = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+    for (;;) {
+      const newline = buffer.indexOf(10);
+      if (newline < 0) break;
+      const end = buffer.subarray(0, newline);
+      this.#row(this.#rest.length > 0 ? Buffer.concat([...this.#rest.splice(0), end]) : end);
+      buffer = buffer.subarray(newline + 1);
+    }
+    if (buffer.length > 0) this.#rest.push(Buffer.from(buffer));
+  }
+
+  #flush(): void {
+    if (this.#rest.length > 0) this.#row(Buffer.concat(this.#rest.splice(0)));
+  }
+
+  #row(row: Buffer): void {
+    const hash = row[64] === 32 ? row.toString('latin1', 0, 64) : '';
+    const form = /^[0-9a-f]{64}$/.test(hash);
+    const line = form ? row.subarray(65) : row;
+    const text = line.toString('latin1');
+    // the place that the text claims; where it claims none, the next
+    this.#seq = Number(/"seq":([1-9]\d{0,15})[,}]/.exec(text)?.[1] ?? this.#seq + 1);
+    this.#verifier.add({ seq: this.#seq, hash: form ? Buffer.from(hash, 'hex') : Buffer.alloc(0), line });
+    if (this.#inLead) {
+      this.#leadCount++;
+      if (this.#leadCount === 1) this.#afterLast = line;
+      return;
+    }
+    this.#count++;
+    this.#lastSeq = this.#seq;
+    this.#headHash = hash;
+    this.#last = line;
+    this.#first ??= this.#last;
+    const bundle = /"bundle_hash":"(?:sha256:)?([0-9a-f]{64})"/.exec(text)?.[1];
+    if (bundle) this.#bundleHashes.add(bundle);
+  }
+
+  /** Whether the records, whose chain is whole, are not those that the span names. */
+  #spanFault(): string | undefined {
+    if ('session_id' in this.#span) {
+      const { session_id } = this.#span;
+      const own = [this.#first, this.#last].every(
+        (line) => line !== undefined && membersOf(line).session_id === session_id,
+      );
+      return own ? undefined : 'the first and the last record are not of the session';
+    }
+    const [from, to] = [Date.parse(this.#span.from), Date.parse(this.#span.to)];
+    if (Number.isNaN(from) || Number.isNaN(to)) return 'the window is no span of time';
+    const before = (line: Buffer | undefined, time: number) =>
+      line !== undefined && Date.parse(timeOf(line) ?? '') < time;
+    if (before(this.#first, from) || (this.#last !== undefined && !before(this.#last, to))) {
+      return 'records were received outside the window';
+    }
+    if (before(this.#afterLast, to)) return 'the record after the last one was received within the window';
+    return undefined;
+  }
+}
+
+function membersOf(line: Buffer): { received_at?: unknown; session_id?: unknown } {
+  try {
+    return (JSON.parse(line.toString()) ?? {}) as { received_at?: unknown; session_id?: unknown };
+  } catch {
+    return {};
+  }
+}
+
+/** When a record was received, by what it says, as an ISO 8601 time; undefined when it says none. */
+function timeOf(line: Buffer | undefined): string | undefined {
+  const { received_at } = line === undefined ? {} : membersOf(line);
+  return typeof received_at === 'string' && !Number.isNaN(Date.parse(received_at)) ? received_at : undefined;
+}
+
+/** A millisecond later. */
+function after(time: string): string {
+  return new Date(Math.min(Date.parse(time) + 1, 8.64e15)).toISOString();
 }
 
 /** The notes of checkpoints.txt: a text, an empty line, signature lines; an empty line between one note and the next. */
@@ -222,6 +430,28 @@ export function fileSums(bytes: Uint8Array): FileSums {
   return { blake3: hex(blake3(bytes)), sha256: hex(sha256(bytes)), size: bytes.byteLength };
 }
 
+/** The same of bytes that come in turn. `end` must be called once: it frees what BLAKE3 holds. */
+class Sums {
+  readonly #sha256 = createHash('sha256');
+  readonly #blake3 = blake3Hash();
+  size = 0;
+
+  add(bytes: Uint8Array): void {
+    this.#sha256.update(bytes);
+    this.#blake3.update(bytes);
+    this.size += bytes.byteLength;
+  }
+
+  end(): FileSums {
+    const sums = { blake3: hex(this.#blake3.digest() as Buffer), sha256: this.#sha256.digest('hex'), size: this.size };
+    return sums;
+  }
+}
+
+export function sameSums(a: FileSums, b: FileSums): boolean {
+  return a.size === b.size && a.sha256 === b.sha256 && a.blake3 === b.blake3;
+}
+
 /** SHA256SUMS and B3SUMS of a package; they list neither themselves nor the manifest, which lists them. */
 export function sumLists(sums: Readonly<Record<string, FileSums>>): { SHA256SUMS: string; B3SUMS: string } {
   const names = Object.keys(sums).sort();
@@ -235,7 +465,7 @@ function hex(bytes: string | Buffer): string {
   return Buffer.from(bytes as Buffer).toString('hex');
 }
 
-function sorted(files: ReadonlyMap<string, Uint8Array>): [string, Uint8Array][] {
+function sorted<T>(files: ReadonlyMap<string, T>): [string, T][] {
   return [...files].sort(([a], [b]) => (a < b ? -1 : 1));
 }
 

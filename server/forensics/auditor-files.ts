@@ -4,15 +4,15 @@
  */
 
 export const CHECK_SH = String.raw`#!/usr/bin/env bash
-# Checks this unpacked evidence package with nothing but bash, openssl, sha256sum and b3sum.
+# Checks this unpacked evidence package with nothing but bash, openssl, b3sum and the coreutils.
 # Usage: bash check.sh [sha256:<fingerprint of the signer's key, learned elsewhere>]
-# Exit: 0 authentic and the chain intact, 1 not, 2 a tool is missing.
+# Exit: 0 authentic, intact and tied to a signed checkpoint; 1 not; 2 a tool is missing.
 export LC_ALL=C
 set -u
 shopt -s nullglob dotglob
 case $0 in */*) cd -- "@{0%/*}" || exit 2 ;; esac
 fail() { printf 'MISMATCH %s\n' "$1"; exit 1; }
-for tool in openssl sha256sum b3sum; do
+for tool in openssl sha256sum b3sum base64 tail mktemp; do
   command -v "$tool" > /dev/null || { echo "this check needs $tool"; exit 2; }
 done
 
@@ -50,30 +50,81 @@ done
 sha256sum -c SHA256SUMS > /dev/null 2>&1 || fail 'SHA256SUMS'
 b3sum --check B3SUMS > /dev/null 2>&1 || fail 'B3SUMS'
 
-# 3. Every record's hash follows from its text and the hash before it.
+# 3. Each checkpoint is of this chain and signed by a key in pubkey.pem, the current one or one that was retired.
+work=$(mktemp -d) || exit 2
+trap 'rm -rf "$work"' EXIT
+whole() { case $1 in '' | 0* | *[!0-9]*) return 1 ;; esac; [ "@{#1}" -le 16 ]; }
+keys=0
+while IFS= read -r line; do
+  case $line in *'BEGIN PUBLIC KEY'*) keys=$((keys + 1)) ;; esac
+  printf '%s\n' "$line" >> "$work/key.$keys"
+done < pubkey.pem
+signed=()
+tenant=$(field tenant_id)
+exec 3< checkpoints.txt
+while IFS= read -r type <&3; do
+  { IFS= read -r origin && IFS= read -r at && IFS= read -r hash && IFS= read -r gap; } <&3 || fail 'checkpoints.txt'
+  head=("$type" "$origin" "$at" "$hash")
+  # after an accepted loss of records a note says how many losses there were
+  case $gap in 'generation '*)
+    whole "@{gap#generation }" || fail 'checkpoints.txt'
+    head+=("$gap")
+    IFS= read -r gap <&3 || fail 'checkpoints.txt'
+    ;;
+  esac
+  { [ "$type" = svc-chain-head/v1 ] && whole "$at" && [ -z "$gap" ]; } || fail 'checkpoints.txt'
+  [ "@{origin#*/}" = "$tenant/forensics" ] || fail "checkpoints.txt: a checkpoint of $origin"
+  printf '%s\n' "@{head[@]}" > "$work/note"
+  known=no
+  while IFS= read -r line <&3 && [ -n "$line" ]; do
+    printf '%s' "@{line##* }" | base64 -d 2> /dev/null | tail -c 64 > "$work/signature"
+    for key in "$work"/key.*; do
+      openssl pkeyutl -verify -pubin -inkey "$key" -rawin -in "$work/note" -sigfile "$work/signature" \
+        > /dev/null 2>&1 && known=yes
+    done
+  done
+  [ "$known" = yes ] || fail "checkpoints.txt: no key in pubkey.pem signed the checkpoint of record $at"
+  signed[at]=$hash
+done
+
+# 4. Every record's hash follows from its text and the hash before it, up to a record whose hash was signed.
 [ "$(field chain_intact)" = true ] || echo "the manifest states a broken chain, first at: $(field first_mismatch_id)"
 prev=$(field prev_hash_before_first)
-n=0
-while IFS= read -r line; do
-  hash=@{line%% *}
-  text=@{line#* }
-  computed=$(printf '%s\n%s' "$prev" "$text" | b3sum --no-names)
-  [ "$computed" = "$hash" ] || fail "records.txt: line $((n + 1))"
-  prev=$hash
-  n=$((n + 1))
-done < records.txt
+checkpoint=$(field checkpoint_seq)
+whole "$checkpoint" || checkpoint=0
+seq=$(field first_seq)
+if whole "$seq"; then seq=$((seq - 1)); else seq=$((checkpoint - $(grep -c '' lead.txt))); fi
+follow() {
+  n=0
+  while IFS= read -r line; do
+    hash=@{line%% *}
+    text=@{line#* }
+    computed=$(printf '%s\n%s' "$prev" "$text" | b3sum --no-names)
+    [ "$computed" = "$hash" ] || fail "$1: line $((n + 1))"
+    prev=$hash
+    n=$((n + 1))
+    seq=$((seq + 1))
+    { [ -z "@{signed[seq]-}" ] || [ "@{signed[seq]}" = "$hash" ]; } || fail "$1: line $n: a checkpoint states another hash"
+  done < "$1"
+}
+follow records.txt
 [ "$n" = "$(field record_count)" ] || fail 'records.txt: the manifest states another number of records'
 [ "$prev" = "$(field head_hash)" ] || fail 'records.txt: the manifest states another last hash'
+ok="ok $n $prev"
+follow lead.txt
 [ "$(field chain_intact)" = true ] || fail 'the manifest states a broken chain'
-echo "ok $n $prev"
+{ [ "$seq" = "$checkpoint" ] && [ "@{signed[seq]-}" = "$prev" ]; } ||
+  fail 'checkpoints.txt: no checkpoint at or after the last record'
+echo "$ok"
+echo "tied to the signed checkpoint of record $checkpoint"
 echo "signed by $fingerprint; compare this with what the operator publishes"
 `.replaceAll('@{', '${');
 
 export const VERIFY_MD = `# How to check this evidence package
 
 This package holds a range of a tenant's decision records as they were stored, and what is needed to see that nothing
-in it was changed, added or left out since it was signed. You need openssl, sha256sum, b3sum and bash, nothing from
-the maker of the package.
+in it was changed, added or left out since it was signed. You need openssl, b3sum, bash and the coreutils, nothing
+from the maker of the package.
 
 ## At once
 
@@ -86,7 +137,7 @@ his own into a package, so a check without this comparison shows only that the p
 
 ## By hand
 
-The signature over the manifest:
+The signature over the manifest (of the keys in pubkey.pem openssl takes the first, which is the one that signed):
 
     openssl pkeyutl -verify -pubin -inkey pubkey.pem -rawin -in manifest.json -sigfile manifest.json.sig
 
@@ -107,27 +158,38 @@ it, a newline and the record. Begin with prev_hash_before_first from manifest.js
     while IFS= read -r l; do h=\${l%% *}; b=\${l#* }; c=$(printf '%s\\n%s' "$prev" "$b" | b3sum --no-names)
      [ "$c" = "$h" ] || { echo "MISMATCH $((n+1))"; exit 1; }; prev=$h; n=$((n+1)); done < records.txt; echo "ok $n $prev"
 
-The last hash must be head_hash, the number record_count.
+The last hash must be head_hash, the number record_count. The same loop over lead.txt, begun with prev=<head_hash>,
+leads from there to the checkpoint: its last hash is the one that was signed. (Where lead.txt is empty, head_hash is.)
 
 The checkpoints. Each note in checkpoints.txt states, signed at its time, which hash the record of that number had.
-Of the first note (2 * k - 1 and 2 * k give note k):
+Make a directory beside this one and go there, since check.sh refuses files that the manifest does not list; P is this
+directory:
 
-    awk -v RS= 'NR == 1' checkpoints.txt > note.txt
-    awk -v RS= 'NR == 2 { print $3 }' checkpoints.txt | base64 -d | tail -c 64 > note.sig
-    openssl pkeyutl -verify -pubin -inkey pubkey.pem -rawin -in note.txt -sigfile note.sig
-    grep "^$(sed -n 4p note.txt) " records.txt
+    P=../package; awk '/BEGIN/ { n++ } { print > ("key-" n ".pem") }' $P/pubkey.pem
 
-The last command finds the record, when it lies in the range. Make these two files in another directory: check.sh
-refuses a directory with files that the manifest does not list.
+Of the first note (2 * k - 1 and 2 * k give note k; an empty line divides text and signature, and note and note):
+
+    awk -v RS= 'NR == 1' $P/checkpoints.txt > note.txt
+    awk -v RS= 'NR == 2 { print $3 }' $P/checkpoints.txt | base64 -d | tail -c 64 > note.sig
+    for k in key-*.pem; do echo $k; openssl pkeyutl -verify -pubin -inkey $k -rawin -in note.txt -sigfile note.sig; done
+    grep -h "^$(sed -n 4p note.txt) " $P/records.txt $P/lead.txt
+
+One of the keys must verify it: after a rotation that is a retired one for older notes. The last command finds the
+record. The note whose third line is checkpoint_seq must be there, and name the last record of lead.txt, or of
+records.txt where lead.txt is empty.
 
 ## What it shows, and what not
 
 It shows who signed, that the records are complete and in order from first_seq to last_seq, and that they are
-unchanged since then; a checkpoint that was kept elsewhere shows that they are unchanged since that checkpoint.
-"chain_intact": false means that the chain was already broken when the package was made: the package is then signed
-evidence of that, and first_mismatch_id names the record where it starts.
+unchanged since the checkpoint of record checkpoint_seq was signed. A checkpoint that was kept elsewhere (the operator
+serves each one) shows the same without trust in the signer.
+In a session's package (session_id) the first and the last record are of that session; what lies between may be of
+others, since the chain can only be checked without gaps.
+"chain_intact": false means that the chain was already broken when the package was made, or that no signed checkpoint
+vouches for the records: the package is then signed evidence of that, and first_mismatch_id, where it is given, names
+the record where it starts.
 It does not show that an enforcement point reported every decision, nor the time, beyond the word of the signer.
 
 The bundles in bundles/ are the signed policy bundles that were in force; records name them in bundle_hash, so that a
-decision can be derived again.
+decision can be derived again. Each is named by the sha256 of its uncompressed content.
 `;

@@ -5,14 +5,14 @@ import { keyFingerprint, keyThumbprint, sha256Tag } from '../lib/crypto.ts';
 import { openBundle } from '../policy/bundle.ts';
 import {
   bundleName,
-  examineRecords,
-  type FileSums,
   fileSums,
   MANIFEST,
   type Manifest,
   openNotes,
+  RangeCheck,
   readTar,
   SIGNATURE,
+  sameSums,
   splitNotes,
   sumLists,
   writeTar,
@@ -158,51 +158,81 @@ function inspectV1(files: ReadonlyMap<string, Uint8Array>, trust: Trust, report:
       openNotes(splitNotes(text(file(files, 'checkpoints.txt'))), keys, manifest.tenant_id),
     );
   const records = files.get('records.txt');
-  if (records) inspectRecords(records, manifest, heads ?? [], files, report);
+  const lead = files.get('lead.txt');
+  if (records && lead) inspectRecords(records, lead, manifest, heads ?? [], files, report);
   if (keys) inspectBundles(files, keys, manifest, report);
 }
 
 function inspectRecords(
   records: Uint8Array,
+  lead: Uint8Array,
   manifest: Manifest,
   heads: ReturnType<typeof openNotes>,
   files: ReadonlyMap<string, Uint8Array>,
   report: Report,
 ): void {
-  const { verdict, bundleHashes, compared } = examineRecords(records, manifest, heads);
-  report.chain_intact = verdict.verified;
-  if (verdict.first_mismatch_id !== undefined) report.first_mismatch_id = verdict.first_mismatch_id;
+  const { from, to, session_id } = manifest;
+  const span = session_id === null ? { from: from ?? '', to: to ?? '' } : { session_id };
+  const check = new RangeCheck(
+    manifest.tenant_id,
+    manifest.first_seq ?? startOfNone(manifest, lead),
+    manifest.prev_hash_before_first,
+    span,
+    heads,
+  );
+  check.records(records);
+  check.lead(lead);
+  const found = check.finish();
+  const { linked } = found;
+  report.chain_intact = found.intact;
+  if (found.firstMismatchId !== undefined) report.first_mismatch_id = found.firstMismatchId;
   report.checks.push({
     name: 'chain',
-    ok: verdict.verified,
-    detail:
-      verdict.reason ?? `${verdict.records_checked} records, ${compared} of ${heads.length} checkpoints in the range`,
+    ok: linked.verified,
+    detail: linked.reason ?? `${found.recordCount} records and ${found.leadCount} that lead to a checkpoint`,
   });
+  if (linked.verified) {
+    report.checks.push({
+      name: 'checkpoint',
+      ok: found.intact,
+      detail: found.reason ?? `the chain up to record ${found.checkpointSeq} was signed`,
+    });
+  }
   attempt(report, 'range', () => {
-    if (verdict.records_checked !== manifest.record_count) {
-      throw new Error(`there are ${verdict.records_checked} records, the manifest states ${manifest.record_count}`);
+    if (found.recordCount !== manifest.record_count) {
+      throw new Error(`there are ${found.recordCount} records, the manifest states ${manifest.record_count}`);
     }
     if (manifest.first_seq === 1 && !/^0{64}$/.test(manifest.prev_hash_before_first)) {
       throw new Error('a chain starts from 64 zeros');
     }
-    if (!verdict.verified) return;
-    const last = manifest.first_seq === null ? null : verdict.head.seq;
-    if (last !== manifest.last_seq) throw new Error('the last record is not the last_seq of the manifest');
-    const head = manifest.first_seq === null ? manifest.prev_hash_before_first : verdict.head.hash;
-    if (head !== manifest.head_hash) throw new Error('the last hash is not the head_hash of the manifest');
+    if (found.checkpointSeq !== manifest.checkpoint_seq) {
+      throw new Error('the checkpoint is not the checkpoint_seq of the manifest');
+    }
+    if (!linked.verified) return;
+    if (found.lastSeq !== manifest.last_seq) throw new Error('the last record is not the last_seq of the manifest');
+    if (found.headHash !== manifest.head_hash) throw new Error('the last hash is not the head_hash of the manifest');
+    const spanned = session_id === null || (found.sessionSpan?.from === from && found.sessionSpan?.to === to);
+    if (!spanned) throw new Error('the times of the session are not those of the manifest');
   });
   attempt(report, 'statement', () => {
     const { chain_intact: intact, first_mismatch_id: id } = manifest;
-    if (intact !== verdict.verified) throw new Error(`the manifest states chain_intact ${intact}, which is not so`);
-    if (id !== verdict.first_mismatch_id) throw new Error('the manifest names another first_mismatch_id');
-    return intact ? undefined : 'the manifest states the broken chain as it was found here';
+    if (intact !== found.intact) throw new Error(`the manifest states chain_intact ${intact}, which is not so`);
+    if (id !== found.firstMismatchId) throw new Error('the manifest names another first_mismatch_id');
+    return intact ? undefined : 'the manifest states what is wrong with the chain as it was found here';
   });
-  const missing = [...bundleHashes].filter((hash) => !files.has(bundleName(hash)));
+  const missing = [...found.bundleHashes].filter((hash) => !files.has(bundleName(hash)));
   if (missing.length > 0) {
     report.notes.push(
       `Bundles that records name and the package lacks: ${missing.map((h) => `sha256:${h}`).join(', ')}.`,
     );
   }
+}
+
+/** Where a package without records begins: lead.txt goes from there to the checkpoint. */
+function startOfNone({ checkpoint_seq }: Manifest, lead: Uint8Array): number {
+  let lines = 0;
+  for (const byte of lead) if (byte === 10) lines++;
+  return Math.max(1, (checkpoint_seq ?? 0) - lines + 1);
 }
 
 function inspectBundles(
@@ -242,10 +272,6 @@ function compareFiles(files: ReadonlyMap<string, Uint8Array>, manifest: Manifest
   return `${files.size} files`;
 }
 
-function sameSums(a: FileSums, b: FileSums): boolean {
-  return a.size === b.size && a.sha256 === b.sha256 && a.blake3 === b.blake3;
-}
-
 const HEX64 = /^[0-9a-f]{64}$/;
 const isCount = (value: unknown) => Number.isSafeInteger(value) && (value as number) >= 0;
 const isSeq = (value: unknown) => value === null || (Number.isSafeInteger(value) && (value as number) >= 1);
@@ -261,11 +287,13 @@ const MANIFEST_V1 = {
   purpose: isText,
   from: (value) => value === null || isText(value),
   to: (value) => value === null || isText(value),
+  session_id: (value) => value === null || isText(value),
   first_seq: isSeq,
   last_seq: isSeq,
   record_count: isCount,
   prev_hash_before_first: isHash,
   head_hash: isHash,
+  checkpoint_seq: isSeq,
   chain_intact: (value) => typeof value === 'boolean',
   first_mismatch_id: (value) => value === undefined || isText(value),
   record_alg: (value) => value === RECORD_ALG,
@@ -276,7 +304,7 @@ const MANIFEST_V1 = {
 } satisfies { [K in keyof Required<Manifest>]: (value: unknown) => boolean };
 
 function isFileV1(name: string, sums: unknown): boolean {
-  const known = /^(records\.txt|checkpoints\.txt|pubkey\.pem|VERIFY\.md|check\.sh|SHA256SUMS|B3SUMS)$/;
+  const known = /^(records\.txt|lead\.txt|checkpoints\.txt|pubkey\.pem|VERIFY\.md|check\.sh|SHA256SUMS|B3SUMS)$/;
   if (!known.test(name) && !/^bundles\/[0-9a-f]{64}\.svcb$/.test(name)) return false;
   if (!isMap(sums)) return false;
   const { blake3, sha256, size } = sums as Record<string, unknown>;
@@ -301,6 +329,7 @@ function readManifest(bytes: Uint8Array): Manifest {
   if ((manifest.first_seq === null) !== (manifest.record_count === 0)) throw new Error('record_count disagrees');
   for (const name of [
     'records.txt',
+    'lead.txt',
     'checkpoints.txt',
     'pubkey.pem',
     'SHA256SUMS',
@@ -331,16 +360,18 @@ function newReport(kind: Report['kind']): Report {
   return { kind, verified: false, authentic: false, checks: [], notes: [] };
 }
 
-/** The chain's own check does not touch authenticity: evidence of a broken chain is evidence. */
+/** What is wrong with the chain does not touch authenticity: evidence of a broken chain is evidence. */
 function conclude(report: Report): Report {
   const failed = report.checks.filter((check) => !check.ok);
-  const doubts = failed.filter((check) => check.name !== 'chain');
+  const doubts = failed.filter((check) => check.name !== 'chain' && check.name !== 'checkpoint');
   report.authentic = doubts.length === 0;
   report.verified = failed.length === 0;
   const [doubt] = doubts;
   const [broken] = failed;
   if (doubt) report.reason = `${doubt.name}: ${doubt.detail}`;
-  else if (broken) report.reason = `the chain was already broken when the package was signed: ${broken.detail}`;
+  else if (broken?.name === 'chain') {
+    report.reason = `the chain was already broken when the package was signed: ${broken.detail}`;
+  } else if (broken) report.reason = `the records are not tied to a signed checkpoint: ${broken.detail}`;
   return report;
 }
 

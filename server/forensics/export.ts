@@ -1,15 +1,17 @@
 import { sign } from 'node:crypto';
+import { LONG_TRANSACTION } from '../../db/client.ts';
 import { EvidencePackage } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
 import type { Actor, WriteAudit } from '../auth/audit.ts';
-import type { Checkpoints } from '../chain/checkpoint.ts';
+import { type Checkpoints, InconsistentChain } from '../chain/checkpoint.ts';
 import { idHash, ZERO_HASH } from '../chain/record.ts';
+import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
 import { AppError } from '../errors.ts';
 import type { Keyring } from '../keys/keyring.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
-import { buildPackage, MAX_PACKAGE_RECORDS } from './archive.ts';
+import { MAX_PACKAGE_RECORDS, type PackedBundle, type PackedRecord, writePackage } from './archive.ts';
 
 /** What a package's summary shows. */
 export interface PackageSummary {
@@ -17,6 +19,8 @@ export interface PackageSummary {
   purpose: string;
   from: string;
   to: string;
+  /** Of a session's package. */
+  sequence_id: string | null;
   first_seq: number;
   last_seq: number;
   record_count: number;
@@ -28,11 +32,22 @@ export interface PackageSummary {
   created_at: string;
 }
 
-interface StoredRecord {
-  seq: number;
-  hash: Buffer;
-  line: string;
-}
+/** The most records after a range that are packed to lead to a checkpoint; there is one every 1,000 records. */
+const MAX_LEAD = 10_000;
+/** The file is kept in pieces of this size, so that neither making nor serving it needs more memory. */
+const CHUNK_BYTES = 256 * 1024;
+/** Exports of all tenants that run at a time, of each tenant one: each keeps a connection for as long as it takes. */
+const AT_ONCE = 2;
+/** What one statement reads of the records: up to so many bytes of text, and one record at least. */
+const PAGE_BYTES = 256 * 1024;
+const PAGE_ROWS = 500;
+
+type ExportInput = {
+  purpose: string;
+  from?: string | undefined;
+  to?: string | undefined;
+  sequence_id?: string | undefined;
+};
 
 /** Signed evidence: a range of the decision chain with what it takes to check it without this server. */
 export class Evidence {
@@ -41,6 +56,9 @@ export class Evidence {
   readonly #audit: WriteAudit;
   readonly #keyring: Keyring;
   readonly #checkpoints: Checkpoints;
+  readonly #running = new Set<string>();
+  readonly #waiting: (() => void)[] = [];
+  #free = AT_ONCE;
 
   constructor(parts: {
     db: Database;
@@ -60,118 +78,145 @@ export class Evidence {
    * Makes, signs and stores a package of every record received from `from` (included) to `to` (excluded; the last month
    * without them), or of the records from the first to the last of a session. What lies between a session's records
    * is in the package too, or the chain could not be checked. When it resolves, the package and its audit record are
-   * committed. TOO_MANY_RECORDS, saying how to split, over 10,000 records.
+   * committed. TOO_MANY_RECORDS, saying how to split, over 10,000 records; RATE_LIMITED while the tenant has another
+   * export under way.
    *
-   * A package of a broken chain is made and signed all the same, and says so: evidence of tampering is evidence.
+   * The package reaches on to a signed checkpoint at or after its last record. Where there is none yet, one is signed
+   * first, which compares the chain with everything that was ever signed about it. A package of a broken chain is made
+   * and signed all the same, and says so: evidence of tampering is evidence.
    */
   async export(
     tenantId: string,
-    input: { purpose: string; from?: string | undefined; to?: string | undefined; sequence_id?: string | undefined },
+    input: ExportInput,
+    by: { person: string; actor: Actor; requestId?: string | undefined },
+  ): Promise<PackageSummary> {
+    if (this.#running.has(tenantId)) throw underWay();
+    this.#running.add(tenantId);
+    try {
+      await this.#enter();
+      try {
+        return await this.#export(tenantId, input, by);
+      } finally {
+        this.#leave();
+      }
+    } finally {
+      this.#running.delete(tenantId);
+    }
+  }
+
+  async #export(
+    tenantId: string,
+    input: ExportInput,
     by: { person: string; actor: Actor; requestId?: string | undefined },
   ): Promise<PackageSummary> {
     const now = new Date(this.#clock.now());
-    const { from, to } = this.#span(input);
-    // a fresh checkpoint, so that one covers the range even when it ends at the head
-    await this.#checkpoints.take(tenantId, 'forensics');
-    const { first, last } =
-      input.sequence_id === undefined
-        ? await this.#window(tenantId, from, to)
-        : await this.#session(tenantId, input.sequence_id);
-    const records = await this.#db.query<StoredRecord>(
-      tenantId,
-      'select seq, hash, line from forensic_record where tenant_id = $1 and seq between $2 and $3 order by seq',
-      [tenantId, first, last],
-    );
+    const window = this.#span(input);
+    const session = input.sequence_id;
+    const { first: start, last: end } =
+      session === undefined
+        ? await this.#window(tenantId, window.from, window.to)
+        : await this.#session(tenantId, session);
+    const notes = await this.#notes(tenantId, start, end);
+    const tied = Math.max(end, ...notes.map(({ seq }) => seq));
     const before = await this.#db.query<{ hash: Buffer }>(
       tenantId,
       'select hash from forensic_record where tenant_id = $1 and seq = $2',
-      [tenantId, first - 1],
-    );
-    const notes = await this.#db.query<{ note: string }>(
-      tenantId,
-      `select note from chain_checkpoint where tenant_id = $1 and chain = 'forensics' and seq between $2 and $3
-       order by seq`,
-      [tenantId, first, last],
-    );
-    const hashes = new Set<string>();
-    for (const { line } of records) {
-      const hash = (JSON.parse(line) as { bundle_hash?: string }).bundle_hash;
-      if (hash) hashes.add(hash);
-    }
-    const bundles = await this.#db.query<{ hash: string; bytes: Buffer }>(
-      tenantId,
-      `select distinct on (hash) hash, bytes from policy_bundle where tenant_id = $1 and hash = any($2)
-       order by hash, seq desc`,
-      [tenantId, [...hashes]],
+      [tenantId, start - 1],
     );
     const { current, all } = this.#keyring;
     const id = newId('pkg', now.getTime());
-    const { bytes, package_hash, manifest } = buildPackage({
-      package_id: id,
-      tenant_id: tenantId,
-      purpose: input.purpose,
-      from: from.toISOString(),
-      to: to.toISOString(),
-      created_at: now.toISOString(),
-      exporter: by.person,
-      prev_hash_before_first: before[0]?.hash.toString('hex') ?? ZERO_HASH,
-      records: records.map(({ seq, hash, line }) => ({ seq, hash: hash.toString('hex'), line })),
-      checkpoints: notes.map(({ note }) => note),
-      bundles,
-      keys: [current.publicKey, ...all.filter((key) => key.kid !== current.kid).map((key) => key.publicKey)],
-      sign: (data) => sign(null, data, current.privateKey),
-    });
-    const summary: PackageSummary = {
-      package_id: id,
-      purpose: input.purpose,
-      from: from.toISOString(),
-      to: to.toISOString(),
-      first_seq: first,
-      last_seq: last,
-      record_count: records.length,
-      chain_intact: manifest.chain_intact,
-      package_hash,
-      public_key_fingerprint: current.fingerprint,
-      size: bytes.length,
-      created_by: by.person,
-      created_at: now.toISOString(),
-    };
-    await this.#db.transaction(tenantId, async (em) => {
+    return this.#db.transaction(tenantId, async (em) => {
+      await em.execute(LONG_TRANSACTION);
+      // of all processes
+      const [lock] = await em.execute<{ free: boolean }[]>(
+        'select pg_try_advisory_xact_lock(hashtextextended(?, 2)) as free',
+        [`export ${tenantId}`],
+      );
+      if (!lock?.free) throw underWay();
+      const chunks = new Chunks((place, bytes) =>
+        em.execute('insert into evidence_chunk (tenant_id, package_id, place, bytes) values (?, ?, ?, ?)', [
+          tenantId,
+          id,
+          place,
+          bytes,
+        ]),
+      );
+      const { package_hash, size, manifest } = await packed(
+        writePackage(
+          {
+            package_id: id,
+            tenant_id: tenantId,
+            purpose: input.purpose,
+            span:
+              session === undefined
+                ? { from: window.from.toISOString(), to: window.to.toISOString() }
+                : { session_id: session },
+            created_at: now.toISOString(),
+            exporter: by.person,
+            start,
+            prev_hash_before_first: before[0]?.hash.toString('hex') ?? ZERO_HASH,
+            records: () => this.#records(tenantId, start, end),
+            lead: () => this.#records(tenantId, end + 1, tied),
+            checkpoints: notes.map(({ note }) => note),
+            bundles: (hashes) => this.#bundles(tenantId, hashes),
+            keys: [current.publicKey, ...all.filter((key) => key.kid !== current.kid).map((key) => key.publicKey)],
+            sign: (data) => sign(null, data, current.privateKey),
+          },
+          (bytes) => chunks.write(bytes),
+        ),
+      );
+      await chunks.end();
+      const { record_count, chain_intact, from, to } = manifest;
+      const summary: PackageSummary = {
+        package_id: id,
+        purpose: input.purpose,
+        from: from ?? window.from.toISOString(),
+        to: to ?? window.to.toISOString(),
+        sequence_id: session ?? null,
+        first_seq: start,
+        last_seq: end,
+        record_count,
+        chain_intact,
+        package_hash,
+        public_key_fingerprint: current.fingerprint,
+        size,
+        created_by: by.person,
+        created_at: now.toISOString(),
+      };
       await em.execute(
-        `insert into evidence_package (tenant_id, id, purpose, from_at, to_at, first_seq, last_seq, record_count,
-           chain_intact, package_hash, public_key_fingerprint, size, created_by, created_at, bytes)
+        `insert into evidence_package (tenant_id, id, purpose, from_at, to_at, session_id, first_seq, last_seq,
+           record_count, chain_intact, package_hash, public_key_fingerprint, size, created_by, created_at)
          values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
         [
           tenantId,
           id,
           input.purpose,
-          from,
-          to,
-          first,
-          last,
-          records.length,
-          manifest.chain_intact,
+          new Date(summary.from),
+          new Date(summary.to),
+          session ?? null,
+          start,
+          end,
+          record_count,
+          chain_intact,
           package_hash,
           current.fingerprint,
-          bytes.length,
+          size,
           by.person,
           now,
-          bytes,
         ],
       );
-      const { package_id, purpose, record_count, chain_intact, public_key_fingerprint, created_at } = summary;
       await addEvent(em, tenantId, {
         type: 'forensics.exported',
         at: now.getTime(),
         payload: {
-          package_id,
-          purpose,
+          package_id: id,
+          purpose: input.purpose,
           record_count,
           chain_intact,
           package_hash,
-          public_key_fingerprint,
+          public_key_fingerprint: current.fingerprint,
           actor_id: by.person,
-          created_at,
+          created_at: summary.created_at,
         },
       });
       await this.#audit(em, tenantId, {
@@ -180,12 +225,89 @@ export class Evidence {
         action: 'forensics.exported',
         target: { type: 'package', id },
         reason: input.purpose,
-        detail: `${records.length} records, ${first} to ${last}`,
+        detail: `${record_count} records, ${start} to ${end}`,
         afterHash: package_hash,
-        severity: manifest.chain_intact ? 'info' : 'critical',
+        severity: chain_intact || record_count === 0 ? 'info' : 'critical',
       });
+      return summary;
     });
-    return summary;
+  }
+
+  async #enter(): Promise<void> {
+    if (this.#free > 0) this.#free--;
+    else await new Promise<void>((resolve) => this.#waiting.push(resolve));
+  }
+
+  #leave(): void {
+    const next = this.#waiting.shift();
+    if (next) next();
+    else this.#free++;
+  }
+
+  /** The records of these places as they are stored, a page at a time. */
+  async *#records(tenantId: string, from: number, to: number): AsyncGenerator<PackedRecord> {
+    for (let next = from; next <= to; ) {
+      // the length of a text is known without reading it
+      const rows = await this.#db.query<{ seq: number; hash: Buffer; line: string }>(
+        tenantId,
+        `select seq, hash, line from (
+           select seq, hash, line, octet_length(line) as size, sum(octet_length(line)) over (order by seq) as total
+           from forensic_record where tenant_id = $1 and seq between $2 and $3 order by seq limit ${PAGE_ROWS}) page
+         where total - size < ${PAGE_BYTES} order by seq`,
+        [tenantId, next, to],
+      );
+      for (const { seq, hash, line } of rows) yield { seq, hash: hash.toString('hex'), line };
+      if (rows.length === 0) return;
+      next = rows.at(-1)!.seq + 1;
+    }
+  }
+
+  /**
+   * The notes of the range and on to the first one at or after its end. Where there is none one is signed, unless the
+   * chain contradicts what was signed before: the package then goes without, and is not intact.
+   */
+  async #notes(tenantId: string, start: number, end: number): Promise<{ seq: number; note: string }[]> {
+    const covering = () =>
+      this.#db.query<{ seq: number; note: string }>(
+        tenantId,
+        `select seq, note from chain_checkpoint
+         where tenant_id = $1 and chain = 'forensics' and seq between $2 and $3 order by seq limit 1`,
+        [tenantId, end, end + MAX_LEAD],
+      );
+    let [cover] = await covering();
+    if (!cover) {
+      await this.#checkpoints.take(tenantId, 'forensics').catch((error: Error) => {
+        if (!(error instanceof InconsistentChain)) throw error;
+      });
+      [cover] = await covering();
+    }
+    return this.#db.query(
+      tenantId,
+      `select seq, note from chain_checkpoint
+       where tenant_id = $1 and chain = 'forensics' and seq between $2 and $3 order by seq`,
+      [tenantId, Math.max(1, start - 1), cover?.seq ?? end],
+    );
+  }
+
+  async #bundles(tenantId: string, hashes: ReadonlySet<string>): Promise<PackedBundle[]> {
+    const rows = await this.#db.query<{ hash: string; scope_set: string; seq: number }>(
+      tenantId,
+      `select distinct on (hash) hash, scope_set, seq from policy_bundle where tenant_id = $1 and hash = any($2)
+       order by hash, seq desc, scope_set`,
+      [tenantId, [...hashes].map((hash) => `sha256:${hash}`)],
+    );
+    return rows.map(({ hash, scope_set, seq }) => ({
+      hash,
+      read: async () => {
+        const [row] = await this.#db.query<{ bytes: Buffer }>(
+          tenantId,
+          'select bytes from policy_bundle where tenant_id = $1 and scope_set = $2 and seq = $3',
+          [tenantId, scope_set, seq],
+        );
+        if (!row) throw new Error(`the bundle ${hash} went away while it was exported`);
+        return row.bytes;
+      },
+    }));
   }
 
   /**
@@ -237,6 +359,7 @@ export class Evidence {
         purpose: row.purpose,
         from: row.fromAt.toISOString(),
         to: row.toAt.toISOString(),
+        sequence_id: row.sessionId ?? null,
         first_seq: row.firstSeq,
         last_seq: row.lastSeq,
         record_count: row.recordCount,
@@ -251,19 +374,43 @@ export class Evidence {
     return { packages, total };
   }
 
-  /** The package exactly as it was signed. */
-  async bytes(tenantId: string, id: string): Promise<{ bytes: Buffer; package_hash: string }> {
-    const rows = await this.#db.query<{ bytes: Buffer; package_hash: string }>(
+  /** The package exactly as it was signed: its hash and size, and its bytes, which are read while they are sent. */
+  async open(
+    tenantId: string,
+    id: string,
+  ): Promise<{ package_hash: string; size: number; bytes: () => AsyncGenerator<Buffer> }> {
+    const [row] = await this.#db.query<{ package_hash: string; size: number }>(
       tenantId,
-      'select bytes, package_hash from evidence_package where tenant_id = $1 and id = $2',
+      'select package_hash, size from evidence_package where tenant_id = $1 and id = $2',
       [tenantId, id],
     );
-    if (!rows[0]) throw new AppError('NOT_FOUND', 'there is no such package');
-    return rows[0];
+    if (!row) throw new AppError('NOT_FOUND', 'there is no such package');
+    const db = this.#db;
+    return {
+      ...row,
+      async *bytes() {
+        // ends with the last byte: a caller that has them all does not wait for one more query
+        for (let [place, sent] = [0, 0]; sent < row.size; place++) {
+          const [chunk] = await db.query<{ bytes: Buffer }>(
+            tenantId,
+            'select bytes from evidence_chunk where tenant_id = $1 and package_id = $2 and place = $3',
+            [tenantId, id, place],
+          );
+          if (!chunk) throw new Error(`piece ${place} of the package ${id} is missing`);
+          sent += chunk.bytes.length;
+          yield chunk.bytes;
+        }
+      },
+    };
   }
 
   /** The time window that is asked for: without one the last month. */
-  #span(input: { from?: string | undefined; to?: string | undefined }): { from: Date; to: Date } {
+  #span(input: Omit<ExportInput, 'purpose'>): { from: Date; to: Date } {
+    if (input.sequence_id !== undefined && (input.from !== undefined || input.to !== undefined)) {
+      throw new AppError('VALIDATION_FAILED', undefined, {
+        faults: [{ pointer: '/sequence_id', message: 'has a span of its own: give either it or `from` and `to`' }],
+      });
+    }
     const to = input.to ? new Date(input.to) : new Date(this.#clock.now());
     const from = input.from ? new Date(input.from) : monthBefore(to);
     // before the year 0 there is no ISO 8601 form of four digits
@@ -275,15 +422,18 @@ export class Evidence {
     return { from, to };
   }
 
-  /** The seq range of a time window, 1 to 0 for none. received_at never falls along a chain, so the range is exact. */
+  /**
+   * The seq range of a time window. received_at never falls along a chain, so the range is exact. One without records
+   * begins after the last record that was received before `from`.
+   */
   async #bounds(tenantId: string, from: Date, to: Date): Promise<{ first: number; last: number }> {
-    const [bounds] = await this.#db.query<{ first: number | null; last: number | null }>(
-      tenantId,
-      `select min(seq) as first, max(seq) as last from forensic_record
-       where tenant_id = $1 and received_at >= $2 and received_at < $3`,
-      [tenantId, from, to],
-    );
-    return { first: bounds?.first ?? 1, last: bounds?.last ?? 0 };
+    return this.#db.readOnly(tenantId, async (client) => {
+      await client.query(PLAN);
+      const end = await lastSeq(client, tenantId, 'forensics');
+      const first = await firstSince(client, tenantId, 'forensics', end, from.toISOString());
+      const next = await firstSince(client, tenantId, 'forensics', end, to.toISOString());
+      return { first, last: next - 1 };
+    });
   }
 
   /** The same, or TOO_MANY_RECORDS. */
@@ -308,8 +458,9 @@ export class Evidence {
     const [bounds] = await this.#db.query<{ first: number | null; last: number | null }>(
       tenantId,
       `select min(seq) as first, max(seq) as last from forensic_record
-       where tenant_id = $1 and session_h = $2 and line::json->>'session_id' = $3`,
-      [tenantId, idHash(sessionId), sessionId],
+       where tenant_id = $1 and session_h = $2 and strpos(line, $3) > 0`,
+      // as canonical JSON writes it: exact, and a line that is no JSON by now does not fail the statement
+      [tenantId, idHash(sessionId), `"session_id":${JSON.stringify(sessionId)}`],
     );
     if (!bounds?.first || !bounds.last) throw new AppError('NOT_FOUND', 'there is no such session');
     return { first: bounds.first, last: bounds.last };
@@ -332,4 +483,52 @@ function monthBefore(date: Date): Date {
   const before = new Date(date);
   before.setUTCMonth(before.getUTCMonth() - 1);
   return before;
+}
+
+/** Puts bytes together into pieces of one size, each stored under its place. */
+class Chunks {
+  readonly #store: (place: number, bytes: Buffer) => Promise<unknown>;
+  #place = 0;
+  #parts: Uint8Array[] = [];
+  #size = 0;
+
+  constructor(store: (place: number, bytes: Buffer) => Promise<unknown>) {
+    this.#store = store;
+  }
+
+  async write(bytes: Uint8Array): Promise<void> {
+    for (let at = 0; at < bytes.length; ) {
+      const part = bytes.subarray(at, at + CHUNK_BYTES - this.#size);
+      this.#parts.push(part);
+      this.#size += part.length;
+      at += part.length;
+      if (this.#size === CHUNK_BYTES) await this.end();
+    }
+  }
+
+  async end(): Promise<void> {
+    if (this.#size === 0) return;
+    const whole = Buffer.concat(this.#parts);
+    this.#parts = [];
+    this.#size = 0;
+    await this.#store(this.#place++, whole);
+  }
+}
+
+function underWay(): AppError {
+  return new AppError('RATE_LIMITED', 'another export is under way: one at a time for each tenant', {
+    headers: { 'retry-after': '5' },
+  });
+}
+
+/** A range that is too large for a package, in bytes or by records that came meanwhile, is the caller's to split. */
+async function packed<T>(work: Promise<T>): Promise<T> {
+  try {
+    return await work;
+  } catch (error) {
+    if (error instanceof RangeError && error.message.startsWith('a package holds at most')) {
+      throw new AppError('TOO_MANY_RECORDS', `${error.message}: export a shorter time`);
+    }
+    throw error;
+  }
 }

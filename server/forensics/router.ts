@@ -1,6 +1,7 @@
+import { Readable } from 'node:stream';
 import { z } from 'zod';
 import { type PlainRoute, principalOf } from '../api/plain.ts';
-import { route, text, trpc } from '../api/trpc.ts';
+import { route, text, timestamp, trpc } from '../api/trpc.ts';
 import { actorOf } from '../auth/audit.ts';
 import { personOf } from '../auth/scopes.ts';
 import { AppError } from '../errors.ts';
@@ -14,6 +15,7 @@ const PackageOut = z
     purpose: z.string(),
     from: z.iso.datetime(),
     to: z.iso.datetime(),
+    sequence_id: z.string().nullable().describe('the session, where the package is of one'),
     first_seq: z.int(),
     last_seq: z.int(),
     record_count: z.int(),
@@ -34,17 +36,17 @@ export function forensicsRouter(evidence: Evidence) {
       {
         summary: 'Make a signed package of decision records',
         description:
-          'Of the records received from `from` to before `to` (default: the last month), or of a session by `sequence_id`: then every record from its first to its last. At most 10,000 records.',
+          'Of the records received from `from` to before `to` (default: the last month), or of a session by `sequence_id` (without `from` and `to`): then every record from its first to its last. At most 10,000 records. `chain_intact` says that they are unchanged up to a signed checkpoint at or after the last of them. One export at a time for each tenant.',
         tag,
         status: 201,
-        problems: ['TOO_MANY_RECORDS', 'NOT_FOUND'],
+        problems: ['TOO_MANY_RECORDS', 'NOT_FOUND', 'RATE_LIMITED'],
       },
     )
       .input(
         z.strictObject({
           purpose: text(500),
-          from: z.iso.datetime().optional(),
-          to: z.iso.datetime().optional(),
+          from: timestamp.optional(),
+          to: timestamp.optional(),
           sequence_id: text(200).optional(),
         }),
       )
@@ -69,8 +71,8 @@ export function forensicsRouter(evidence: Evidence) {
     )
       .input(
         z.strictObject({
-          from: z.iso.datetime().optional(),
-          to: z.iso.datetime().optional(),
+          from: timestamp.optional(),
+          to: timestamp.optional(),
           sequence_id: text(200).optional(),
         }),
       )
@@ -110,17 +112,26 @@ export function downloadRoute(evidence: Evidence): PlainRoute {
     summary: 'Download a package as it was signed',
     tag,
     answers: { 200: { description: 'A POSIX tar', type: 'application/x-tar' } },
+    headers: {
+      answer: {
+        200: {
+          ETag: { description: 'The hash of the package, in quotes' },
+          'X-Svc-Package-Hash': { description: 'sha256:<hex> of the file' },
+        },
+      },
+    },
     problems: ['NOT_FOUND'],
     async handler(call) {
       const id = call.params.id ?? '';
       if (!/^pkg_\w{1,64}$/.test(id)) throw new AppError('NOT_FOUND', 'there is no such package');
-      const { bytes, package_hash } = await evidence.bytes(principalOf(call).tenantId, id);
+      const { bytes, package_hash, size } = await evidence.open(principalOf(call).tenantId, id);
       call.reply.headers({
+        'content-length': size,
         'content-disposition': `attachment; filename="${id}.tar"`,
         etag: `"${package_hash}"`,
         'x-svc-package-hash': package_hash,
       });
-      return call.reply.type('application/x-tar').send(bytes);
+      return call.reply.type('application/x-tar').send(Readable.from(bytes(), { objectMode: false }));
     },
   };
 }

@@ -13,6 +13,7 @@ export function keyRoutes(keyring: () => Keyring): PlainRoute[] {
       description: 'Its fingerprint (sha256 of the DER) is in X-Svc-Key-Fingerprint.',
       tag: 'keys',
       answers: { 200: { description: 'PEM', type: 'application/x-pem-file' } },
+      headers: { answer: { 200: { 'X-Svc-Key-Fingerprint': { description: 'sha256:<hex> of the key’s DER' } } } },
       async handler({ reply }) {
         const { publicKey, fingerprint } = keyring().current;
         reply.headers({ 'x-svc-key-fingerprint': fingerprint, 'cache-control': 'public, max-age=60' });

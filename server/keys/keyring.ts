@@ -2,6 +2,7 @@ import { createPrivateKey, createPublicKey, type KeyObject } from 'node:crypto';
 import type { Database } from '../../db/index.ts';
 import type { Clock } from '../lib/clock.ts';
 import { keyFingerprint, keyThumbprint, newSigningKey, type SecretBox, spkiDer } from '../lib/crypto.ts';
+import { Lookups } from '../lib/lookups.ts';
 
 export interface SigningKey {
   /** RFC 7638 thumbprint. */
@@ -11,6 +12,15 @@ export interface SigningKey {
   readonly fingerprint: string;
   readonly createdAt: Date;
   readonly retiredAt: Date | null;
+}
+
+/** The one key of the cache: all signing keys together. */
+const ALL = 'all';
+
+/** All keys, the current one first, which can sign. */
+interface Open {
+  keys: readonly SigningKey[];
+  privateKey: KeyObject;
 }
 
 /** The master key does not open what this database holds. The server then starts sealed: it serves nothing. */
@@ -24,14 +34,21 @@ export class Keyring {
   readonly #db: Database;
   readonly #box: SecretBox;
   readonly #clock: Clock;
-  #keys: SigningKey[] = [];
-  #private: KeyObject | undefined;
+  readonly #lookups: Lookups<Open>;
+  /** As they were last read, also while they are read again. */
+  #open!: Open;
   #ready: Promise<void> = Promise.resolve();
 
   private constructor(db: Database, box: SecretBox, clock: Clock) {
     this.#db = db;
     this.#box = box;
     this.#clock = clock;
+    this.#lookups = new Lookups({
+      notices: db.notices,
+      empties: { signing_keys: () => ALL },
+      tags: () => [ALL],
+      now: () => clock.now(),
+    });
   }
 
   /**
@@ -42,13 +59,20 @@ export class Keyring {
     const keyring = new Keyring(db, box, clock);
     await keyring.#unseal();
     await keyring.#replace('when there is none');
-    await keyring.#load();
+    keyring.#open = await keyring.#load();
     db.notices.on('signing_keys', () => {
       // INVARIANT: a failed reload keeps the keys that were open; the next use tells of the fault
-      keyring.#ready = keyring.#load();
+      keyring.#ready = keyring.#reload().then(() => undefined);
       keyring.#ready.catch(() => undefined);
     });
     return keyring;
+  }
+
+  /** INVARIANT: of two reloads at a time, the one that began before a change does not end after the other. */
+  async #reload(): Promise<Open> {
+    const loaded = await this.#lookups.get(ALL, () => this.#load());
+    this.#open = this.#lookups.peek(ALL) ?? (this.#db.notices.healthy ? this.#open : loaded);
+    return loaded;
   }
 
   async #unseal(): Promise<void> {
@@ -64,7 +88,7 @@ export class Keyring {
     }
   }
 
-  async #load(): Promise<void> {
+  async #load(): Promise<Open> {
     const { rows } = await this.#db.owner.query<{
       kid: string;
       public_key: Buffer;
@@ -72,6 +96,9 @@ export class Keyring {
       created_at: Date;
       retired_at: Date | null;
     }>('select * from signing_key order by created_at desc, kid');
+    // INVARIANT: what a key of the keyring signed is believed, retired or not. A row that somebody added to the table
+    // holds no private key that the master key sealed, and one that was altered not that of its public key.
+    const opened = new Map(rows.map((row) => [row.kid, this.#unsealKey(row)]));
     const keys = rows.map((row) => {
       const publicKey = createPublicKey({ key: row.public_key, type: 'spki', format: 'der' });
       const fingerprint = keyFingerprint(publicKey);
@@ -79,10 +106,26 @@ export class Keyring {
     });
     const current = rows.find((row) => !row.retired_at);
     if (!current) throw new SealedError('there is no current signing key');
-    const der = this.#box.open(current.private_key, `signing_key/${current.kid}/private_key`);
-    this.#private = createPrivateKey({ key: der, type: 'pkcs8', format: 'der' });
-    // the current one first, whatever the clocks said when they were made
-    this.#keys = [...keys.filter((k) => !k.retiredAt), ...keys.filter((k) => k.retiredAt)];
+    return {
+      privateKey: opened.get(current.kid)!,
+      // the current one first, whatever the clocks said when they were made
+      keys: [...keys.filter((k) => !k.retiredAt), ...keys.filter((k) => k.retiredAt)],
+    };
+  }
+
+  /** The private key of a row, when it is of the row's public key and name. */
+  #unsealKey(row: { kid: string; public_key: Buffer; private_key: Buffer }): KeyObject {
+    try {
+      const der = this.#box.open(row.private_key, `signing_key/${row.kid}/private_key`);
+      const privateKey = createPrivateKey({ key: der, type: 'pkcs8', format: 'der' });
+      const publicKey = createPublicKey(privateKey);
+      if (!spkiDer(publicKey).equals(row.public_key) || keyThumbprint(publicKey) !== row.kid) {
+        throw new Error('the public key is another one');
+      }
+      return privateKey;
+    } catch (cause) {
+      throw new SealedError(`the signing key ${row.kid} was not made with this master key, or was altered`, { cause });
+    }
   }
 
   /** Waits for a reload that a notice began. */
@@ -91,23 +134,26 @@ export class Keyring {
   }
 
   get current(): SigningKey & { readonly privateKey: KeyObject } {
-    return { ...this.#keys[0]!, privateKey: this.#private! };
+    return { ...this.#open.keys[0]!, privateKey: this.#open.privateKey };
   }
 
   /** All keys, the current one first. */
   get all(): readonly SigningKey[] {
-    return this.#keys;
+    return this.#open.keys;
   }
 
   find(kid: string): KeyObject | undefined {
-    return this.#keys.find((key) => key.kid === kid)?.publicKey;
+    return this.#open.keys.find((key) => key.kid === kid)?.publicKey;
   }
 
   /** Makes a new current key and retires the one before. When it resolves, every process signs with the new key soon. */
   async rotate(): Promise<SigningKey> {
     await this.#replace('always');
-    await this.#load();
-    return this.#keys[0]!;
+    this.#lookups.forget(ALL);
+    const { keys } = await this.#reload();
+    // the notice may have begun another one
+    await this.#ready;
+    return keys[0]!;
   }
 
   /** Under the table's lock, so that processes that start together make one first key. */

@@ -129,14 +129,23 @@ export class Egress {
   readonly #allow: readonly Range[];
   readonly #dnsServers: readonly string[];
   readonly #ca: string[] | undefined;
+  readonly #interfaces: typeof networkInterfaces;
+  #own: { addresses: ReadonlySet<string>; until: number } | undefined;
 
   /**
    * `allow`: CIDRs that may be dialled although they are forbidden (SVC_EGRESS_ALLOW). `dnsServers`: host:port; none:
-   * those of the system. `ca`: certificates (PEM) that are trusted beside the system's, for tests.
+   * those of the system. For tests: `ca`, certificates (PEM) that are trusted beside the system's, and `interfaces`, the
+   * network that this machine is said to be in.
    */
-  constructor(options: { allow: readonly string[]; dnsServers: readonly string[]; ca?: readonly string[] }) {
+  constructor(options: {
+    allow: readonly string[];
+    dnsServers: readonly string[];
+    ca?: readonly string[];
+    interfaces?: typeof networkInterfaces;
+  }) {
     this.#allow = ranges(...options.allow);
     this.#dnsServers = options.dnsServers;
+    this.#interfaces = options.interfaces ?? networkInterfaces;
     this.#ca = options.ca && [...tls.getCACertificates('default'), ...options.ca];
   }
 
@@ -179,7 +188,7 @@ export class Egress {
    */
   async #addresses(url: URL, signal: AbortSignal): Promise<string[]> {
     const found = await this.#resolve(hostOf(url), signal);
-    const own = ownAddresses();
+    const own = this.#ownAddresses();
     for (const text of found) {
       if (!this.#mayDial(text, own)) {
         throw new EgressError(
@@ -196,13 +205,23 @@ export class Egress {
     // where the packets will go: ::ffff:a.b.c.d is dialled as IPv4
     const address = given instanceof ipaddr.IPv6 && given.isIPv4MappedAddress() ? given.toIPv4Address() : given;
     if (contains(this.#allow, address)) return true;
-    // this machine's public addresses are a way around its firewall
+    // in a container or on a rented machine they may be public by number, and are a way around its firewall all the same
     if (own.has(address.toNormalizedString())) return false;
     if (address instanceof ipaddr.IPv4) return !contains(FORBIDDEN_V4, address);
     if (contains(NAT64, address)) {
       return this.#mayDial(address.toByteArray().slice(12).join('.'), own);
     }
     return contains(GLOBAL_V6, address) && !contains(FORBIDDEN_V6, address);
+  }
+
+  /** The addresses of this machine, looked up anew every few seconds: asking the system costs as much as a short request. */
+  #ownAddresses(): ReadonlySet<string> {
+    if (!this.#own || performance.now() >= this.#own.until) {
+      const all = Object.values(this.#interfaces()).flatMap((addresses) => addresses ?? []);
+      const texts = all.map(({ address }) => ipaddr.process(address.replace(/%.*$/, '')).toNormalizedString());
+      this.#own = { addresses: new Set(texts), until: performance.now() + OWN_MS };
+    }
+    return this.#own.addresses;
   }
 
   async #resolve(host: string, signal: AbortSignal): Promise<string[]> {
@@ -385,17 +404,6 @@ function dnsError(error: unknown): EgressError {
   }
   if (hasNone(error)) return new EgressError('DNS_ERROR', 'The host name of the destination has no address.');
   return new EgressError('DNS_ERROR', 'The host name of the destination could not be resolved.');
-}
-
-let own: { addresses: ReadonlySet<string>; until: number } | undefined;
-
-/** The addresses of this machine, looked up anew every few seconds: asking the system costs as much as a short request. */
-function ownAddresses(): ReadonlySet<string> {
-  if (own && performance.now() < own.until) return own.addresses;
-  const all = Object.values(networkInterfaces()).flatMap((addresses) => addresses ?? []);
-  const addresses = new Set(all.map(({ address }) => ipaddr.parse(address.replace(/%.*$/, '')).toNormalizedString()));
-  own = { addresses, until: performance.now() + OWN_MS };
-  return addresses;
 }
 
 function ranges(...cidrs: string[]): Range[] {

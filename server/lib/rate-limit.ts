@@ -28,42 +28,42 @@ export interface RateState {
 }
 
 /**
- * Counts calls in fixed windows: for all processes together where there is a Redis, else, and while it is away, in this
- * process alone.
+ * Counts calls in fixed windows: in this process, and where there is a Redis for all processes together. The stricter
+ * count holds, so that who deletes or resets the counters in Redis gets no more than the limit from each process.
  */
 export class RateLimiter {
   readonly #rule: RateRule;
-  readonly #limiter: RateLimiterAbstract;
+  readonly #own: RateLimiterAbstract;
+  readonly #shared: RateLimiterAbstract | undefined;
+  readonly #redis: RedisLink | undefined;
   readonly #policy: string;
 
   constructor(rule: RateRule, redis?: RedisLink) {
     this.#rule = rule;
-    const memory = new RateLimiterMemory({ points: rule.limit, duration: rule.seconds });
-    this.#limiter = redis
-      ? new RateLimiterRedis({
-          storeClient: redis.commands,
-          keyPrefix: redis.name('rate', rule.name),
-          points: rule.limit,
-          duration: rule.seconds,
-          insuranceLimiter: memory,
-          rejectIfRedisNotReady: true,
-          // who is over the limit is refused here until the window ends, without a round trip
-          inMemoryBlockOnConsumed: rule.limit + 1,
-        })
-      : memory;
+    this.#redis = redis;
+    this.#own = new RateLimiterMemory({ points: rule.limit, duration: rule.seconds });
+    this.#shared =
+      redis &&
+      new RateLimiterRedis({
+        storeClient: redis.commands,
+        keyPrefix: redis.name('rate', rule.name),
+        points: rule.limit,
+        duration: rule.seconds,
+        rejectIfRedisNotReady: true,
+        // who is over the limit is refused here until the window ends, without a round trip
+        inMemoryBlockOnConsumed: rule.limit + 1,
+      });
     this.#policy = `"${rule.name}";q=${rule.limit};w=${rule.seconds}`;
   }
 
   async take(key: string): Promise<RateState> {
-    let state: RateLimiterRes;
-    let allowed = true;
-    try {
-      state = await this.#limiter.consume(key);
-    } catch (error) {
-      // the library rejects with the state when the limit is reached; anything else is a fault
-      if (!(error instanceof RateLimiterRes)) throw error;
-      state = error;
-      allowed = false;
+    let { state, allowed } = await consume(this.#own, key);
+    if (allowed && this.#shared) {
+      // with Redis away the own count is all there is
+      const shared = await consume(this.#shared, this.#redis!.hidden(key)).catch(() => undefined);
+      if (shared && (!shared.allowed || shared.state.remainingPoints <= state.remainingPoints)) {
+        ({ state, allowed } = shared);
+      }
     }
     const seconds = Math.max(1, Math.ceil(state.msBeforeNext / 1000));
     const headers: Record<string, string> = {
@@ -72,5 +72,18 @@ export class RateLimiter {
     };
     if (!allowed) headers['retry-after'] = String(seconds);
     return { allowed, headers, retryAfterSeconds: seconds };
+  }
+}
+
+async function consume(
+  limiter: RateLimiterAbstract,
+  key: string,
+): Promise<{ state: RateLimiterRes; allowed: boolean }> {
+  try {
+    return { state: await limiter.consume(key), allowed: true };
+  } catch (error) {
+    // the library rejects with the state when the limit is reached; anything else is a fault
+    if (error instanceof RateLimiterRes) return { state: error, allowed: false };
+    throw error;
   }
 }

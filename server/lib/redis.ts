@@ -1,4 +1,4 @@
-import { createHmac, hkdfSync, timingSafeEqual } from 'node:crypto';
+import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } from 'node:crypto';
 import { Redis } from 'ioredis';
 import { createClient, type RedisClientType } from 'redis';
 import type { Log } from './log.ts';
@@ -16,8 +16,10 @@ const TRACKED_MS = 60_000;
  * The connections of a process to Redis. None of them ever queues what cannot be sent now: with Redis away a command
  * fails at once, and its user knows what to do without it.
  *
- * Redis is shared and may hold whatever its administrator puts there. So everything that another process is to believe
- * is sealed with a key that Redis does not have: it can lose, delay and repeat, and it cannot invent.
+ * Redis is shared and may hold whatever its administrator puts there. So everything that another process is to read is
+ * encrypted and authenticated with a key that Redis does not have, derived from the master key, and bound to the name of
+ * the place that it is meant for. Redis can lose, delay and repeat; it cannot read, change, move or invent. What would do
+ * harm when it is repeated has to say itself when it was true.
  */
 export class RedisLink {
   /** Scripts, messages, counters. */
@@ -33,7 +35,7 @@ export class RedisLink {
   #heardAt = performance.now();
 
   private constructor(url: string, options: { log: Log; secret: Buffer; installation: string }) {
-    this.#key = Buffer.from(hkdfSync('sha256', options.secret, Buffer.alloc(0), 'svc redis seal v1', 32));
+    this.#key = Buffer.from(hkdfSync('sha256', options.secret, Buffer.alloc(0), 'svc redis v1', 32));
     this.#prefix = `svc:${this.#mac('installation', options.installation).slice(0, 8)}`;
     const common = {
       enableOfflineQueue: false,
@@ -90,16 +92,31 @@ export class RedisLink {
     return `${this.#prefix}:${parts.join(':')}`;
   }
 
-  /** The text with a code that only processes of this installation can make. `place` is where it is meant to be found. */
-  seal(place: string, text: string): string {
-    return this.#mac(place, text) + text;
+  /** A name in which what is named cannot be read: of whom Redis counts something is none of its business. */
+  hidden(text: string): string {
+    return this.#mac('hidden', text).slice(0, 22);
   }
 
-  /** The text of a sealed one; undefined when it was not sealed for this place. */
-  unseal(place: string, sealed: string): string | undefined {
-    const text = sealed.slice(MAC_LENGTH);
-    const [given, right] = [Buffer.from(sealed.slice(0, MAC_LENGTH)), Buffer.from(this.#mac(place, text))];
-    return given.length === right.length && timingSafeEqual(given, right) ? text : undefined;
+  /** Encrypts for one place: a key, or the channel of one process. */
+  seal(place: string, text: string | Uint8Array): Buffer {
+    // a key of its own for each text: random nonces under one key would repeat after some billions of messages
+    const salt = randomBytes(SALT_BYTES);
+    const cipher = createCipheriv('aes-256-gcm', this.#keyOf(salt), NONCE).setAAD(Buffer.from(place));
+    return Buffer.concat([salt, cipher.update(text as Uint8Array), cipher.final(), cipher.getAuthTag()]);
+  }
+
+  /** What was sealed; undefined when it was not sealed for this place by a process of this installation. */
+  unseal(place: string, sealed: Uint8Array): Buffer | undefined {
+    const bytes = Buffer.from(sealed.buffer, sealed.byteOffset, sealed.byteLength);
+    if (bytes.length < SALT_BYTES + TAG_BYTES) return undefined;
+    const key = this.#keyOf(bytes.subarray(0, SALT_BYTES));
+    const decipher = createDecipheriv('aes-256-gcm', key, NONCE, { authTagLength: TAG_BYTES });
+    decipher.setAAD(Buffer.from(place)).setAuthTag(bytes.subarray(-TAG_BYTES));
+    try {
+      return Buffer.concat([decipher.update(bytes.subarray(SALT_BYTES, -TAG_BYTES)), decipher.final()]);
+    } catch {
+      return undefined;
+    }
   }
 
   async close(): Promise<void> {
@@ -130,10 +147,16 @@ export class RedisLink {
     tracked.connect().catch((error: Error) => tracked.emit('error', error));
   }
 
-  #mac(place: string, text: string): string {
-    return createHmac('sha256', this.#key).update(`${place}\n`).update(text).digest('base64url').slice(0, MAC_LENGTH);
+  #keyOf(salt: Uint8Array): Buffer {
+    return createHmac('sha256', this.#key).update('seal\n').update(salt).digest();
+  }
+
+  #mac(purpose: string, text: string): string {
+    return createHmac('sha256', this.#key).update(`${purpose}\n`).update(text).digest('base64url');
   }
 }
 
-/** 132 of the 256 bits, in base64url. */
-const MAC_LENGTH = 22;
+const SALT_BYTES = 32;
+const TAG_BYTES = 16;
+/** Each key encrypts one text. */
+const NONCE = Buffer.alloc(12);

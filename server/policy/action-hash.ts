@@ -1,19 +1,24 @@
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 
-/** What an approval is bound to: who does what with which arguments. */
+/** What an approval is bound to: all that policies read of an action and that approvers see. */
 export interface HashedAction {
   agent_id: string;
   agent_role: string;
+  action_type: string;
+  tool_server?: string | null | undefined;
   tool_name: string;
   method?: string | null | undefined;
   resource?: string | null | undefined;
   arguments?: unknown;
+  context?: unknown;
+  estimated_value?: number | null | undefined;
+  value_currency?: string | null | undefined;
 }
 
 /**
- * The action hash, version 1: `sha256:<hex>` over the canonical JSON (RFC 8785) of the action, by which a released hold
- * is found again for the same action and for no other. An absent method or resource is null, absent arguments are {}.
+ * The action hash, version 2: `sha256:<hex>` over the canonical JSON (RFC 8785) of the action, by which a released hold
+ * is found again for the same action and for no other. Absent members are null.
  *
  * Throws a RangeError on what has no exact canonical form: non-finite numbers, integers beyond 2^53, lone surrogates.
  * Two different actions must not share a hash, so nothing is replaced or rounded here.
@@ -21,13 +26,18 @@ export interface HashedAction {
 export function actionHash(action: HashedAction): string {
   return sha256Tag(
     canonicalJson({
-      v: 1,
+      v: 2,
       agent_id: action.agent_id,
       agent_role: action.agent_role,
+      action_type: action.action_type,
+      tool_server: action.tool_server ?? null,
       tool_name: action.tool_name,
       method: action.method ?? null,
       resource: action.resource ?? null,
-      arguments: action.arguments === undefined ? {} : action.arguments,
+      arguments: action.arguments ?? null,
+      context: action.context ?? null,
+      estimated_value: action.estimated_value ?? null,
+      value_currency: action.value_currency ?? null,
     }),
   );
 }

@@ -1,4 +1,4 @@
-import { createHash, type KeyObject, sign, verify } from 'node:crypto';
+import { createHash, type KeyObject, verify } from 'node:crypto';
 import { gunzipSync, gzipSync } from 'node:zlib';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { sha256Tag } from '../lib/crypto.ts';
@@ -99,34 +99,35 @@ export function contentHash(content: BundleContent): string {
   return sha256Tag(canonicalJson(content));
 }
 
-/**
- * Signs a content. Store the bytes: packing it again may compress differently.
- * `level` is gzip's; 0 stores without compressing, which gives the same bytes on every machine.
- */
-export function packBundle(
+/** What is signed of a content, and what the signature covers. Throws a RangeError where it has no place in a bundle. */
+export function unsignedBundle(
   content: BundleContent,
-  how: { seq: number; not_after: string; kid: string; privateKey: KeyObject; level?: number },
-): { bytes: Buffer; hash: string; canonical: string } {
+  how: { seq: number; not_after: string; kid: string; level?: number },
+): { header: BundleHeader; payload: Buffer; hash: string; canonical: string } {
   const canonical = canonicalJson(content);
   const hash = sha256Tag(canonical);
+  const { seq, not_after, kid } = how;
   const header: BundleHeader = {
     alg: 'EdDSA',
-    kid: how.kid,
-    typ: TYPE,
     content_hash: hash,
+    kid,
+    not_after,
+    seq,
     tenant: content.tenant,
-    seq: how.seq,
-    not_after: how.not_after,
+    typ: TYPE,
   };
   if (!isHeader(header)) throw new RangeError('seq or not_after has no place in a bundle header');
   if (!isContent(content)) throw new RangeError('the content is not that of a version 1 bundle');
-  const payload = gzipSync(canonical, { level: how.level ?? 9 });
-  const head = Buffer.from(canonicalJson(header)).toString('base64url');
-  const signature = sign(null, signingInput(head, payload), how.privateKey).toString('base64url');
-  const jws = Buffer.from(`${head}..${signature}`, 'latin1');
+  return { header, payload: gzipSync(canonical, { level: how.level ?? 9 }), hash, canonical };
+}
+
+/** The bundle of a compact JWS over the payload, which is taken out of it. */
+export function assembleBundle(jws: string, payload: Buffer): Buffer {
+  const [head, , signature] = jws.split('.');
+  const detached = Buffer.from(`${head}..${signature}`, 'latin1');
   const length = Buffer.alloc(4);
-  length.writeUInt32BE(jws.length);
-  return { bytes: Buffer.concat([MAGIC, length, jws, payload]), hash, canonical };
+  length.writeUInt32BE(detached.length);
+  return Buffer.concat([MAGIC, length, detached, payload]);
 }
 
 /**

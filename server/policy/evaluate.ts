@@ -1,26 +1,35 @@
 import type { AuthorizationError } from '@cedar-policy/cedar-wasm/nodejs';
+import { sha256Tag } from '../lib/crypto.ts';
+import { firstDoubt, keysRead, type ReadsOf, readsOf } from './doubt.ts';
 import { DEFAULT_TTL_SECONDS, isGuardrail, quorumSeats, requiredApprovals } from './language/annotations.ts';
 import { admits, type Head, named, readHead } from './language/head.ts';
 import { CedarHost, cedarLanguageVersion } from './language/host.ts';
 import { preamble, tokens } from './language/scan.ts';
 import { narrowed } from './language/schema.ts';
-import { type EngineCall, type MappedRequest, mapRequest, type Reads, RequestError } from './request.ts';
-import type { ActionRequest, BundleContent, BundleStatement, HoldType } from './types.ts';
+import { type EngineCall, type MappedRequest, mapRequest, RequestError } from './request.ts';
+import type { ActionRequest, BundleContent, BundleStatement, HoldType, RuleReference } from './types.ts';
 
 export type Decision = 'allow' | 'allow_with_masking' | 'deny' | 'escrow' | 'rate_limited';
 
+/** Followed by a colon and the path. */
+export const ARGUMENT_IN_DOUBT = 'argument_in_doubt';
 export const POLICY_ERROR = 'policy_error';
 export const NOTHING_PERMITS = 'no policy permits this action';
 export const FORBIDDEN = 'forbidden by policy';
 
 /** Which statements an action meets, before counters and holds are looked at. */
 export interface Match {
-  /** `permitted`: something grants it. `error`: nothing may be concluded; it is denied. */
-  outcome: 'permitted' | 'forbidden' | 'unpermitted' | 'error';
-  /** Sorted by id: permits and guardrails when permitted, the hard forbids when forbidden, those that failed on error. */
+  /** `permitted`: something grants it. `doubt` and `error`: nothing may be concluded; it is denied. */
+  outcome: 'permitted' | 'forbidden' | 'unpermitted' | 'doubt' | 'error';
+  /**
+   * Sorted by id: permits and guardrails when permitted, the hard forbids when forbidden, those that failed on error,
+   * on doubt the one that reads what is in doubt.
+   */
   hits: readonly BundleStatement[];
   /** The hits with @rate: look their counters up, per rule and agent, before `settle`. */
   rates: readonly RateHit[];
+  /** On doubt: what is in doubt, such as `arguments.refund.total`. */
+  doubt?: string;
   /** What went wrong, for the operator's log; it may quote the request. */
   detail?: string;
 }
@@ -36,7 +45,7 @@ export interface SettleState {
   /** The rules of `match.rates` that are over their limit for this agent, with the seconds until they are not. */
   exceeded: ReadonlyMap<string, { retry_after: number }>;
   /** The rules that a released, unexpired, unconsumed hold of the same agent and the same action hash was opened for. */
-  covered?: ReadonlySet<string> | undefined;
+  covered?: readonly RuleReference[] | undefined;
 }
 
 /** The hold that an escrow decision asks for. */
@@ -51,8 +60,8 @@ export interface EscrowTerms {
   execute_within_seconds?: number;
   notify_targets?: string[];
   reason?: string;
-  /** Every escrow rule that was hit, sorted: a released hold covers these and no others. */
-  rule_ids: string[];
+  /** Every escrow rule that was hit, sorted by id: a released hold covers these texts and no others. */
+  rules: RuleReference[];
 }
 
 export interface Verdict {
@@ -99,7 +108,10 @@ interface Indexed {
 }
 
 /** The statements whose scope can match one combination of agent, role, action, tool and server. */
-interface Slice extends Reads {
+interface Slice {
+  reads: ReadsOf<BundleStatement>;
+  /** The attributes of the context that they read; null means all. */
+  attributes: ReadonlySet<string> | null;
   texts: Record<string, string>;
   /** Its context has what the statements read, and nothing else. */
   schema: string;
@@ -199,7 +211,9 @@ export class PolicyEngine {
   #match(request: MappedRequest): Match {
     const slice = this.#slice(request);
     if (Object.keys(slice.texts).length === 0) return { outcome: 'unpermitted', hits: [], rates: [] };
-    const call = request.call(slice);
+    const doubt = firstDoubt(slice.reads, request);
+    if (doubt) return doubted(doubt.path, doubt.rule);
+    const call = request.call({ keys: keysRead(slice.reads, request), attributes: slice.attributes });
     const question = `${slice.id} ${JSON.stringify(call)}`;
     const known = this.#answers.get(question);
     if (known) return known;
@@ -286,10 +300,15 @@ function sliceOf(fitting: Indexed[], schema: string, id: number): Slice {
   const permits = fitting.some(({ statement }) => statement.effect === 'permit');
   const statements = permits ? fitting : fitting.filter(({ guardrail }) => !guardrail);
   const texts = Object.fromEntries(statements.map(({ statement, text }) => [statement.id, text]));
-  const keys = union(statements.map(({ head }) => head.keys));
+  const reads = readsOf(statements.map(({ statement, head }) => ({ rule: statement, head })));
   const attributes = union(statements.map(({ head }) => head.attributes));
   const narrow = attributes && narrowed(schema, attributes);
-  return { id, texts, keys, attributes: narrow === undefined ? null : attributes, schema: narrow || schema };
+  return { id, texts, reads, attributes: narrow === undefined ? null : attributes, schema: narrow || schema };
+}
+
+/** What an argument in doubt comes to; `path` is told to the agent. */
+export function doubted(path: string, rule?: BundleStatement): Match {
+  return { outcome: 'doubt', hits: rule ? [rule] : [], rates: [], doubt: path };
 }
 
 /** Null, which stands for everything, when one of them is. */
@@ -317,7 +336,7 @@ function isNewer(version: string, than: string): boolean {
 /**
  * The decision, in the order that the policy language gives:
  *
- *   error or hard forbid or no permit -> deny;  a rate exceeded -> rate_limited (before escrow, so that an agent over
+ *   error or doubt or hard forbid or no permit -> deny;  a rate exceeded -> rate_limited (before escrow, so that an agent over
  *   its limit cannot flood the approvers);  an escrow rule not covered -> escrow;  a mask -> allow_with_masking;  allow.
  *
  * Pure and deterministic. Adding a guardrail never makes the decision more permissive, and a hold consumes only when
@@ -336,6 +355,8 @@ export function settle(match: Match, state: SettleState): Verdict {
   switch (match.outcome) {
     case 'error':
       return { ...verdict('deny', hits[0]), deny_reason: POLICY_ERROR };
+    case 'doubt':
+      return { ...verdict('deny', hits[0]), deny_reason: `${ARGUMENT_IN_DOUBT}: ${match.doubt}` };
     case 'forbidden':
       return { ...verdict('deny', hits[0]), deny_reason: hits[0]?.annotations.reason ?? FORBIDDEN };
     case 'unpermitted':
@@ -356,8 +377,8 @@ export function settle(match: Match, state: SettleState): Verdict {
   if (over) return { ...verdict('rate_limited', over.rule), retry_after: over.retryAfter };
 
   const holding = hits.filter(({ annotations }) => annotations.escrow).sort(strictestFirst);
-  const covered = holding.length > 0 && holding.every(({ id }) => state.covered?.has(id));
-  if (holding.length > 0 && !covered) return { ...verdict('escrow', holding[0]), escrow: terms(holding) };
+  const covered = holding.length > 0 && holding.every((rule) => covers(state.covered, rule));
+  if (holding.length > 0 && !covered) return { ...verdict('escrow', holding[0]), escrow: escrowTerms(holding) };
 
   const masking = hits.filter(({ annotations }) => annotations.mask);
   if (masking.length > 0) {
@@ -365,6 +386,21 @@ export function settle(match: Match, state: SettleState): Verdict {
     return { ...verdict('allow_with_masking', masking[0], covered), masks };
   }
   return verdict('allow', hits.find(({ effect }) => effect === 'permit') ?? hits[0], covered);
+}
+
+/** The statement by its name and the hash of its text, annotations included. */
+export function ruleReference({ id, cedar }: BundleStatement): RuleReference {
+  return { id, hash: sha256Tag(cedar) };
+}
+
+/**
+ * Do the references cover this statement? Only the same text of the same policy counts: the name of an unnamed statement
+ * is its place, which another statement may have taken since.
+ */
+function covers(references: readonly RuleReference[] | undefined, rule: BundleStatement): boolean {
+  if (!references || references.length === 0) return false;
+  const { hash } = ruleReference(rule);
+  return references.some((one) => one.hash === hash && one.id.startsWith(`${rule.policy_id}#`));
 }
 
 const STRICTNESS: Record<HoldType, number> = { multi_party: 3, single: 2, conditional: 1, time_delayed: 0 };
@@ -387,39 +423,59 @@ function ttl({ annotations }: BundleStatement): number {
 }
 
 /**
- * One hold for all escrow rules that were hit, strictest first. Its kind is that of the strictest; approvals are the
- * most that any asks for, groups are joined with the larger count each, the ttl and the time to execute are the
- * shortest, targets, reasons and conditions are joined. A delay binds only a time-delayed hold (the longest of them):
- * where somebody must approve or report, that somebody is the check that the delay leaves time for.
+ * One hold for all these escrow rules, as strict as each of them. Its kind is that of the strictest; approvals are the
+ * most that any asks for, groups are joined with the larger count each, the times are those of `timesOf`, targets,
+ * reasons and conditions are joined. A delay binds only a time-delayed hold (the longest of them): where somebody must
+ * approve or report, that somebody is the check that the delay leaves time for.
  */
-function terms(holding: BundleStatement[]): EscrowTerms {
+export function escrowTerms(rules: readonly BundleStatement[]): EscrowTerms {
+  const holding = [...rules].sort(strictestFirst);
   const all = holding.map(({ annotations }) => annotations);
   const holdType = all[0]?.escrow as HoldType;
 
+  // approvals release a delayed hold before its time only where every rule lets them
+  const untilTime = holdType === 'time_delayed' && all.some((one) => requiredApprovals(one) === 0);
   const groups = new Map<string, number>();
-  for (const { group, count } of all.flatMap(({ quorum }) => quorum ?? [])) {
+  for (const { group, count } of untilTime ? [] : all.flatMap(({ quorum }) => quorum ?? [])) {
     groups.set(group, Math.max(count, groups.get(group) ?? 0));
   }
   const quorum = [...groups].map(([group, count]) => ({ group, count })).sort((a, b) => (a.group < b.group ? -1 : 1));
   const conditions = distinct(all.map(({ condition }) => condition)).sort();
-  const delays = all.flatMap(({ delay }) => delay ?? []);
-  const within = all.flatMap(({ execute_within }) => execute_within ?? []);
+  const delay = holdType === 'time_delayed' ? Math.max(...all.flatMap(({ delay }) => delay ?? [])) : undefined;
   const targets = distinct(all.map(({ notify }) => notify));
   const reasons = distinct(all.map(({ reason }) => reason));
 
   return {
     hold_type: holdType,
-    required_approvals: Math.max(quorumSeats(quorum), ...all.map(requiredApprovals)),
+    required_approvals: untilTime ? 0 : Math.max(quorumSeats(quorum), ...all.map(requiredApprovals)),
     ...(quorum.length > 0 && { quorum }),
     // INVARIANT: an approval does not stand in for a condition that another rule names
     ...(conditions.length > 0 && { conditions }),
-    ...(holdType === 'time_delayed' && { delay_seconds: Math.max(...delays) }),
-    ttl_seconds: Math.min(...holding.map(ttl)),
-    ...(within.length > 0 && { execute_within_seconds: Math.min(...within) }),
+    ...(delay !== undefined && { delay_seconds: delay }),
+    ...timesOf(holding, delay ?? 0),
     ...(targets.length > 0 && { notify_targets: targets }),
     ...(reasons.length > 0 && { reason: reasons.join('; ') }),
-    rule_ids: holding.map(({ id }) => id).sort(),
+    rules: holding.map(ruleReference).sort(byId),
   };
+}
+
+/**
+ * How long the joined hold waits, and how long its release is good. A rule without @execute_within lets a release be
+ * good until its ttl and no longer: beside one that counts from the release, wait and use together fit into that ttl,
+ * at least half of it for the wait, and more where a delay needs it.
+ */
+function timesOf(
+  holding: readonly BundleStatement[],
+  delay: number,
+): Pick<EscrowTerms, 'ttl_seconds' | 'execute_within_seconds'> {
+  const shortest = Math.min(...holding.map(ttl));
+  const within = Math.min(...holding.map(({ annotations }) => annotations.execute_within ?? Infinity));
+  const end = Math.min(...holding.filter(({ annotations }) => !annotations.execute_within).map(ttl));
+  // whatever the moment of the release, it is no longer good after the ttl
+  if (end < Infinity && within >= shortest) return { ttl_seconds: shortest };
+  if (end === Infinity) return { ttl_seconds: shortest, execute_within_seconds: within };
+  const use = Math.max(1, Math.min(within, Math.floor(end / 2), end - delay - 1));
+  return { ttl_seconds: Math.min(shortest, end - use), execute_within_seconds: use };
 }
 
 function distinct(lists: (string | string[] | undefined)[]): string[] {

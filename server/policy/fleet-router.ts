@@ -1,6 +1,7 @@
 import { z } from 'zod';
 import { route, text, trpc } from '../api/trpc.ts';
 import { TokenIssuer } from '../auth/sso/token-issuers.ts';
+import { isReservedProxyId } from '../chain/record.ts';
 import { AppError } from '../errors.ts';
 import type { Fleet } from './fleet.ts';
 import type { Bundles } from './publish.ts';
@@ -8,10 +9,11 @@ import type { Bundles } from './publish.ts';
 const tag = 'proxies';
 
 const heartbeat = {
-  proxy_id: text(200),
+  proxy_id: text(200).refine((id) => !isReservedProxyId(id), 'is reserved for the control plane'),
   version: text(100).optional(),
   bundle_hash: text(100).optional(),
   bundle_seq: z.int().min(0).optional(),
+  refused_bundle: text(100).optional().describe('why the newest bundle was not taken up; absent when it was'),
   spooled_events: z.int().min(0).optional(),
   started_at: z.iso.datetime().optional(),
 };
@@ -28,8 +30,9 @@ export function fleetRouter(
       .output(z.object({ poll_seconds: z.int(), time: z.iso.datetime() }))
       .mutation(async ({ ctx, input }) => {
         if (ctx.principal.kind !== 'api_key') throw new AppError('FORBIDDEN');
-        await fleet.heartbeat(ctx.tenantId, ctx.principal.id, input);
-        return { poll_seconds: await pollSeconds(ctx.tenantId), time: new Date().toISOString() };
+        const seconds = await pollSeconds(ctx.tenantId);
+        await fleet.heartbeat(ctx.tenantId, ctx.principal.id, input, seconds);
+        return { poll_seconds: seconds, time: new Date().toISOString() };
       }),
 
     list: route('GET /v1/proxies', { keys: [], role: 'viewer' }, { summary: 'List proxies, the last seen first', tag })

@@ -1,6 +1,7 @@
 import { AgentKey, ProxyInstance } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
+import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 
 /** What a proxy says of itself. */
@@ -9,12 +10,18 @@ export interface Heartbeat {
   version?: string | undefined;
   bundle_hash?: string | undefined;
   bundle_seq?: number | undefined;
+  /** Why the newest bundle that it fetched was not taken up; absent when it was. */
+  refused_bundle?: string | undefined;
   spooled_events?: number | undefined;
   started_at?: string | undefined;
 }
 
 /** After so many poll intervals in silence a proxy counts as gone. */
 const SILENT_POLLS = 3;
+/** How far ahead of the database a proxy's bundle number is believed to be: a hostile one must not use them up. */
+const MOST_AHEAD = 1_000_000;
+const MOST_PER_TENANT = 1000;
+const MOST_PER_KEY = 100;
 
 /** The proxies of a tenant: what they last said, and what they need to know beside the bundle. */
 export class Fleet {
@@ -26,25 +33,62 @@ export class Fleet {
     this.#clock = clock;
   }
 
-  async heartbeat(tenantId: string, keyId: string, heartbeat: Heartbeat): Promise<void> {
-    const now = new Date(this.#clock.now());
-    const { proxy_id, ...info } = heartbeat;
-    await this.#db.transaction(tenantId, (em) =>
-      em.execute(
+  /**
+   * Keeps what a proxy says of itself. A key has room for 100 names and a tenant for 1,000: beyond that, those go that
+   * were silent for the longest. CONFLICT for a name under which another key's proxy was heard of just now: with it,
+   * one key could hide that another's proxy is gone.
+   */
+  async heartbeat(tenantId: string, keyId: string, heartbeat: Heartbeat, pollSeconds: number): Promise<void> {
+    const now = this.#clock.now();
+    const at = new Date(now);
+    const { proxy_id, ...rest } = heartbeat;
+    const info = JSON.stringify(rest);
+    await this.#db.transaction(tenantId, async (em, notify) => {
+      // A bundle that was never given out here is of a time that the database was set back behind, by a restore. The
+      // proxy refuses what has its number or a lower one, a revocation among them: bundles are numbered on from there.
+      if (rest.bundle_seq !== undefined) {
+        const { bundle_seq: seq, bundle_hash: hash = null } = rest;
+        const raisedBefore = new Date(now - pollSeconds * 1000);
+        const raised = await em.execute<unknown[]>(
+          `update tenant set bundle_floor = ?, bundle_floor_at = ? where tenant_id = ? and bundle_floor < ?
+             and not exists (select 1 from policy_bundle where tenant_id = ? and seq = ? and hash = coalesce(?, hash))
+             and coalesce(bundle_floor_at <= ?, true)
+             and ? - greatest(bundle_floor, (select coalesce(max(seq), 0) from policy_bundle where tenant_id = ?)) <= ?
+           returning 1`,
+          // once per poll interval: each time makes a new bundle for every proxy, and a hostile key can name a new number
+          // with each heartbeat
+          [seq, at, tenantId, seq, tenantId, seq, hash, raisedBefore, seq, tenantId, MOST_AHEAD],
+        );
+        if (raised.length > 0) await notify('policies');
+      }
+      const known = await em.execute<unknown[]>(
+        `update proxy_instance set key_id = ?, info = ?, last_seen_at = ?, offline_at = null
+         where tenant_id = ? and id = ? and (key_id = ? or last_seen_at < ?) returning id`,
+        [keyId, info, at, tenantId, proxy_id, keyId, new Date(now - SILENT_POLLS * pollSeconds * 1000)],
+      );
+      if (known.length > 0) return;
+      const added = await em.execute<unknown[]>(
         `insert into proxy_instance (tenant_id, id, key_id, info, first_seen_at, last_seen_at)
-         values (?, ?, ?, ?, ?, ?) on conflict (tenant_id, id) do update
-         set key_id = excluded.key_id, info = excluded.info, last_seen_at = excluded.last_seen_at,
-           offline_at = null`,
-        [tenantId, proxy_id, keyId, JSON.stringify(info), now, now],
-      ),
-    );
+         values (?, ?, ?, ?, ?, ?) on conflict (tenant_id, id) do nothing returning id`,
+        [tenantId, proxy_id, keyId, info, at, at],
+      );
+      if (added.length === 0) throw new AppError('CONFLICT', 'a proxy with another key has this name');
+      await em.execute(
+        `delete from proxy_instance where tenant_id = ? and id in (
+           select id from (select id, row_number() over (order by last_seen_at desc, id = ? desc, id) as nth,
+             row_number() over (partition by key_id order by last_seen_at desc, id = ? desc, id) as nth_of_key
+             from proxy_instance where tenant_id = ?) ranked
+           where nth > ? or nth_of_key > ?)`,
+        [tenantId, proxy_id, proxy_id, tenantId, MOST_PER_TENANT, MOST_PER_KEY],
+      );
+    });
   }
 
   /** The proxies, the last seen first. `stale` when three poll intervals have gone by in silence. */
   async list(tenantId: string, pollSeconds: number) {
     const rows = await this.#db
       .reader(tenantId)
-      .find(ProxyInstance, {}, { orderBy: { lastSeenAt: 'desc', id: 'asc' }, limit: 1000 });
+      .find(ProxyInstance, {}, { orderBy: { lastSeenAt: 'desc', id: 'asc' }, limit: MOST_PER_TENANT });
     const staleBefore = this.#clock.now() - SILENT_POLLS * pollSeconds * 1000;
     return rows.map((row) => ({
       proxy_id: row.id,
@@ -94,7 +138,9 @@ export class Fleet {
 
   /** The SHA-256 of each agent key that works, with the agent that it stands for. */
   async agentKeys(tenantId: string) {
-    const rows = await this.#db.reader(tenantId).find(AgentKey, { revokedAt: null }, { orderBy: { id: 'asc' } });
+    const rows = await this.#db
+      .reader(tenantId)
+      .find(AgentKey, { revokedAt: null, unconfirmedSince: null }, { orderBy: { id: 'asc' } });
     return rows
       .filter((row) => !row.expiresAt || row.expiresAt.getTime() > this.#clock.now())
       .map((row) => ({

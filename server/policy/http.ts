@@ -5,6 +5,16 @@ import type { Bundles } from './publish.ts';
 
 const MOST_WAIT_SECONDS = 60;
 
+const BUNDLE_HEADERS = {
+  ETag: { description: 'The hash of the bundle, in quotes' },
+  'X-Svc-Bundle-Hash': { description: 'sha256 of the uncompressed content: the identity of the bundle' },
+  'X-Svc-Bundle-Seq': {
+    description: 'The number of the bundle; a proxy refuses a lower one than it has had',
+    schema: { type: 'integer' },
+  },
+  'X-Svc-Poll-Seconds': { description: 'How often to ask', schema: { type: 'integer' } },
+} as const;
+
 /** The bundle that proxies poll. 304 when they have it already; with `Prefer: wait=N` the answer may wait for a change. */
 export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) => Promise<number>): PlainRoute {
   return {
@@ -23,20 +33,29 @@ export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) =>
       200: { description: 'The bundle', type: 'application/vnd.svc.bundle.v1' },
       304: { description: 'The bundle has not changed' },
     },
+    headers: {
+      request: {
+        'If-None-Match': { description: 'The entity tag of the bundle that the caller has, as `current_hash`' },
+        Prefer: { description: 'wait=N: wait up to N seconds, at most 60, for another bundle (RFC 7240)' },
+      },
+      answer: { 200: BUNDLE_HEADERS, 304: BUNDLE_HEADERS },
+    },
     async handler(call) {
       const { query, request, reply } = call;
-      const { tenantId } = principalOf(call);
+      const principal = principalOf(call);
+      const { tenantId } = principal;
+      const keyId = principal.kind === 'api_key' ? principal.id : undefined;
       const scopes = query.scopes === undefined ? null : scopeList(query.scopes);
       const known = query.current_hash !== undefined ? [query.current_hash] : etagsOf(request.headers['if-none-match']);
       const has = (hash: string) => known.includes(hash) || known.includes('*');
       const wait = waitSeconds(request.headers.prefer);
-      let bundle = await bundles.current(tenantId, scopes);
+      let bundle = await bundles.current(tenantId, scopes, keyId);
       if (wait > 0 && has(bundle.hash)) {
         const gone = new AbortController();
         const leave = () => gone.abort();
         reply.raw.once('close', leave);
         try {
-          bundle = await bundles.waitForChange(tenantId, scopes, bundle.hash, wait, gone.signal);
+          bundle = await bundles.waitForChange(tenantId, scopes, bundle.hash, wait, gone.signal, keyId);
         } finally {
           reply.raw.off('close', leave);
         }

@@ -1,13 +1,12 @@
-import { type EntityManager, LockMode, type QBFilterQuery } from '@mikro-orm/postgresql';
-import { createTwoFilesPatch, diffLines } from 'diff';
 import {
-  Policy,
-  PolicyRevision,
-  type PolicyRevisionRow,
-  type PolicyRow,
-  type ReviewRecord,
-} from '../../db/entities/index.ts';
+  type EntityManager,
+  LockMode,
+  type QBFilterQuery,
+  UniqueConstraintViolationException,
+} from '@mikro-orm/postgresql';
+import { Policy, PolicyRevision, type PolicyRevisionRow, type PolicyRow } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
+import type { Step } from '../../db/notices.ts';
 import { addEvent, EVENT_TYPES, type EventType } from '../../db/outbox.ts';
 import {
   createPolicy,
@@ -20,19 +19,33 @@ import {
   stepPolicy,
 } from '../../machines/policy.ts';
 import type { Actor, AuditAction, WriteAudit } from '../auth/audit.ts';
+import { hasRole, type Principal, personOf } from '../auth/scopes.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 import type { Verdict } from './evaluate.ts';
-import type { AuthorLanguage, Trial } from './language/author.ts';
+import { AuthorBusy, type AuthorLanguage, type Trial } from './language/author.ts';
 import type { Compilation, CompiledStatement } from './language/compile.ts';
 import { actionEntities, type OwnActionTypes, schemaFor } from './language/schema.ts';
-import type { ActionRequest, BundleStatement, Diagnostic } from './types.ts';
+import { ENFORCED } from './publish.ts';
+import type { ActionRequest, Diagnostic } from './types.ts';
 
-/** Who acts: the person that counts for author and approver, and how the audit chain names the credential. */
-export interface By {
+/** Who acts: the person that counts for author and approver, and what they may. */
+export interface Who {
   person: string;
+  /** A person who is signed in, and no key. */
+  signedIn: boolean;
+  admin: boolean;
+}
+
+export function whoOf(principal: Principal): Who {
+  const signedIn = principal.kind === 'session';
+  return { person: personOf(principal), signedIn, admin: signedIn && hasRole(principal.roles, 'admin') };
+}
+
+/** Who acts, and how the audit chain names the credential. */
+export interface By extends Who {
   actor: Actor;
   requestId?: string | undefined;
 }
@@ -86,6 +99,8 @@ export class Policies {
   readonly #audit: WriteAudit;
   readonly #language: AuthorLanguage;
   readonly #rules: (tenantId: string) => Promise<Rules>;
+  readonly #rulesWithin: (em: EntityManager) => Promise<Rules>;
+  readonly #mostStatements: number;
 
   constructor(parts: {
     db: Database;
@@ -93,18 +108,26 @@ export class Policies {
     audit: WriteAudit;
     language: AuthorLanguage;
     rules: (tenantId: string) => Promise<Rules>;
+    /** The same, held until the transaction ends. */
+    rulesWithin: (em: EntityManager) => Promise<Rules>;
+    /** Statements that the live policies of a tenant may have together. */
+    mostStatements: number;
   }) {
     this.#db = parts.db;
     this.#clock = parts.clock;
     this.#audit = parts.audit;
     this.#language = parts.language;
     this.#rules = parts.rules;
+    this.#rulesWithin = parts.rulesWithin;
+    this.#mostStatements = parts.mostStatements;
   }
 
   /** Checks a text and saves nothing. */
   async validate(tenantId: string, source: string, policyId = 'policy'): Promise<Compilation> {
     const { action_types } = await this.#rules(tenantId);
-    const compiled = await this.#language.compile(policyId, source, schemaFor(action_types));
+    const compiled = await this.#ask((language) =>
+      language.compile(tenantId, policyId, source, schemaFor(action_types)),
+    );
     return compiled.errors.length > 0 ? compiled : { ...compiled, errors: nulFaults(source, compiled) };
   }
 
@@ -118,29 +141,44 @@ export class Policies {
   ): Promise<Trial & { live: Verdict | null }> {
     const { action_types } = await this.#rules(tenantId);
     const policyId = input.id ?? 'policy';
-    const rows = await this.#db.query<{ policy_id: string; version: number; statements: BundleStatement[] }>(
+    const rows = await this.#db.query<{ policy_id: string; version: number; dsl_source: string }>(
       tenantId,
-      `select r.policy_id, r.version, r.statements from policy p
+      `select r.policy_id, r.version, r.dsl_source from policy p
        join policy_revision r on r.tenant_id = p.tenant_id and r.policy_id = p.id and r.version = p.live_version
        where p.tenant_id = $1`,
       [tenantId],
     );
-    const live = rows.flatMap(({ version, statements }) => statements.map((one) => ({ ...one, version })));
+    const live = rows.map(({ policy_id, version, dsl_source }) => ({ policyId: policy_id, version, text: dsl_source }));
     const common = {
       schema: schemaFor(action_types),
       actionEntities: actionEntities(action_types),
       request: { ...input.request, now: new Date(this.#clock.now()).toISOString() },
     };
-    const beside = input.alone ? [] : live.filter(({ policy_id }) => policy_id !== policyId);
-    const trial = await this.#language.tryOut({ policyId, text: input.dsl_source, beside, ...common });
+    const beside = input.alone ? [] : live.filter((one) => one.policyId !== policyId);
+    const trial = await this.#ask((language) =>
+      language.tryOut(tenantId, { policyId, text: input.dsl_source, beside, ...common }),
+    );
     // a text that permits nothing and forbids nothing stands for no draft at all
     const now =
-      trial.verdict && (await this.#language.tryOut({ policyId: '', text: NO_RULE, beside: live, ...common }));
+      trial.verdict &&
+      (await this.#ask((language) =>
+        language.tryOut(tenantId, { policyId: '', text: NO_RULE, beside: live, ...common }),
+      ));
     return { ...trial, live: now?.verdict ?? null };
   }
 
-  async format(source: string): Promise<{ formatted?: string; errors: Diagnostic[] }> {
-    return this.#language.format(source);
+  async format(tenantId: string, source: string): Promise<{ formatted?: string; errors: Diagnostic[] }> {
+    return this.#ask((language) => language.format(tenantId, source));
+  }
+
+  /** UNAVAILABLE when a text could not be checked now. */
+  async #ask<T>(job: (language: AuthorLanguage) => Promise<T>): Promise<T> {
+    try {
+      return await job(this.#language);
+    } catch (error) {
+      if (!(error instanceof AuthorBusy)) throw error;
+      throw new AppError('UNAVAILABLE', error.message, { headers: { 'retry-after': '2' }, cause: error });
+    }
   }
 
   /** A new policy in `draft`, version 1. CONFLICT when the id is taken, POLICY_INVALID when the text has errors. */
@@ -155,28 +193,31 @@ export class Policies {
     const compiled = await this.#compile(tenantId, id, input.dsl_source);
     return this.#db.transaction(tenantId, async (em, notify) => {
       const [snapshot, effects] = createPolicy(by.person);
-      const inserted = await em.execute<{ id: string }[]>(
-        `insert into policy (tenant_id, id, status, version, live_version, machine_version, machine_context, roles,
-           any_role, scopes, created_at, updated_at)
-         values (?, ?, ?, 1, null, ?, ?, ?, ?, ?, ?, ?) on conflict do nothing returning id`,
-        [
-          tenantId,
-          id,
-          snapshot.value,
-          POLICY_MACHINE_VERSION,
-          JSON.stringify(snapshot.context),
-          pgArray(compiled.roles),
-          compiled.any_role,
-          pgArray(compiled.scopes),
-          now,
-          now,
-        ],
-      );
-      if (inserted.length !== 1) throw new AppError('CONFLICT', 'there is a policy with this id');
-      const policy = await em.findOneOrFail(Policy, { tenantId, id });
+      const policy = em.create(Policy, {
+        tenantId,
+        id,
+        status: snapshot.value,
+        version: snapshot.context.version,
+        liveVersion: null,
+        machineVersion: POLICY_MACHINE_VERSION,
+        machineContext: snapshot.context,
+        roles: compiled.roles,
+        anyRole: compiled.any_role,
+        scopes: compiled.scopes,
+        createdAt: now,
+        updatedAt: now,
+      });
+      try {
+        await em.flush();
+      } catch (error) {
+        if (!(error instanceof UniqueConstraintViolationException)) throw error;
+        throw new AppError('CONFLICT', 'there is a policy with this id');
+      }
       const revision = this.#addRevision(em, policy, input.dsl_source, compiled, by, 'create', now);
       await em.flush();
-      await notify('revisions', id);
+      await notify('revisions', id, [
+        { event: { type: 'xstate.init' }, state: snapshot.value, context: snapshot.context },
+      ]);
       await this.#perform(em, policy, effects, by, { after: revision.contentHash });
       return view(policy, revision);
     });
@@ -198,95 +239,35 @@ export class Policies {
   }
 
   submit(tenantId: string, id: string, note: string | undefined, by: By): Promise<PolicyView> {
-    return this.#decide(
-      tenantId,
-      id,
-      () => ({ type: 'submit', actor: by.person }),
-      by,
-      (revision) => {
-        revision.note = note ?? null;
-      },
-    );
+    return this.#decide(tenantId, id, { type: 'submit' }, by, { note: note ?? null });
   }
 
+  /** Of the newest version, or of one that was enforced by break glass, whose review this closes. */
   approve(tenantId: string, id: string, version: number, comment: string | undefined, by: By): Promise<PolicyView> {
-    return this.#decide(
-      tenantId,
-      id,
-      (rules) => ({ type: 'approve', actor: by.person, version, ...rules }),
-      by,
-      (revision) => this.#review(revision, 'approved', by, comment),
-      { reason: comment },
-    );
+    return this.#decide(tenantId, id, { type: 'approve', version }, by, { reason: comment });
   }
 
   reject(tenantId: string, id: string, version: number, reason: string, by: By): Promise<PolicyView> {
-    return this.#decide(
-      tenantId,
-      id,
-      () => ({ type: 'reject', actor: by.person, version }),
-      by,
-      (revision) => this.#review(revision, 'rejected', by, reason),
-      { reason },
-    );
+    return this.#decide(tenantId, id, { type: 'reject', version }, by, { reason });
   }
 
   requestChanges(tenantId: string, id: string, version: number, comment: string, by: By): Promise<PolicyView> {
-    return this.#decide(
-      tenantId,
-      id,
-      () => ({ type: 'request_changes', actor: by.person, version }),
-      by,
-      (revision) => this.#review(revision, 'changes_requested', by, comment),
-      { reason: comment },
-    );
+    return this.#decide(tenantId, id, { type: 'request_changes', version }, by, { reason: comment });
   }
 
   /** A remark on the newest version. It decides nothing. */
-  async comment(tenantId: string, id: string, version: number, comment: string, by: By): Promise<PolicyView> {
-    return this.#db.transaction(tenantId, async (em, notify) => {
-      const policy = await lock(em, id);
-      if (policy.version !== version) {
-        throw new AppError('VERSION_CHANGED', `the current version is ${policy.version}, not ${version}`);
-      }
-      const revision = await em.findOneOrFail(PolicyRevision, { policyId: id, version });
-      if (revision.reviews.length >= MOST_REVIEWS) throw new AppError('CONFLICT', 'the version has too many remarks');
-      this.#review(revision, 'commented', by, comment);
-      await em.flush();
-      await notify('revisions', id);
-      await this.#audit(em, tenantId, {
-        actor: by.actor,
-        requestId: by.requestId,
-        action: 'policy.commented',
-        target: { type: 'policy', id },
-        detail: `version ${version}`,
-      });
-      return view(policy, revision);
-    });
+  comment(tenantId: string, id: string, version: number, comment: string, by: By): Promise<PolicyView> {
+    return this.#decide(tenantId, id, { type: 'comment', version }, by, { remark: comment });
   }
 
-  /** The policy is in no bundle when this resolves. */
+  /** The policy is in no bundle when this resolves. Its open reviews stay. */
   revoke(tenantId: string, id: string, reason: string | undefined, by: By): Promise<PolicyView> {
-    return this.#decide(
-      tenantId,
-      id,
-      () => ({ type: 'revoke', actor: by.person }),
-      by,
-      () => undefined,
-      { reason },
-    );
+    return this.#decide(tenantId, id, { type: 'revoke' }, by, { reason });
   }
 
   /** The newest version is enforced at once, whatever its review says. Its review stays open. */
   breakGlass(tenantId: string, id: string, reason: string, by: By): Promise<PolicyView> {
-    return this.#decide(
-      tenantId,
-      id,
-      () => ({ type: 'break_glass', actor: by.person }),
-      by,
-      (revision) => this.#review(revision, 'break_glass', by, reason),
-      { reason },
-    );
+    return this.#decide(tenantId, id, { type: 'break_glass' }, by, { reason });
   }
 
   /** The last changed first; with `review`, those on top that are enforced without one. */
@@ -316,10 +297,12 @@ export class Policies {
         offset: filter.offset,
       });
     if (rows.length === 0) return { policies: [], total };
-    const shown = rows.flatMap(({ id: policyId, version, machineContext: { openReview } }) => [
-      { policyId, version },
-      ...(openReview && openReview.version !== version ? [{ policyId, version: openReview.version }] : []),
-    ]);
+    const shown = rows.flatMap(({ id: policyId, version, machineContext: { openReviews } }) =>
+      [...new Set([version, ...openReviews.slice(0, 1).map((open) => open.version)])].map((one) => ({
+        policyId,
+        version: one,
+      })),
+    );
     const revisions = Map.groupBy(
       await this.#db.reader(tenantId).find(PolicyRevision, { $or: shown }),
       ({ policyId }) => policyId,
@@ -345,24 +328,26 @@ export class Policies {
     };
   }
 
-  /** Where a policy's machine stands, and for each event why `person` would be refused now; null when they would not. */
-  async standing(tenantId: string, id: string, person: string) {
+  /** Where a policy's machine stands, and for each event why `who` would be refused now; null when they would not. */
+  async standing(tenantId: string, id: string, who: Who) {
     const { status, machineContext: context, machineVersion } = await this.#exists(tenantId, id);
-    const rules = machineRules(await this.#rules(tenantId));
-    const by = { actor: person, version: context.version };
-    const ask = (event: PolicyEvent) => policyRefusal(status, context, event) ?? null;
+    const circumstances = circumstancesOf(who, await this.#rules(tenantId));
+    const { version, openReviews } = context;
+    const decides = status === 'draft' || status === 'pending_approval';
+    const ask = (event: Happening) => policyRefusal(status, context, { ...event, ...circumstances }) ?? null;
     return {
       state: status,
       version: machineVersion,
       refusals: {
-        update: ask({ type: 'update', actor: person, ...rules }),
-        rollback: ask({ type: 'rollback', actor: person, ...rules }),
-        submit: ask({ type: 'submit', actor: person }),
-        approve: ask({ type: 'approve', ...by, ...rules }),
-        reject: ask({ type: 'reject', ...by }),
-        request_changes: ask({ type: 'request_changes', ...by }),
-        revoke: ask({ type: 'revoke', actor: person }),
-        break_glass: ask({ type: 'break_glass', actor: person }),
+        update: ask({ type: 'update' }),
+        rollback: ask({ type: 'rollback' }),
+        submit: ask({ type: 'submit' }),
+        approve: ask({ type: 'approve', version: decides ? version : (openReviews[0]?.version ?? version) }),
+        reject: ask({ type: 'reject', version }),
+        request_changes: ask({ type: 'request_changes', version }),
+        revoke: ask({ type: 'revoke' }),
+        break_glass: ask({ type: 'break_glass' }),
+        comment: ask({ type: 'comment', version }),
       } satisfies Record<PolicyEvent['type'], unknown>,
     };
   }
@@ -382,21 +367,14 @@ export class Policies {
   /** What changed between two versions: as text, and rule by rule. */
   async diff(tenantId: string, id: string, from: number, to: number) {
     const [old, recent] = await Promise.all([this.revision(tenantId, id, from), this.revision(tenantId, id, to)]);
-    const before = new Map(old.statements.map((s) => [s.id, s.cedar]));
-    const after = new Map(recent.statements.map((s) => [s.id, s.cedar]));
-    const lines = diffLines(old.dslSource, recent.dslSource);
-    const count = (key: 'added' | 'removed') => lines.reduce((sum, part) => sum + (part[key] ? part.count : 0), 0);
-    return {
-      policy_id: id,
-      from,
-      to,
-      unified: createTwoFilesPatch(`version ${from}`, `version ${to}`, old.dslSource, recent.dslSource),
-      lines_added: count('added'),
-      lines_removed: count('removed'),
-      rules_added: [...after.keys()].filter((rule) => !before.has(rule)),
-      rules_removed: [...before.keys()].filter((rule) => !after.has(rule)),
-      rules_changed: [...after].filter(([rule, text]) => before.has(rule) && before.get(rule) !== text).map(([r]) => r),
-    };
+    const changes = await this.#ask((language) =>
+      language.diff(tenantId, {
+        policyId: id,
+        from: { name: `version ${from}`, text: old.dslSource },
+        to: { name: `version ${to}`, text: recent.dslSource },
+      }),
+    );
+    return { policy_id: id, from, to, ...changes };
   }
 
   /** The newest version in words, rule by rule. */
@@ -442,14 +420,7 @@ export class Policies {
       version: policy.version,
       dslSource: source,
       contentHash: sha256Tag(source),
-      statements: compiled.statements.map(({ id, effect, annotations, scopes, cedar }) => ({
-        id,
-        policy_id: policy.id,
-        effect,
-        annotations,
-        scopes,
-        cedar,
-      })),
+      statementCount: compiled.statements.length,
       authorId: by.person,
       change,
       rolledBackFrom,
@@ -459,12 +430,21 @@ export class Policies {
     });
   }
 
-  #review(revision: PolicyRevisionRow, status: ReviewRecord['status'], by: By, comment?: string): void {
+  /** Writes down with their revisions what the machine has reviewed. */
+  async #review(em: EntityManager, policy: PolicyRow, effects: PolicyEffect[], by: By, comment?: string) {
     const decided_at = new Date(this.#clock.now()).toISOString();
-    revision.reviews = [
-      ...revision.reviews,
-      { status, decided_by: by.person, decided_at, ...(comment !== undefined && { comment }) },
-    ];
+    for (const effect of effects) {
+      if (effect.type !== 'review') continue;
+      const { status, version } = effect.params;
+      const revision = await em.findOneOrFail(PolicyRevision, { policyId: policy.id, version });
+      if (status === 'commented' && revision.reviews.length >= MOST_REVIEWS) {
+        throw new AppError('CONFLICT', 'the version has too many remarks');
+      }
+      revision.reviews = [
+        ...revision.reviews,
+        { status, decided_by: by.person, decided_at, ...(comment !== undefined && { comment }) },
+      ];
+    }
   }
 
   async #revise(
@@ -474,20 +454,23 @@ export class Policies {
     text: { source: string; compiled: Compilation },
     by: By,
   ): Promise<PolicyView> {
-    const rules = machineRules(await this.#rules(tenantId));
     return this.#db.transaction(tenantId, async (em, notify) => {
+      const rules = await this.#rulesWithin(em);
       const policy = await lock(em, id);
       const before = await em.findOneOrFail(PolicyRevision, { policyId: id, version: policy.version });
-      const wasPending = policy.status === 'pending_approval';
-      const effects = step(policy, { type: change.type, actor: by.person, ...rules });
+      const enforced = policy.liveVersion ?? null;
+      const [effects, taken] = step(policy, { type: change.type, ...circumstancesOf(by, rules) });
       const now = new Date(this.#clock.now());
-      if (wasPending) this.#review(before, 'dismissed', by);
+      await this.#review(em, policy, effects, by);
       policy.updatedAt = now;
       const target = change.type === 'rollback' ? change.target : null;
       const revision = this.#addRevision(em, policy, text.source, text.compiled, by, change.type, now, target);
       await em.flush();
-      if (effects.some((effect) => effect.type === 'publish')) await notify('policies');
-      await notify('revisions', id);
+      if (effects.some((effect) => effect.type === 'publish')) {
+        await this.#assertQuota(em, policy, enforced);
+        await notify('policies');
+      }
+      await notify('revisions', id, [taken]);
       await this.#perform(em, policy, effects, by, {
         before: before.contentHash,
         after: revision.contentHash,
@@ -500,27 +483,61 @@ export class Policies {
   async #decide(
     tenantId: string,
     id: string,
-    event: (rules: ReturnType<typeof machineRules>) => PolicyEvent,
+    event: Happening,
     by: By,
-    change: (revision: PolicyRevisionRow) => void,
-    more: { reason?: string | undefined } = {},
+    // `remark` stays with the revision; `reason` is told in the audit log as well
+    words: { reason?: string | undefined; remark?: string | undefined; note?: string | null },
   ): Promise<PolicyView> {
-    const rules = machineRules(await this.#rules(tenantId));
     return this.#db.transaction(tenantId, async (em, notify) => {
+      const rules = await this.#rulesWithin(em);
       const policy = await lock(em, id);
       const enforced = policy.liveVersion ?? null;
-      const effects = step(policy, event(rules));
+      const [effects, taken] = step(policy, { ...event, ...circumstancesOf(by, rules) });
       const revision = await em.findOneOrFail(PolicyRevision, { policyId: id, version: policy.version });
-      change(revision);
-      policy.updatedAt = new Date(this.#clock.now());
+      if (words.note !== undefined) revision.note = words.note;
+      await this.#review(em, policy, effects, by, words.remark ?? words.reason);
+      // a remark changes nothing
+      if (event.type !== 'comment') policy.updatedAt = new Date(this.#clock.now());
       await em.flush();
-      if (effects.some((effect) => effect.type === 'publish')) await notify('policies');
-      await notify('revisions', id);
+      if (effects.some((effect) => effect.type === 'publish')) {
+        await this.#assertQuota(em, policy, enforced);
+        await notify('policies');
+      }
+      await notify('revisions', id, [taken]);
       const replaced = policy.liveVersion !== null && policy.liveVersion !== enforced ? enforced : null;
       const detail = replaced === null ? undefined : `in place of version ${replaced}`;
-      await this.#perform(em, policy, effects, by, { after: revision.contentHash, detail, ...more });
+      const about = 'version' in event ? event.version : undefined;
+      await this.#perform(em, policy, effects, by, {
+        after: revision.contentHash,
+        detail,
+        reason: words.reason,
+        about,
+      });
       return view(policy, revision);
     });
+  }
+
+  /**
+   * Counted when the change is in the transaction, and one such change at a time. What takes statements away is never
+   * refused, also where there are too many.
+   */
+  async #assertQuota(em: EntityManager, { tenantId, id }: PolicyRow, replaced: number | null): Promise<void> {
+    await em.execute('select pg_advisory_xact_lock(hashtextextended(?, 1))', [`live statements of ${tenantId}`]);
+    const counts = await em.execute<{ policy_id: string; live: boolean; n: number }[]>(
+      `select r.policy_id, r.version = p.live_version as live, r.statement_count as n from policy p
+       join policy_revision r on r.tenant_id = p.tenant_id and r.policy_id = p.id
+        and (r.version = p.live_version or (p.id = ? and r.version = ?))`,
+      [id, replaced],
+    );
+    const sum = (rows: typeof counts) => rows.reduce((total, { n }) => total + n, 0);
+    const live = sum(counts.filter((row) => row.live));
+    const own = counts.filter((row) => row.policy_id === id);
+    const grows = sum(own.filter((row) => row.live)) > sum(own.filter((row) => !row.live));
+    if (live <= this.#mostStatements || !grows) return;
+    throw new AppError(
+      'CONFLICT',
+      `quota live_statements: a tenant may have ${this.#mostStatements} statements live (SVC_LIVE_STATEMENTS), and this would make it ${live}`,
+    );
   }
 
   async #perform(
@@ -533,9 +550,12 @@ export class Policies {
       after?: string | undefined;
       reason?: string | undefined;
       detail?: string | undefined;
+      /** The version that was decided on; else the newest. */
+      about?: number | undefined;
     },
   ): Promise<void> {
     const actions = effects.filter((effect) => effect.type === 'audit');
+    const enforced = effects.some((effect) => effect.type === 'publish') && policy.liveVersion === policy.version;
     const now = this.#clock.now();
     for (const [n, { params }] of actions.entries()) {
       if (!(params.action in EVENT_TYPES)) continue;
@@ -561,7 +581,9 @@ export class Policies {
         action: effect.params.action as AuditAction,
         severity: effect.params.severity,
         target: { type: 'policy', id: policy.id },
-        detail: [`version ${policy.version}`, more.detail].filter(Boolean).join(', '),
+        detail: [`version ${more.about ?? policy.version}`, more.detail, enforced && ENFORCED]
+          .filter(Boolean)
+          .join(', '),
         reason: more.reason,
         beforeHash: more.before,
         afterHash: more.after,
@@ -571,10 +593,19 @@ export class Policies {
   }
 }
 
-const machineRules = (rules: Rules) => ({
-  approvalRequired: rules.approval_required,
-  selfApproval: rules.self_approval,
-});
+/** An event without who sends it and under which rules. */
+type Happening = PolicyEvent extends infer E ? (E extends PolicyEvent ? Omit<E, keyof Circumstances> : never) : never;
+type Circumstances = ReturnType<typeof circumstancesOf>;
+
+function circumstancesOf({ person, signedIn, admin }: Who, rules: Rules) {
+  return {
+    actor: person,
+    signedIn,
+    admin,
+    approvalRequired: rules.approval_required,
+    selfApproval: rules.self_approval,
+  };
+}
 
 async function lock(em: EntityManager, id: string): Promise<PolicyRow> {
   const policy = await em.findOne(Policy, { id }, { lockMode: LockMode.PESSIMISTIC_WRITE });
@@ -583,7 +614,7 @@ async function lock(em: EntityManager, id: string): Promise<PolicyRow> {
 }
 
 /** Sends the event to the machine and puts the outcome into the row. Throws the refusal. */
-function step(policy: PolicyRow, event: PolicyEvent): PolicyEffect[] {
+function step(policy: PolicyRow, event: PolicyEvent): [PolicyEffect[], Step] {
   const refused = policyRefusal(policy.status, policy.machineContext, event);
   if (refused) throw new AppError(refused.code, refused.detail);
   const snapshot = restorePolicy(policy.status, policy.machineContext, policy.machineVersion);
@@ -593,7 +624,7 @@ function step(policy: PolicyRow, event: PolicyEvent): PolicyEffect[] {
   policy.machineVersion = POLICY_MACHINE_VERSION;
   policy.version = next.context.version;
   policy.liveVersion = next.context.liveVersion;
-  return effects;
+  return [effects, { event, state: next.value, context: next.context }];
 }
 
 function view(policy: PolicyRow, newest: PolicyRevisionRow): PolicyView {
@@ -611,11 +642,14 @@ function view(policy: PolicyRow, newest: PolicyRevisionRow): PolicyView {
   };
 }
 
+/** The oldest open review. */
 function openReviewOf(policy: PolicyRow, revisions: readonly PolicyRevisionRow[]): OpenReview | null {
-  const open = policy.machineContext.openReview;
+  const [open] = policy.machineContext.openReviews;
   if (!open) return null;
   const revision = revisions.find(({ version }) => version === open.version);
-  const broken = revision?.reviews.findLast(({ status }) => status === 'break_glass');
+  const broken = revision?.reviews.findLast(
+    ({ status, decided_by }) => status === 'break_glass' && decided_by === open.actor,
+  );
   return {
     ...open,
     ...(broken && { opened_at: broken.decided_at }),
@@ -651,9 +685,4 @@ function nulFaults(source: string, { statements }: Compilation): Diagnostic[] {
   return statements
     .filter(({ annotations, roles, scopes }) => JSON.stringify([annotations, roles, scopes]).includes('\\u0000'))
     .map(({ line }) => ({ line, column: 1, message }));
-}
-
-/** An array as PostgreSQL reads it from a parameter. */
-function pgArray(items: readonly string[]): string {
-  return `{${items.map((item) => `"${item.replaceAll('\\', '\\\\').replaceAll('"', '\\"')}"`).join(',')}}`;
 }

@@ -1,16 +1,24 @@
 import type { KeyObject } from 'node:crypto';
+import { setImmediate } from 'node:timers/promises';
 import type { Database } from '../../db/index.ts';
+import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
-import type { PushedCache } from '../lib/pushed-cache.ts';
-import { bundleContent, packBundle } from './bundle.ts';
+import type { Log } from '../lib/log.ts';
+import { Lookups } from '../lib/lookups.ts';
+import { type BundlePolicy, bundleContent } from './bundle.ts';
 import { cedarLanguageVersion } from './language/host.ts';
 import { actionEntities, type OwnActionTypes, schemaFor } from './language/schema.ts';
-import type { BundleStatement } from './types.ts';
+import { storedStatements } from './language/statements.ts';
+import { packBundle } from './pack-bundle.ts';
 
 /** A bundle is signed for this long, and signed again when half of it is over. */
 const BUNDLE_SECONDS = 30 * 24 * 3600;
+/** A key chooses its scopes, and each set of them has bundles of its own, which are kept: records name them. */
+const MOST_SETS_PER_KEY = 50;
+/** Sets of scopes of a tenant whose bundle is kept in memory; the one that was asked for the longest ago goes first. */
+const MOST_IN_MEMORY = 100;
 
 export interface PublishedBundle {
   hash: string;
@@ -21,20 +29,36 @@ export interface PublishedBundle {
   policies: ReadonlyMap<string, { version: number; content_hash: string }>;
 }
 
+/** How the audit record of a policy's version says at its end that the version is enforced from then on. */
+export const ENFORCED = 'enforced';
+
+interface Live {
+  policy_id: string;
+  version: number;
+  dsl_source: string;
+  /** Of the text that was last enforced, by the audit log; null when it was revoked since, or never enforced. */
+  enforced_hash: string | null;
+}
+
+/** The live versions of the tenant's policies, each with the hash that the audit log has for what was last enforced. */
+export const LIVE = `select r.policy_id, r.version, r.dsl_source,
+    (select case when a.line::json->>'action' = 'policy.revoked' then null else a.line::json->>'after_hash' end
+     from audit_record a
+     where a.tenant_id = p.tenant_id and a.target_id = p.id
+       -- found by the column, believed by the text, which the chain holds
+       and a.line::json->>'target_id' = p.id and a.line::json->>'target_type' = 'policy'
+       and (a.line::json->>'action' = 'policy.revoked' or a.line::json->>'detail' like 'version %, ${ENFORCED}')
+     order by a.seq desc limit 1) as enforced_hash
+  from policy p
+  join policy_revision r on r.tenant_id = p.tenant_id and r.policy_id = p.id and r.version = p.live_version
+  order by r.policy_id`;
+
 export interface KnownBundle {
   /** It is the one in force for scopes that it was made for. */
   current: boolean;
   /** When it was built and signed: the one with this seq, or else the last with its content. */
   builtAt: (seq?: number) => Date;
 }
-
-interface Kept {
-  building: Promise<PublishedBundle>;
-  /** Of the moment before it was built. */
-  stamp: string | undefined;
-}
-
-const headOf = (tenantId: string) => `bundles of ${tenantId}`;
 
 /**
  * The bundles of each tenant: one of all its live policies, and one per set of scopes that a proxy asks for. A bundle is
@@ -45,67 +69,67 @@ export class Bundles {
   readonly #clock: Clock;
   readonly #signer: () => { kid: string; privateKey: KeyObject };
   readonly #actionTypes: (tenantId: string) => Promise<OwnActionTypes>;
-  readonly #shared: PushedCache | undefined;
-  readonly #current = new Map<string, Map<string, Kept>>();
+  readonly #log: Log;
+  readonly #current: Lookups<PublishedBundle>;
   readonly #waiting = new Map<string, Set<() => void>>();
+  #stopping = false;
 
   constructor(parts: {
     db: Database;
     clock: Clock;
     signer: () => { kid: string; privateKey: KeyObject };
     actionTypes: (tenantId: string) => Promise<OwnActionTypes>;
-    /** With several processes: what they agree in on whether anything has changed. */
-    shared?: PushedCache | undefined;
+    log: Log;
   }) {
     this.#db = parts.db;
     this.#clock = parts.clock;
     this.#signer = parts.signer;
     this.#actionTypes = parts.actionTypes;
-    this.#shared = parts.shared;
+    this.#log = parts.log;
+    const ofTenant = ({ tenantId }: { tenantId: string }) => tenantId;
+    this.#current = new Lookups({
+      notices: parts.db.notices,
+      empties: { policies: ofTenant, settings: ofTenant, signing_keys: ofTenant },
+      tags: (key) => [key.slice(0, key.indexOf(' '))],
+      // half of its time before it ends, so that a proxy never gets one that ends soon
+      until: ({ notAfter }) => notAfter.getTime() - (BUNDLE_SECONDS / 2) * 1000,
+      now: () => this.#clock.now(),
+      perTag: MOST_IN_MEMORY,
+    });
+    // after the cache, so that who is woken finds it empty
     for (const topic of ['policies', 'settings', 'signing_keys'] as const) {
-      parts.db.notices.on(topic, ({ tenantId }, own) => this.#changed(tenantId, own));
+      parts.db.notices.on(topic, ({ tenantId }) => {
+        for (const [tenant, wakers] of this.#waiting) {
+          if (tenantId === '*' || tenantId === tenant) for (const wake of wakers) wake();
+        }
+      });
     }
-  }
-
-  #changed(tenantId: string, own: boolean): Promise<unknown> | undefined {
-    const stamp = this.#current.get(tenantId)?.values().next().value?.stamp;
-    if (tenantId === '*') this.#current.clear();
-    else this.#current.delete(tenantId);
-    for (const [tenant, wakers] of this.#waiting) {
-      if (tenantId === '*' || tenantId === tenant) for (const wake of wakers) wake();
-    }
-    // the process that made the change tells the others before its caller hears of it; should it have died before, the
-    // others end the stamp that they know
-    if (own) return this.#shared?.renew(headOf(tenantId));
-    return stamp === undefined ? undefined : this.#shared?.renew(headOf(tenantId), stamp);
-  }
-
-  /** The bundle in force for a set of scopes; null means all live policies. What it returns is stored. */
-  async current(tenantId: string, scopes: readonly string[] | null): Promise<PublishedBundle> {
-    const wanted = scopes && [...new Set(scopes)].sort();
-    const key = wanted ? `=${wanted.join(',')}` : '';
-    if (!this.#db.notices.healthy) return this.#build(tenantId, wanted, key);
-    // read before the look and the build, so that a change during them shows
-    const stamp = await this.#shared?.stamp(headOf(tenantId));
-    const ofTenant = this.#current.get(tenantId) ?? new Map<string, Kept>();
-    this.#current.set(tenantId, ofTenant);
-    const kept = ofTenant.get(key);
-    // without Redis the notices of the database alone tell of changes
-    if (kept && (stamp === undefined || kept.stamp === stamp)) {
-      const bundle = await kept.building;
-      if (bundle.notAfter.getTime() - this.#clock.now() > (BUNDLE_SECONDS / 2) * 1000) return bundle;
-    }
-    // a proxy chooses its scopes: the number of sets kept is bounded
-    if (ofTenant.size > 200) ofTenant.clear();
-    const building = this.#build(tenantId, wanted, key);
-    ofTenant.set(key, { building, stamp });
-    building.catch(() => ofTenant.get(key)?.building === building && ofTenant.delete(key));
-    return building;
   }
 
   /**
-   * The current bundle as soon as its hash differs from `hash`, or the same one when `seconds` are over or the signal
-   * fires.
+   * The bundle in force for a set of scopes; null means all live policies. What it returns is stored. CONFLICT for a
+   * new set where `keyId`, which asks for it, has asked for too many others.
+   */
+  async current(tenantId: string, scopes: readonly string[] | null, keyId?: string): Promise<PublishedBundle> {
+    const wanted = scopes && [...new Set(scopes)].sort();
+    const set = wanted ? `=${wanted.join(',')}` : '';
+    let own = false;
+    const build = () => {
+      own = true;
+      return this.#build(tenantId, wanted, set, keyId);
+    };
+    try {
+      return await this.#current.get(`${tenantId} ${set}`, build);
+    } catch (error) {
+      // whoever asked first was refused for what that key has asked for; this one has a limit of its own
+      if (own || !(error instanceof AppError && error.problem === 'CONFLICT')) throw error;
+      return build();
+    }
+  }
+
+  /**
+   * The current bundle as soon as its hash differs from `hash`, or the same one when `seconds` are over, the signal
+   * fires or `endWaiting` was called.
    */
   async waitForChange(
     tenantId: string,
@@ -113,6 +137,7 @@ export class Bundles {
     hash: string,
     seconds: number,
     signal: AbortSignal,
+    keyId?: string,
   ): Promise<PublishedBundle> {
     const end = Date.now() + seconds * 1000;
     for (;;) {
@@ -127,8 +152,8 @@ export class Bundles {
       const timer = setTimeout(wake, Math.max(0, end - Date.now()));
       signal.addEventListener('abort', wake, { once: true });
       try {
-        const bundle = await this.current(tenantId, scopes);
-        if (bundle.hash !== hash || signal.aborted || Date.now() >= end) return bundle;
+        const bundle = await this.current(tenantId, scopes, keyId);
+        if (bundle.hash !== hash || signal.aborted || this.#stopping || Date.now() >= end) return bundle;
         await woken;
       } finally {
         clearTimeout(timer);
@@ -137,6 +162,12 @@ export class Bundles {
         if (wakers.size === 0) this.#waiting.delete(tenantId);
       }
     }
+  }
+
+  /** Answers all who wait for a change, now and from now on: the process is about to end, and they ask the next one. */
+  endWaiting(): void {
+    this.#stopping = true;
+    for (const wakers of this.#waiting.values()) for (const wake of wakers) wake();
   }
 
   /** What is known of the bundles with these hashes; an unknown hash is not in it. */
@@ -160,22 +191,47 @@ export class Bundles {
     return known;
   }
 
-  async #build(tenantId: string, scopes: string[] | null, scopeSet: string): Promise<PublishedBundle> {
+  /**
+   * The statements of the live policies, from the texts that were approved: a text with another hash than the audit log
+   * has for what was last enforced was changed in the database, and then there is no bundle. Proxies keep the last one
+   * that they have, and nothing is decided here by what nobody approved. Whoever changes the audit log too breaks its
+   * chain.
+   */
+  async #fromTexts(tenantId: string, live: readonly Live[]): Promise<BundlePolicy[]> {
+    const policies: BundlePolicy[] = [];
+    for (const { policy_id, version, dsl_source, enforced_hash } of live) {
+      // thousands of statements are read here
+      await setImmediate();
+      try {
+        if (sha256Tag(dsl_source) !== enforced_hash) throw new RangeError('its text is not the one that was approved');
+        policies.push({ policy_id, version, statements: storedStatements(policy_id, dsl_source) });
+      } catch (err) {
+        if (!(err instanceof RangeError)) throw err;
+        this.#log.error({ err, tenantId, policy_id, version }, 'a live policy is not what was approved: no bundle');
+        throw new AppError('UNAVAILABLE', `policy ${policy_id}, version ${version}, is not what was approved`, {
+          headers: { 'retry-after': '30' },
+          cause: err,
+        });
+      }
+    }
+    return policies;
+  }
+
+  async #build(
+    tenantId: string,
+    scopes: string[] | null,
+    scopeSet: string,
+    keyId: string | undefined,
+  ): Promise<PublishedBundle> {
     const types = await this.#actionTypes(tenantId);
     return this.#db.transaction(tenantId, async (em) => {
       // one builder at a time, so that seq grows by one for each new content
       await em.execute(`select pg_advisory_xact_lock(hashtextextended(?, 1))`, [`bundle ${tenantId} ${scopeSet}`]);
-      const live = await em.execute<
-        { policy_id: string; version: number; content_hash: string; statements: Omit<BundleStatement, 'version'>[] }[]
-      >(
-        `select r.policy_id, r.version, r.content_hash, r.statements from policy p
-         join policy_revision r on r.tenant_id = p.tenant_id and r.policy_id = p.id and r.version = p.live_version
-         order by r.policy_id`,
-      );
+      const live = await em.execute<Live[]>(LIVE);
       const content = bundleContent({
         tenant: tenantId,
         scopes,
-        policies: live.map(({ policy_id, version, statements }) => ({ policy_id, version, statements })),
+        policies: await this.#fromTexts(tenantId, live),
         schema: schemaFor(types),
         action_entities: actionEntities(types),
         cedar_lang: cedarLanguageVersion(),
@@ -185,31 +241,58 @@ export class Bundles {
       const policies = new Map(
         live
           .filter((policy) => included.has(policy.policy_id))
-          .map(({ policy_id, version, content_hash }) => [policy_id, { version, content_hash }]),
+          .map(({ policy_id, version, dsl_source }) => [policy_id, { version, content_hash: sha256Tag(dsl_source) }]),
       );
       const last = await em.execute<
-        { seq: number; hash: string; kid: string; bytes: Buffer; not_after: Date | string }[]
+        { seq: number; hash: string; kid: string; bytes: Buffer; not_after: Date | string; key_id: string | null }[]
       >(
-        `select seq, hash, kid, bytes, not_after from policy_bundle where tenant_id = ? and scope_set = ?
+        `select seq, hash, kid, bytes, not_after, key_id from policy_bundle where tenant_id = ? and scope_set = ?
          order by seq desc limit 1`,
         [tenantId, scopeSet],
       );
       const signer = this.#signer();
       const now = this.#clock.now();
       const newest = last[0];
-      if (newest && newest.hash === hash && newest.kid === signer.kid) {
+      const [tenant] = await em.execute<{ bundle_floor: number | string }[]>(
+        'select bundle_floor from tenant where tenant_id = ?',
+        [tenantId],
+      );
+      const floor = Number(tenant?.bundle_floor ?? 0);
+      const newer = newest && Number(newest.seq) > floor;
+      if (newer && newest.hash === hash && newest.kid === signer.kid) {
         const notAfter = new Date(newest.not_after);
         if (notAfter.getTime() - now > (BUNDLE_SECONDS / 2) * 1000) {
           return { hash, seq: Number(newest.seq), bytes: newest.bytes, notAfter, policies };
         }
       }
-      const seq = Number(newest?.seq ?? 0) + 1;
+      if (!newest && scopes && keyId !== undefined) {
+        await em.execute(`select pg_advisory_xact_lock(hashtextextended(?, 1))`, [`sets of scopes of ${keyId}`]);
+        const [{ sets } = { sets: 0 }] = await em.execute<{ sets: number }[]>(
+          `select count(distinct scope_set)::integer as sets from policy_bundle where tenant_id = ? and key_id = ?`,
+          [tenantId, keyId],
+        );
+        if (sets >= MOST_SETS_PER_KEY) {
+          throw new AppError('CONFLICT', `a key may ask for ${MOST_SETS_PER_KEY} sets of scopes`);
+        }
+      }
+      const seq = Math.max(Number(newest?.seq ?? 0), floor) + 1;
       const notAfter = new Date(now + BUNDLE_SECONDS * 1000);
-      const packed = packBundle(content, { seq, not_after: notAfter.toISOString(), ...signer });
+      const packed = await packBundle(content, { seq, not_after: notAfter.toISOString(), ...signer });
       await em.execute(
-        `insert into policy_bundle (tenant_id, scope_set, seq, hash, kid, bytes, built_at, not_after)
-         values (?, ?, ?, ?, ?, ?, ?, ?)`,
-        [tenantId, scopeSet, seq, packed.hash, signer.kid, packed.bytes, new Date(now), notAfter],
+        `insert into policy_bundle (tenant_id, scope_set, seq, hash, kid, bytes, built_at, not_after, key_id)
+         values (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+        [
+          tenantId,
+          scopeSet,
+          seq,
+          packed.hash,
+          signer.kid,
+          packed.bytes,
+          new Date(now),
+          notAfter,
+          // the key that first asked for this set
+          newest ? newest.key_id : (keyId ?? null),
+        ],
       );
       return { hash: packed.hash, seq, bytes: packed.bytes, notAfter, policies };
     });

@@ -1,7 +1,7 @@
 import { isIP } from 'node:net';
 import path from 'node:path';
 import type { Context, EntityJson, StatefulAuthorizationCall } from '@cedar-policy/cedar-wasm/nodejs';
-import type { Placed } from './language/head.ts';
+import type { Placed, TagKind } from './language/head.ts';
 import type { ActionRequest } from './types.ts';
 
 /** A request that has no exact form for the engine. Whoever decides must deny. */
@@ -9,15 +9,24 @@ export class RequestError extends Error {
   override readonly name = 'RequestError';
 }
 
-export const ARGUMENT_LIMITS = { depth: 16, leaves: 2_000, keyLength: 1_024 } as const;
+/** `text`: characters of a text that a rule reads. */
+export const ARGUMENT_LIMITS = { depth: 16, leaves: 2_000, keyLength: 1_024, text: 16_384 } as const;
 
 /** The arguments of a request by the type of their leaves, under keys such as `refund.total` and `items[0].sku`. */
 export interface Arguments {
   str: Map<string, string>;
-  /** A number, or the text of one that a string held. */
-  num: Map<string, number | string>;
+  /** The exact decimal form of a number, or of a text that is one. */
+  num: Map<string, string>;
   bool: Map<string, boolean>;
   list: Map<string, string[]>;
+  /** Every value by its key, objects, lists and nulls too. */
+  values: Map<string, unknown>;
+  /** The keys that programs which ignore case, width and invisible characters read as another, by that other. */
+  respelled: Map<string, string[]>;
+  /** The folded keys under which programs find names such as `refund[total]` and `max.amount`, those of forms mostly. */
+  aliases: Set<string>;
+  /** The arguments as they came. */
+  root: unknown;
 }
 
 /**
@@ -25,8 +34,8 @@ export interface Arguments {
  *
  * - An array also gives its length (`items.length`, in `num`); an array of strings alone is also a `list`. A null is
  *   no tag.
- * - A string that a program would read as a number is in `num` as well as in `str`: "250.01" must not walk past a
- *   limit on 250.
+ * - A string that is a number in plain decimal notation is in `num` as well as in `str`: "250.01" must not walk past a
+ *   limit on 250. What has no exact form of at most four fractional digits is in neither `num` nor any other kind.
  * - Two leaves or branches with the same key (`{"a.b": 1, "a": {"b": 9}}`) are refused: the policy would see one of
  *   them, the tool the other.
  * - An argument of the name `context` goes by `arguments.context`, so that an agent cannot state the caller's facts.
@@ -34,34 +43,53 @@ export interface Arguments {
  * Throws a RequestError on more than 2,000 leaves, depth over 16, keys longer than 1,024, and what JSON cannot carry.
  */
 export function flatten(args: unknown, context: unknown): Arguments {
-  const found: Arguments = { str: new Map(), num: new Map(), bool: new Map(), list: new Map() };
-  const taken = new Set<string>();
+  const found: Arguments = {
+    str: new Map(),
+    num: new Map(),
+    bool: new Map(),
+    list: new Map(),
+    values: new Map(),
+    respelled: new Map(),
+    aliases: new Set(),
+    root: args,
+  };
   let leaves = 0;
 
-  const claim = (key: string): void => {
-    if (key.length > ARGUMENT_LIMITS.keyLength) throw new RequestError('an argument key is too long');
-    if (taken.has(key)) throw new RequestError(`two arguments have the key ${key}`);
-    taken.add(key);
+  const claim = ({ key, fold }: Place, value: unknown): void => {
+    // one character may fold to 18: a key is bounded in both forms
+    if (Math.max(key.length, fold.length) > ARGUMENT_LIMITS.keyLength) {
+      throw new RequestError('an argument key is too long');
+    }
+    if (found.values.has(key)) throw new RequestError(`two arguments have the key ${key}`);
+    found.values.set(key, value);
+    if (fold === key) return;
+    const others = found.respelled.get(fold);
+    if (others) others.push(key);
+    else found.respelled.set(fold, [key]);
   };
   const leaf = (): void => {
     if (++leaves > ARGUMENT_LIMITS.leaves) throw new RequestError(`more than ${ARGUMENT_LIMITS.leaves} arguments`);
   };
-  const visit = (value: unknown, key: string, depth: number, nameOf: (name: string) => string): void => {
+  const numeric = (key: string, value: number | string): void => {
+    const exact = exactDecimal(value);
+    if (exact !== undefined) found.num.set(key, exact);
+  };
+  const visit = (value: unknown, place: Place, depth: number): void => {
+    const { key } = place;
     if (depth > ARGUMENT_LIMITS.depth) throw new RequestError(`arguments deeper than ${ARGUMENT_LIMITS.depth}`);
     switch (typeof value) {
       case 'string': {
         leaf();
         const text = value.toWellFormed();
         found.str.set(key, text);
-        const number = numeric(text);
-        if (number !== undefined) found.num.set(key, number);
+        numeric(key, text);
         return;
       }
       case 'number':
         leaf();
         if (!Number.isFinite(value)) throw new RequestError(`the argument ${key} is not a finite number`);
         if (Math.abs(value) > Number.MAX_SAFE_INTEGER) throw new RequestError(`the argument ${key} is beyond 2^53`);
-        found.num.set(key, value);
+        numeric(key, value);
         return;
       case 'boolean':
         leaf();
@@ -77,9 +105,9 @@ export function flatten(args: unknown, context: unknown): Arguments {
       return;
     }
     if (Array.isArray(value)) {
-      const length = nameOf('length');
-      claim(length);
-      found.num.set(length, value.length);
+      const length = placeOf(place, 'length');
+      claim(length, value.length);
+      found.num.set(length.key, `${value.length}.0`);
       if (value.length === 0) leaf();
       if (value.every((item) => typeof item === 'string')) {
         found.list.set(
@@ -87,51 +115,105 @@ export function flatten(args: unknown, context: unknown): Arguments {
           value.map((item) => item.toWellFormed()),
         );
       }
-      for (const [n, item] of value.entries()) enter(item, `${key}[${n}]`, depth + 1);
+      for (const [n, item] of value.entries()) {
+        enter(item, { key: `${key}[${n}]`, fold: `${place.fold}[${n}]` }, depth + 1);
+      }
       return;
     }
     const members = Object.entries(value).filter(([, member]) => member !== undefined);
     if (members.length === 0) leaf();
-    for (const [name, member] of members) enter(member, nameOf(name.toWellFormed()), depth + 1);
+    for (const [written, member] of members) {
+      const name = written.toWellFormed();
+      for (const alias of aliasesOf(name)) found.aliases.add(placeOf(place, alias).fold);
+      enter(member, placeOf(place, name), depth + 1);
+    }
   };
-  const enter = (value: unknown, key: string, depth: number): void => {
-    claim(key);
-    visit(value, key, depth, (name) => `${key}.${name}`);
+  const enter = (value: unknown, place: Place, depth: number): void => {
+    claim(place, value);
+    visit(value, place, depth);
   };
 
-  if (context !== undefined && context !== null) enter(context, 'context', 0);
+  if (context !== undefined && context !== null) enter(context, { key: 'context', fold: 'context' }, 0);
   if (args !== undefined && args !== null) {
-    visit(args, '', 0, (name) => (/^context(?:$|[.[])/.test(name) ? `arguments.${name}` : name));
+    if (typeof args !== 'object') found.values.set('', args);
+    visit(args, ROOT, 0);
   }
   return found;
 }
 
+/** A key, and how programs compare it that ignore case, width and invisible characters. */
+interface Place {
+  key: string;
+  fold: string;
+}
+const ROOT: Place = { key: '', fold: '' };
+
+/** The place of a member. Folded name by name: each is folded once, however much is below it. */
+function placeOf(parent: Place, name: string): Place {
+  const fold = folded(name);
+  if (parent !== ROOT) return { key: `${parent.key}.${name}`, fold: `${parent.fold}.${fold}` };
+  // in every spelling, so that whoever reads the argument in one of them cannot be shown another
+  return /^context(?:$|[.[])/.test(fold)
+    ? { key: `arguments.${name}`, fold: `arguments.${fold}` }
+    : { key: name, fold };
+}
+
 /**
- * The number that a lenient program would read from a text, as the text of a number; undefined when there is none.
- * Full-width digits, `1_000`, `0x10` and white space around are numbers to some of them.
+ * Where else programs find what has this name: `a[b]` and `a[]` are members and elements of `a` to most that read forms
+ * and queries, and some take a dot, a space or a bracket that is not closed for `_`. Names of plain JSON have none.
  */
-export function numeric(text: string): string | undefined {
-  if (text.length > 64 || !/\p{Nd}/u.test(text)) return undefined;
-  const plain = text
-    .normalize('NFKC')
-    .trim()
-    .replace(/(?<=\d)_(?=\d)/g, '');
-  return plain !== '' && !Number.isNaN(Number(plain)) ? plain : undefined;
-}
-
-/** The largest whole number of a Cedar decimal, which is a 64-bit integer of ten-thousandths. */
-const DECIMAL_LIMIT = 922_337_203_685_477;
-
-/** A Cedar decimal (four digits). Beyond its range it stays at the end of it, which keeps every comparison true. */
-function decimal(value: number | string): { __extn: { fn: 'decimal'; arg: string } } {
-  const exact = typeof value === 'string' ? /^(-?)0*(\d{1,14})(?:\.(\d{1,4}))?$/.exec(value) : null;
-  if (exact) {
-    const [, sign, whole, fraction = '0'] = exact;
-    return { __extn: { fn: 'decimal', arg: `${sign}${whole}.${fraction}` } };
+function aliasesOf(name: string): string[] {
+  if (!/[ .[]/.test(name)) return [];
+  const [base = '', ...inner] = name.split('[');
+  if (inner.length > ARGUMENT_LIMITS.depth) throw new RequestError(`arguments deeper than ${ARGUMENT_LIMITS.depth}`);
+  const found = new Set<string>();
+  for (const first of [base, base.replace(/[ .]/g, '_')]) {
+    found.add(first);
+    let path = first;
+    for (const part of inner) {
+      const step = part.replace(/\].*$/s, '');
+      if (step !== '') path += /^\d+$/.test(step) ? `[${step}]` : `.${step}`;
+      found.add(path);
+    }
   }
-  const bounded = Math.min(Math.max(Number(value), -DECIMAL_LIMIT), DECIMAL_LIMIT);
-  return { __extn: { fn: 'decimal', arg: bounded.toFixed(4) } };
+  found.add(name.replace(/[ .[]/g, '_'));
+  found.delete(name);
+  return [...found];
 }
+
+/** A Cedar decimal is a 64-bit integer of ten-thousandths. */
+const MOST_TEN_THOUSANDTHS = 2n ** 63n - 1n;
+
+/**
+ * A number as the text of a Cedar decimal (four fractional digits), exactly; undefined when it has no such form, and of
+ * a text that is not in plain decimal notation: digits with a sign and a point at most. What programs read in different
+ * ways (exponents, separators, white space, other bases and scripts) is no number.
+ */
+export function exactDecimal(value: number | string): string | undefined {
+  if (typeof value === 'string' && value.length > ARGUMENT_LIMITS.text) return undefined;
+  // of a number an exponent means more than four fractional digits, or more than fits
+  const [, sign, before = '', after = ''] = /^([+-]?)(\d*)(?:\.(\d*))?$/.exec(String(value)) ?? [];
+  if (sign === undefined || (before === '' && after === '')) return undefined;
+  let [from, to] = [0, after.length];
+  while (before[from] === '0') from++;
+  while (after[to - 1] === '0') to--;
+  const [whole, fraction] = [before.slice(from), after.slice(0, to)];
+  if (whole.length > 15 || fraction.length > 4) return undefined;
+  if (BigInt(`${whole}${fraction.padEnd(4, '0')}`) > MOST_TEN_THOUSANDTHS) return undefined;
+  return `${sign === '-' ? '-' : ''}${whole || '0'}.${fraction || '0'}`;
+}
+
+/**
+ * A name as parsers compare it that ignore case, width, invisible characters and white space around it (NFKC_Casefold,
+ * and the Turkish i).
+ */
+export function folded(name: string): string {
+  if (/^[a-z0-9_.[\]-]*$/.test(name)) return name;
+  const plain = name.normalize('NFKC').toUpperCase().toLowerCase().normalize('NFKC');
+  return plain.replace(/[\p{Default_Ignorable_Code_Point}\p{Cc}]|\u0307/gu, '').trim();
+}
+
+const decimal = (arg: string) => ({ __extn: { fn: 'decimal' as const, arg } });
 
 /** What some statements can read of a request. */
 export interface Reads {
@@ -146,12 +228,19 @@ export interface MappedRequest {
   principal: Placed;
   action: Placed;
   resource: Placed;
+  args: Arguments;
+  /** Every text that the engine would be told, arguments apart, by the name of the request's field. */
+  texts: ReadonlyMap<string, string>;
+  /** There is an `estimated_value`, but it has no exact form and is not among the context's attributes. */
+  inexactValue: boolean;
   /** With what is read of the context and of the arguments, and no more. The groups of the action are in the schema. */
   call(reads: Reads): EngineCall;
 }
 
 export type EngineCall = Omit<StatefulAuthorizationCall, 'preparsedPolicySetId' | 'preparsedSchemaName'>;
 
+/** The largest amount, which still fits a decimal. */
+const MOST_VALUE = 922_337_203_685_477;
 const ISO_TIME = /^\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\d:\d\d)$/;
 
 /**
@@ -176,7 +265,7 @@ export function mapRequest(
   if (!groups || groups.length === 0) throw new RequestError('an action type that the schema does not have');
 
   const context: Context = {
-    risk_score: decimal(within(request.risk_score ?? 1, 0, 1, 'risk_score')),
+    risk_score: decimal(roundedUp(within(request.risk_score ?? 1, 0, 1, 'risk_score'))),
     now: time(request.now, 'now'),
     session: {
       id: optional(request.session_id, 'session_id') ?? '',
@@ -188,14 +277,20 @@ export function mapRequest(
   if (method !== undefined) context.method = method.toUpperCase();
   const currency = optional(request.value_currency, 'value_currency');
   if (currency !== undefined) context.currency = currency.toUpperCase();
-  if (request.estimated_value !== undefined) {
-    context.amount = decimal(within(request.estimated_value, -DECIMAL_LIMIT, DECIMAL_LIMIT, 'estimated_value'));
-  }
+  const value = request.estimated_value;
+  const amount =
+    value === undefined ? undefined : exactDecimal(within(value, -MOST_VALUE, MOST_VALUE, 'estimated_value'));
+  if (amount !== undefined) context.amount = decimal(amount);
   const address = optional(request.source_ip, 'source_ip');
   if (address !== undefined) context.source_ip = { __extn: { fn: 'ip', arg: ipAddress(address) } };
   Object.assign(context, place(optional(request.resource, 'resource'), method !== undefined));
 
   const owner = optional(request.owner, 'owner');
+  const texts = new Map<string, string>();
+  const told = { method: context.method, resource: context.path, host: context.host, value_currency: context.currency };
+  for (const [name, text] of Object.entries({ ...told, session_id: request.session_id, owner })) {
+    if (typeof text === 'string') texts.set(name, text.toWellFormed());
+  }
   const entities: EntityJson[] = [
     {
       uid: { type: 'Agent', id: agentId },
@@ -222,9 +317,12 @@ export function mapRequest(
       groups.map((group) => `Action::${group}`),
     ),
     resource: placed('Tool', tool, server === undefined ? [] : [`ToolServer::${server}`]),
+    args,
+    texts,
+    inexactValue: value !== undefined && amount === undefined,
     call: ({ keys, attributes }) => {
       const read = Object.entries(whole).filter(([name]) => attributes?.has(name) ?? true);
-      const names = Object.keys(ARGUMENTS) as (keyof Arguments)[];
+      const names = Object.keys(ARGUMENTS) as TagKind[];
       const told = names.filter((name) => attributes?.has(name) ?? true).map((name) => tagged(name, args, keys));
       return {
         ...subject,
@@ -242,14 +340,14 @@ const ARGUMENTS = {
   num: { __entity: { type: 'NumArgs', id: 'request' } },
   bool: { __entity: { type: 'BoolArgs', id: 'request' } },
   list: { __entity: { type: 'ListArgs', id: 'request' } },
-} satisfies Record<keyof Arguments, unknown>;
+} satisfies Record<TagKind, unknown>;
 
-function tagged(name: keyof Arguments, args: Arguments, keys: ReadonlySet<string> | null) {
-  const values: ReadonlyMap<string, string | number | boolean | string[]> = args[name];
+function tagged(name: TagKind, args: Arguments, keys: ReadonlySet<string> | null) {
+  const values: ReadonlyMap<string, string | boolean | string[]> = args[name];
   const tags: NonNullable<EntityJson['tags']> = Object.create(null);
   for (const key of keys ?? values.keys()) {
     const value = values.get(key);
-    if (value !== undefined) tags[key] = name === 'num' ? decimal(value as number | string) : value;
+    if (value !== undefined) tags[key] = name === 'num' ? decimal(value as string) : value;
   }
   return { uid: ARGUMENTS[name].__entity, attrs: {}, parents: [], tags };
 }
@@ -269,7 +367,16 @@ function required(value: unknown, name: string): string {
 function optional(value: unknown, name: string): string | undefined {
   if (value === undefined) return undefined;
   if (typeof value !== 'string') throw new RequestError(`${name} is not a text`);
+  if (value.length > ARGUMENT_LIMITS.text) throw new RequestError(`${name} is longer than ${ARGUMENT_LIMITS.text}`);
   return value.toWellFormed();
+}
+
+/** In doubt the risk is the higher one. */
+function roundedUp(risk: number): string {
+  const exact = exactDecimal(risk);
+  if (exact !== undefined) return exact;
+  const cut = /e/.test(String(risk)) ? 0 : Number(String(risk).slice(2, 6));
+  return ((cut + 1) / 10_000).toFixed(4);
 }
 
 function within(value: unknown, least: number, most: number, name: string): number {
@@ -305,9 +412,10 @@ function ipAddress(text: string): string {
 
 function place(resource: string | undefined, http: boolean): { host?: string; path?: string } {
   if (resource === undefined) return {};
-  if (/^[A-Za-z][A-Za-z0-9+.-]*:\/\//.test(resource)) {
-    if (!URL.canParse(resource)) throw new RequestError('resource is neither a URL nor a path');
-    const url = new URL(resource);
+  const url = URL.parse(resource);
+  // clients take `http:/host`, `https:\\host` and white space before for an address as well
+  if (url?.host || /^[A-Za-z][A-Za-z0-9+.-]*:\/\//.test(resource)) {
+    if (!url) throw new RequestError('resource is neither a URL nor a path');
     return { host: url.hostname.replace(/\.$/, '').toLowerCase(), path: httpPath(url.pathname) };
   }
   return { path: http ? httpPath(resource) : withoutDots(resource) };

@@ -1,11 +1,11 @@
 import { z } from 'zod';
 import { type Context, route, text, trpc } from '../api/trpc.ts';
+import { AgentName } from '../auth/agent-names.ts';
 import { actorOf } from '../auth/audit.ts';
-import { type Principal, personOf } from '../auth/scopes.ts';
-import { AppError } from '../errors.ts';
+import type { Principal } from '../auth/scopes.ts';
 import type { Verdict } from './evaluate.ts';
 import { LIMITS } from './language/scan.ts';
-import { type By, type Policies, REVIEWS } from './policies.ts';
+import { type By, type Policies, REVIEWS, whoOf } from './policies.ts';
 import { HOLD_TYPES } from './types.ts';
 
 const STATUSES = ['draft', 'pending_approval', 'deployed', 'revoked'] as const;
@@ -107,24 +107,10 @@ const write = { keys: ['pipeline'], role: 'author' } as const;
 const read = { keys: ['pipeline'], role: 'viewer' } as const;
 
 function by(ctx: Context & { principal: Principal }): By {
-  return { person: personOf(ctx.principal), actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId };
+  return { ...whoOf(ctx.principal), actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId };
 }
 
-export function policyRouter(
-  policies: Policies,
-  settings: (tenantId: string) => Promise<{ approval_required: boolean }>,
-) {
-  /** Where the tenant asks for approval, a key does not govern: only a signed-in person does. */
-  const assertPerson = async (ctx: Context & { principal: Principal; tenantId: string }, least?: 'admin') => {
-    if (!(await settings(ctx.tenantId)).approval_required) return;
-    if (ctx.principal.kind !== 'session') {
-      throw new AppError('FORBIDDEN', 'approval is required in this tenant: a signed-in person must do this');
-    }
-    if (least && !ctx.principal.roles.includes(least)) {
-      throw new AppError('FORBIDDEN', `approval is required in this tenant: this needs the role ${least}`);
-    }
-  };
-
+export function policyRouter(policies: Policies) {
   return trpc.router({
     list: route('GET /v1/policies', read, {
       summary: 'List policies',
@@ -148,7 +134,7 @@ export function policyRouter(
       )
       .output(
         z.object({
-          policies: z.array(PolicyOut.extend({ open_review: OpenReviewOut.nullable() })),
+          policies: z.array(PolicyOut.extend({ open_review: OpenReviewOut.nullable().describe('the oldest one') })),
           total: z.int(),
           limit: z.int(),
           offset: z.int(),
@@ -193,8 +179,8 @@ export function policyRouter(
           dsl_source: Source,
           alone: z.boolean().default(false),
           request: z.strictObject({
-            agent_id: text(200),
-            agent_role: text(200),
+            agent_id: AgentName,
+            agent_role: AgentName,
             action_type: text(64),
             tool_name: text(200),
             tool_server: text(200).optional(),
@@ -242,7 +228,7 @@ export function policyRouter(
     format: route('POST /v1/policies/format', read, { summary: 'Lay out a policy text; nothing is saved', tag })
       .input(z.strictObject({ dsl_source: Source }))
       .output(z.object({ formatted: z.string().optional(), errors: z.array(DiagnosticOut) }))
-      .mutation(({ input }) => policies.format(input.dsl_source)),
+      .mutation(({ ctx, input }) => policies.format(ctx.tenantId, input.dsl_source)),
 
     get: route('GET /v1/policies/{id}', read, {
       summary: 'Read a policy with its versions',
@@ -252,7 +238,7 @@ export function policyRouter(
       .input(z.strictObject(Id))
       .output(
         PolicyOut.extend({
-          open_review: OpenReviewOut.nullable(),
+          open_review: OpenReviewOut.nullable().describe('the oldest one'),
           versions: z.array(VersionOut),
         }),
       )
@@ -275,10 +261,7 @@ export function policyRouter(
     })
       .input(z.strictObject({ ...Id, reason: text(2000).optional() }))
       .output(PolicyOut)
-      .mutation(async ({ ctx, input }) => {
-        await assertPerson(ctx, 'admin');
-        return policies.revoke(ctx.tenantId, input.id, input.reason, by(ctx));
-      }),
+      .mutation(({ ctx, input }) => policies.revoke(ctx.tenantId, input.id, input.reason, by(ctx))),
 
     rollback: route('POST /v1/policies/{id}/rollback', write, {
       summary: 'Write the text of an old version as a new one',
@@ -292,7 +275,12 @@ export function policyRouter(
     submit: route(
       'POST /v1/policies/{id}/submit',
       { keys: [], role: 'author' },
-      { summary: 'Submit a draft for review', tag, problems: ['NOT_FOUND', 'INVALID_STATUS'] },
+      {
+        summary: 'Submit a draft for review',
+        description: 'Where the tenant requires approval, a signed-in person must do this.',
+        tag,
+        problems: ['NOT_FOUND', 'INVALID_STATUS'],
+      },
     )
       .input(z.strictObject({ ...Id, note: text(2000).optional() }))
       .output(PolicyOut)
@@ -303,17 +291,15 @@ export function policyRouter(
       { keys: [], role: 'approver' },
       {
         summary: 'Approve the version that was reviewed; it is enforced from then on',
-        description: 'Where the tenant requires approval, a signed-in person other than the author must do this.',
+        description:
+          'Where the tenant requires approval, a signed-in person who has neither written nor submitted the version must do this. With the version of an open review (`open_review`) it closes that review, whatever has become of the policy since: a signed-in person other than the one who broke the glass must do that, and what is enforced stays.',
         tag,
         problems: ['NOT_FOUND', 'VERSION_CHANGED', 'INVALID_STATUS', 'SELF_APPROVAL'],
       },
     )
       .input(z.strictObject({ ...Id, version: Version, comment: text(2000).optional() }))
       .output(PolicyOut)
-      .mutation(async ({ ctx, input }) => {
-        await assertPerson(ctx);
-        return policies.approve(ctx.tenantId, input.id, input.version, input.comment, by(ctx));
-      }),
+      .mutation(({ ctx, input }) => policies.approve(ctx.tenantId, input.id, input.version, input.comment, by(ctx))),
 
     reject: route(
       'POST /v1/policies/{id}/reject',
@@ -322,10 +308,7 @@ export function policyRouter(
     )
       .input(z.strictObject({ ...Id, version: Version, reason: text(2000) }))
       .output(PolicyOut)
-      .mutation(async ({ ctx, input }) => {
-        await assertPerson(ctx);
-        return policies.reject(ctx.tenantId, input.id, input.version, input.reason, by(ctx));
-      }),
+      .mutation(({ ctx, input }) => policies.reject(ctx.tenantId, input.id, input.version, input.reason, by(ctx))),
 
     requestChanges: route(
       'POST /v1/policies/{id}/request-changes',
@@ -338,27 +321,24 @@ export function policyRouter(
     )
       .input(z.strictObject({ ...Id, version: Version, comment: text(2000) }))
       .output(PolicyOut)
-      .mutation(async ({ ctx, input }) => {
-        await assertPerson(ctx);
-        return policies.requestChanges(ctx.tenantId, input.id, input.version, input.comment, by(ctx));
-      }),
+      .mutation(({ ctx, input }) =>
+        policies.requestChanges(ctx.tenantId, input.id, input.version, input.comment, by(ctx)),
+      ),
 
     breakGlass: route(
       'POST /v1/policies/{id}/break-glass',
       { keys: [], role: 'admin' },
       {
         summary: 'Enforce the newest version at once, without approval',
-        description: 'Audited as critical. A review stays open until an approver other than the actor closes it.',
+        description:
+          'Audited as critical. A review stays open, also after newer versions and a revocation, until an approver other than the actor closes it.',
         tag,
         problems: ['NOT_FOUND', 'INVALID_STATUS'],
       },
     )
       .input(z.strictObject({ ...Id, reason: text(2000) }))
       .output(PolicyOut)
-      .mutation(async ({ ctx, input }) => {
-        await assertPerson(ctx);
-        return policies.breakGlass(ctx.tenantId, input.id, input.reason, by(ctx));
-      }),
+      .mutation(({ ctx, input }) => policies.breakGlass(ctx.tenantId, input.id, input.reason, by(ctx))),
 
     comment: route(
       'POST /v1/policies/{id}/comments',

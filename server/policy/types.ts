@@ -36,6 +36,13 @@ export interface BundleStatement {
   cedar: string;
 }
 
+/** A statement as a hold stands for it: by its name, and by the hash of its text. */
+export interface RuleReference {
+  id: string;
+  /** sha256 of the Cedar text with its annotations. */
+  hash: string;
+}
+
 export interface BundleContent {
   format: 'svc-bundle/1';
   cedar_lang: string;

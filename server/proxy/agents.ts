@@ -1,9 +1,19 @@
-import { createLocalJWKSet, decodeJwt, errors, type JSONWebKeySet, jwtVerify } from 'jose';
+import {
+  createLocalJWKSet,
+  decodeJwt,
+  decodeProtectedHeader,
+  errors,
+  type JSONWebKeySet,
+  type JWTPayload,
+  jwtVerify,
+} from 'jose';
 import { z } from 'zod';
+import { AGENT_NAME_RULE, isAgentName, isNamedBy } from '../auth/agent-names.ts';
 import { secretKind } from '../auth/secret.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { type Egress, EgressError } from '../lib/egress.ts';
+import { Fetched } from '../lib/fetched.ts';
 import type { Governance } from './governance.ts';
 
 /** Who asks: the one of the agent key, or whom a token of a configured issuer names. Never what a request says. */
@@ -25,12 +35,15 @@ export class AgentError extends Error {
 }
 
 const TokenIssuer = z.object({
-  issuer: z.url({ protocol: /^https?$/ }),
-  audience: z.union([z.string().min(1), z.array(z.string().min(1)).min(1)]),
-  jwks_uri: z.url({ protocol: /^https?$/ }).nullish(),
+  issuer: z.string().min(1),
+  audience: z.string().min(1),
+  jwks_uri: z.url({ protocol: /^https?$/ }),
   agent_id_claim: z.string().min(1),
   agent_role_claim: z.string().min(1),
-  allowed_algs: z.array(z.string()).nullish(),
+  agent_ids: z.array(z.string()),
+  agent_roles: z.array(z.string()),
+  authorized_parties: z.array(z.string()).nullish(),
+  allowed_algs: z.array(z.string()),
 });
 type TokenIssuer = z.infer<typeof TokenIssuer>;
 
@@ -48,27 +61,44 @@ const ALGORITHMS = [
   'RS384',
   'RS512',
 ];
-const KEY_SET_MS = 10 * 60_000;
-/** A token with an unknown key makes the proxy fetch the key set again, at most so often. */
-const KEY_SET_AGAIN_MS = 30_000;
-const MOST_KEY_SET_BYTES = 512 * 1024;
+/**
+ * What a token may call itself (RFC 8725, section 3.11): a JWT made for other uses, such as a logout token, proves nothing
+ * here. Access tokens (RFC 9068) and those of workload identities say one of these or nothing.
+ */
+const TYPES: ReadonlySet<unknown> = new Set([
+  undefined,
+  'jwt',
+  'jose',
+  'at+jwt',
+  'application/jwt',
+  'application/at+jwt',
+]);
+/** How far the clocks of issuer and proxy may lie apart. */
+const TOLERANCE_SECONDS = 30;
+/** From `iat` to `exp`, and from `iat` to now: a stolen token is of use for a day at most, whatever its issuer says. */
+const MOST_TOKEN_SECONDS = 24 * 3600;
 
-interface KeySet {
-  fetchedAt: number;
-  keys: ReturnType<typeof createLocalJWKSet>;
-}
+/** A withdrawn key is refused after the first; an unreachable issuer is asked again, and a new key looked for, after the others. */
+const KEY_SETS = { freshMs: 10 * 60_000, failedMs: 10_000, renewMs: 30_000, size: 100 };
+const MOST_KEY_SET_BYTES = 512 * 1024;
+const MOST_KEYS = 200;
+const KeySet = z.object({ keys: z.array(z.looseObject({ kty: z.string() })).max(MOST_KEYS) });
+
+type Keys = ReturnType<typeof createLocalJWKSet>;
 
 /** Tells agents by their credentials: agent keys, and tokens of the issuers that the tenant has configured. */
 export class Agents {
   readonly #governance: Governance;
   readonly #egress: Egress;
   readonly #clock: Clock;
-  readonly #keySets = new Map<string, Promise<KeySet>>();
+  readonly #keySets: Fetched<Keys>;
+  #known: { from: readonly unknown[]; issuers: TokenIssuer[] } = { from: [], issuers: [] };
 
   constructor(parts: { governance: Governance; egress: Egress; clock: Clock }) {
     this.#governance = parts.governance;
     this.#egress = parts.egress;
     this.#clock = parts.clock;
+    this.#keySets = new Fetched(() => parts.clock.now(), KEY_SETS);
   }
 
   /** Rejects with an AgentError for what is no credential that works now. */
@@ -86,17 +116,16 @@ export class Agents {
 
   async #byToken(token: string): Promise<Agent> {
     const issuer = this.#issuerOf(token);
+    const load = () => this.#fetchKeys(issuer.jwks_uri);
+    const place = JSON.stringify([issuer.issuer, issuer.jwks_uri]);
+    const keys = await this.#keySets.get(place, load);
     try {
-      try {
-        return await this.#verify(token, issuer, await this.#keySet(issuer, KEY_SET_MS));
-      } catch (error) {
-        if (!(error instanceof errors.JWKSNoMatchingKey)) throw error;
-        return await this.#verify(token, issuer, await this.#keySet(issuer, KEY_SET_AGAIN_MS));
-      }
+      return await this.#verify(token, issuer, keys);
     } catch (error) {
-      if (error instanceof AgentError) throw error;
-      if (error instanceof errors.JOSEError) throw new AgentError(`the token is not good: ${error.code}`);
-      throw error;
+      if (!(error instanceof UnknownKey)) throw error;
+      const newer = await this.#keySets.renew(place, load);
+      if (!newer) throw error;
+      return await this.#verify(token, issuer, newer);
     }
   }
 
@@ -108,79 +137,88 @@ export class Agents {
     } catch {
       throw new AgentError('the credential is neither an agent key nor a token');
     }
-    for (const one of this.#governance.tokenIssuers) {
-      const issuer = TokenIssuer.safeParse(one);
-      if (issuer.success && issuer.data.issuer === named) return issuer.data;
+    const from = this.#governance.tokenIssuers;
+    if (from !== this.#known.from) {
+      // one that cannot be read is none: nobody is believed by half a rule
+      const issuers = from.flatMap((one) => TokenIssuer.safeParse(one).data ?? []);
+      this.#known = { from, issuers };
     }
-    throw new AgentError('the token is of no issuer that is configured');
+    const issuer = this.#known.issuers.find((one) => one.issuer === named);
+    if (!issuer) throw new AgentError('the token is of no issuer that is configured');
+    return issuer;
   }
 
-  async #verify(token: string, issuer: TokenIssuer, { keys }: KeySet): Promise<Agent> {
-    const allowed = issuer.allowed_algs?.filter((alg) => ALGORITHMS.includes(alg)) ?? ALGORITHMS;
-    const { payload } = await jwtVerify(token, keys, {
+  async #verify(token: string, issuer: TokenIssuer, keys: Keys): Promise<Agent> {
+    const { payload, protectedHeader } = await jwtVerify(token, keys, {
       issuer: issuer.issuer,
       audience: issuer.audience,
-      algorithms: allowed,
+      algorithms: issuer.allowed_algs.filter((alg) => ALGORITHMS.includes(alg)),
       requiredClaims: ['exp', issuer.agent_id_claim, issuer.agent_role_claim],
-      clockTolerance: 30,
+      // also demands `iat`, and that it does not lie ahead
+      maxTokenAge: MOST_TOKEN_SECONDS,
+      clockTolerance: TOLERANCE_SECONDS,
       currentDate: new Date(this.#clock.now()),
+    }).catch((error) => {
+      throw refusalOf(error, token);
     });
-    const named = (claim: string) => {
+    const { typ } = protectedHeader as { typ?: unknown };
+    if (!TYPES.has(typeof typ === 'string' ? typ.toLowerCase() : typ)) {
+      throw new AgentError('the token is of a type that is not for this');
+    }
+    if (payload.exp! - payload.iat! > MOST_TOKEN_SECONDS) {
+      throw new AgentError(`the token is good for more than ${MOST_TOKEN_SECONDS / 3600} hours`);
+    }
+    assertParty(issuer, payload);
+    const named = (claim: string, allowed: readonly string[]) => {
       const value = payload[claim];
-      if (typeof value === 'string' && value !== '' && value.length <= 200 && isPlain(value)) return value;
-      throw new AgentError(`the claim ${claim} is not a name`);
+      if (!isAgentName(value)) throw new AgentError(`the claim ${claim} is not a name: it ${AGENT_NAME_RULE}`);
+      if (!isNamedBy(allowed, value)) throw new AgentError(`the issuer may not name this ${claim}`);
+      return value;
     };
-    return { id: named(issuer.agent_id_claim), role: named(issuer.agent_role_claim), owner: undefined };
+    return {
+      id: named(issuer.agent_id_claim, issuer.agent_ids),
+      role: named(issuer.agent_role_claim, issuer.agent_roles),
+      owner: undefined,
+    };
   }
 
-  /** The issuer's keys, not older than `mostMs`. */
-  async #keySet(issuer: TokenIssuer, mostMs: number): Promise<KeySet> {
-    const place = JSON.stringify([issuer.issuer, issuer.jwks_uri]);
-    const kept = this.#keySets.get(place);
-    if (kept) {
-      const set = await kept;
-      if (this.#clock.now() - set.fetchedAt < mostMs) return set;
-    }
-    if (kept === this.#keySets.get(place)) {
-      const fetching = this.#fetchKeySet(issuer);
-      this.#keySets.set(place, fetching);
-      fetching.catch(() => {
-        if (this.#keySets.get(place) !== fetching) return;
-        if (kept) this.#keySets.set(place, kept);
-        else this.#keySets.delete(place);
-      });
-    }
-    return this.#keySets.get(place)!;
-  }
-
-  async #fetchKeySet(issuer: TokenIssuer): Promise<KeySet> {
-    let url = issuer.jwks_uri;
-    if (!url) {
-      // OpenID Connect Discovery 1.0 §4: the document must name the very issuer that it was asked of
-      const base = issuer.issuer.replace(/\/$/, '');
-      const found = await this.#fetchJson(`${base}/.well-known/openid-configuration`);
-      if (found.issuer !== issuer.issuer || typeof found.jwks_uri !== 'string') {
-        throw new AgentError('the token issuer’s discovery document is not its own', true);
-      }
-      url = found.jwks_uri;
-    }
-    const set = await this.#fetchJson(url);
-    if (!Array.isArray(set.keys)) throw new AgentError('the token issuer’s key set is none', true);
-    return { fetchedAt: this.#clock.now(), keys: createLocalJWKSet(set as unknown as JSONWebKeySet) };
-  }
-
-  async #fetchJson(url: string): Promise<Record<string, unknown>> {
+  async #fetchKeys(url: string): Promise<Keys> {
+    let json: unknown;
     try {
       const answer = await this.#egress.send({ url, maxBytes: MOST_KEY_SET_BYTES, tooLarge: 'fail' });
       if (answer.status !== 200) throw new AgentError(`the token issuer answered ${answer.status}`, true);
-      const json: unknown = JSON.parse(answer.body.toString());
-      if (typeof json !== 'object' || json === null) throw new AgentError('the token issuer did not answer JSON', true);
-      return json as Record<string, unknown>;
+      json = JSON.parse(answer.body.toString());
     } catch (error) {
       if (error instanceof EgressError) throw new AgentError(`the token issuer: ${error.message}`, true);
       if (error instanceof SyntaxError) throw new AgentError('the token issuer did not answer JSON', true);
       throw error;
     }
+    const set = KeySet.safeParse(json);
+    if (!set.success) throw new AgentError('the token issuer’s key set is none', true);
+    return createLocalJWKSet(set.data as unknown as JSONWebKeySet);
+  }
+}
+
+/** A refusal that a newer key set could turn: no key fits. */
+class UnknownKey extends AgentError {}
+
+/**
+ * Whatever jose throws is a verdict on the token or on the key that it names, also where it is no error of its own kind: a
+ * weak or malformed key is a TypeError there. INVARIANT: nothing of the error goes on, since it may hold claims.
+ */
+function refusalOf(error: unknown, token: string): AgentError {
+  if (!(error instanceof errors.JOSEError)) return new AgentError('the key of the token is too weak or malformed');
+  const message = `the token is not good: ${error.code}`;
+  // without a name there may be another key behind the same address
+  const anonymous = error instanceof errors.JWSSignatureVerificationFailed && !decodeProtectedHeader(token).kid;
+  return error instanceof errors.JWKSNoMatchingKey || anonymous ? new UnknownKey(message) : new AgentError(message);
+}
+
+/** The party that the token was issued to (`azp`) is one that the issuer's entry names; without a list, any one of a token for this audience alone. */
+function assertParty({ authorized_parties: parties }: TokenIssuer, { azp, aud }: JWTPayload): void {
+  if (azp !== undefined && typeof azp !== 'string') throw new AgentError('the claim azp is not a name');
+  if (parties ? !parties.includes(azp as string) : Array.isArray(aud) && aud.length > 1) {
+    throw new AgentError('the token was issued to another party (azp), or for several audiences');
   }
 }
 

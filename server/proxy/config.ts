@@ -3,6 +3,7 @@ import { hostname } from 'node:os';
 import path from 'node:path';
 import { createSecureContext } from 'node:tls';
 import { z } from 'zod';
+import { isReservedProxyId } from '../chain/record.ts';
 
 const int = (fallback: number, min: number, max: number) => z.coerce.number().int().min(min).max(max).default(fallback);
 const list = z
@@ -42,6 +43,7 @@ const environment = z.object({
   SVC_PROXY_ID: z
     .string()
     .regex(/^[\w.:-]{1,100}$/, 'must have 1 to 100 letters, digits, "_", "-", "." or ":"')
+    .refine((id) => !isReservedProxyId(id), 'is reserved for the control plane')
     .optional()
     .describe('name of this proxy in records; default: made from the host name on the first start, and kept'),
   SVC_PROXY_SCOPES: list
@@ -63,6 +65,9 @@ const environment = z.object({
   SVC_PROXY_MASK_BYTES: int(8 * 1024 * 1024, 1024, 256 * 1024 * 1024).describe('largest answer that is masked'),
   SVC_PROXY_UPSTREAM_SECONDS: int(60, 1, 3600).describe('how long an upstream may take to begin its answer'),
   SVC_PROXY_TRUST: list.describe('addresses of reverse proxies whose X-Forwarded-For is believed'),
+  SVC_PROXY_NAMES: list.describe(
+    'host names by which MCP clients reach the proxy, and of web pages that may; default: loopback alone where it listens there, else any',
+  ),
   SVC_AGENT_KEY: secret('an agent key', AGENT_KEY).describe('agent key of the client of `svc-proxy mcp`'),
   SVC_AGENT_KEY_FILE: z.string().optional().describe('file that holds the agent key'),
   SVC_EGRESS_ALLOW: list
@@ -75,6 +80,8 @@ const environment = z.object({
 });
 
 const Header = z.string().regex(/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/, 'is not the name of a header');
+/** Of a request's headers only those are forwarded whose names every program reads in the same way. */
+const PlainHeader = z.string().regex(/^[0-9A-Za-z-]+$/, 'must be the name of a header, of letters, digits and "-"');
 /** Where the worth of an action stands in its arguments, for policies (`context.amount`) and for approvers. */
 const Value = z.strictObject({
   from: z.string().min(1).max(1024),
@@ -104,7 +111,7 @@ const HttpRoute = z.strictObject({
   to: Upstream,
   tool: z.string().min(1).max(200).optional(),
   action_type: z.string().min(1).max(64).default('api_call'),
-  decide_on_headers: z.array(Header).max(20).default([]),
+  decide_on_headers: z.array(PlainHeader).max(20).default([]),
   opaque_bodies: z.boolean().default(false),
 });
 const McpRoute = z.strictObject({ ...common, mcp: Upstream, wait_seconds: z.number().min(0).max(3600).default(0) });
@@ -139,6 +146,8 @@ export interface ProxyConfig {
   readonly maskBytes: number;
   readonly upstreamMs: number;
   readonly trust: readonly string[];
+  /** In lower case. */
+  readonly names: readonly string[];
   readonly agentKey: string | undefined;
   readonly egressAllow: readonly string[];
   readonly dnsServers: readonly string[];
@@ -200,6 +209,7 @@ export function readConfig(env: Record<string, string | undefined>, needs: { rou
     maskBytes: e.SVC_PROXY_MASK_BYTES,
     upstreamMs: e.SVC_PROXY_UPSTREAM_SECONDS * 1000,
     trust: e.SVC_PROXY_TRUST,
+    names: e.SVC_PROXY_NAMES.map((name) => name.toLowerCase()),
     agentKey,
     egressAllow: e.SVC_EGRESS_ALLOW,
     dnsServers: e.SVC_DNS_SERVERS,

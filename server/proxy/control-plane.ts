@@ -55,7 +55,19 @@ const Hold = z.object({
   release_at: Iso.optional(),
   execute_by: Iso.optional(),
   reason: z.string().optional(),
-  rule_ids: z.array(z.string()),
+  rules: z.array(z.object({ id: z.string(), hash: z.string() })),
+  source: z.enum(['evaluate', 'proxy']),
+  action_type: z.string(),
+  tool_server: z.string().nullable(),
+  tool_name: z.string().nullable(),
+  method: z.string().nullable(),
+  resource: z.string().nullable(),
+  arguments_preview: z.unknown(),
+  context_preview: z.unknown(),
+  cut: z.array(z.enum(['arguments', 'context'])),
+  erased: z.boolean(),
+  estimated_value: z.number().nullable(),
+  value_currency: z.string().nullable(),
 });
 /** A hold as the control plane shows it, of which this much is read. */
 export type Hold = z.infer<typeof Hold>;
@@ -99,10 +111,16 @@ export interface BundleAnswer {
 export class ControlPlane {
   readonly url: string;
   readonly #key: () => string;
+  readonly #closed = new AbortController();
 
   constructor(url: string, key: () => string) {
     this.url = url;
     this.#key = key;
+  }
+
+  /** Gives up what is being asked, now and from now on: a process that ends does not wait for answers. */
+  close(): void {
+    this.#closed.abort();
   }
 
   /** The tenant that the key belongs to. */
@@ -196,11 +214,12 @@ export class ControlPlane {
     } = {},
   ): Promise<{ status: number; headers: Headers; body: Buffer }> {
     const timeout = AbortSignal.timeout(more.timeoutMs ?? TIMEOUT_MS);
+    const signals = [timeout, this.#closed.signal, ...(more.signal ? [more.signal] : [])];
     try {
       const response = await fetch(this.url + path, {
         method,
         redirect: 'manual',
-        signal: more.signal ? AbortSignal.any([timeout, more.signal]) : timeout,
+        signal: AbortSignal.any(signals),
         headers: {
           authorization: `Bearer ${this.#key()}`,
           ...(more.json !== undefined && { 'content-type': 'application/json' }),

@@ -4,10 +4,12 @@ import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
 import { actionHash } from '../policy/action-hash.ts';
-import { type Decision, type Match, settle, type Verdict } from '../policy/evaluate.ts';
+import { inDoubt, shownPath, wantOf } from '../policy/doubt.ts';
+import { type Decision, doubted, type Match, settle, type Verdict } from '../policy/evaluate.ts';
 import { type Mask, parseMask } from '../policy/masks.ts';
-import { type Arguments, flatten, RequestError } from '../policy/request.ts';
-import type { ActionRequest } from '../policy/types.ts';
+import { type Arguments, exactDecimal, flatten, RequestError } from '../policy/request.ts';
+import { type ShownAction, sameShown, shownAction, shownOf } from '../policy/shown.ts';
+import type { ActionRequest, RuleReference } from '../policy/types.ts';
 import type { Agent } from './agents.ts';
 import type { ValueRule } from './config.ts';
 import { ControlPlaneError, type Hold } from './control-plane.ts';
@@ -143,9 +145,10 @@ export class Enforcer {
   async #rule(attempt: Attempt, began: number): Promise<Ruling> {
     const now = this.#clock.now();
     const { agent, escrowId, resume, summary, unholdable, value, ...action } = attempt;
+    const { doubt, ...worthOf } = value ? worth(action.arguments, value) : {};
     const request: ActionRequest = {
       ...action,
-      ...(value && worth(action.arguments, value)),
+      ...worthOf,
       agent_id: agent.id,
       agent_role: agent.role,
       owner: agent.owner,
@@ -162,11 +165,14 @@ export class Enforcer {
     if (!governing) return this.#standstill(record, standing as Standstill);
 
     let named = escrowId === undefined ? undefined : await this.#named(escrowId, agent, hash);
-    const match = governing.engine.match(request);
+    const match = doubt === undefined ? governing.engine.match(request) : doubted(doubt);
     if (match.detail) this.#log.warn({ detail: match.detail }, 'a request could not be evaluated');
     const exceeded = this.#count(match, agent.id, now);
-    let verdict = settle(match, { exceeded, covered: coveredBy(named) });
-    if (named && verdict.decision !== 'deny' && verdict.decision !== 'rate_limited') assertUsable(named);
+    const shown = () => shownAction(request, match.hits);
+    let verdict = settle(match, { exceeded, covered: coveredBy(named, shown) });
+    if (named && verdict.decision !== 'deny' && verdict.decision !== 'rate_limited') {
+      await this.#assertUsable(named, agent, hash);
+    }
 
     if (verdict.escrow && unholdable !== undefined) {
       const { eventId } = await this.#store(record, { ...verdict, decision: 'deny', deny_reason: unholdable }, {});
@@ -174,16 +180,23 @@ export class Enforcer {
     }
     let opened: Hold | undefined;
     if (verdict.escrow && named?.status !== 'held') {
-      const held = { ...heldAction(request, hash, summary), policy_id: verdict.policy_id };
+      const held = {
+        agent_id: request.agent_id,
+        agent_role: request.agent_role,
+        action_summary: summary.slice(0, 500).toWellFormed(),
+        action_hash: hash,
+        policy_id: verdict.policy_id,
+        shown: shown(),
+      };
       try {
-        opened = await this.#holds.open(held, verdict.escrow);
+        opened = await this.#holds.open(held, verdict.escrow, governing.hash);
       } catch (error) {
         if (!(error instanceof ControlPlaneError)) throw error;
         this.#log.error({ detail: error.message }, 'a hold could not be opened');
         return this.#standstill(record, 'control_plane_away', verdict);
       }
       if (resume && !named && opened.status === 'released') {
-        const again = settle(match, { exceeded, covered: coveredBy(opened) });
+        const again = settle(match, { exceeded, covered: coveredBy(opened, shown) });
         if (!again.escrow) {
           verdict = again;
           named = opened;
@@ -299,13 +312,28 @@ export class Enforcer {
     const hold = await this.#holds.get(id).catch((error) => {
       throw asRefusal(error, 'the hold cannot be looked up now');
     });
-    if (hold.agent_id !== agent.id || hold.agent_role !== agent.role) {
-      throw new Refusal(403, 'AGENT_MISMATCH', 'the hold belongs to another agent');
-    }
-    if (hold.action_hash !== hash) {
-      throw new Refusal(422, 'HASH_MISMATCH', 'the hold was opened for another request');
-    }
+    const own = hold.agent_id === agent.id && hold.agent_role === agent.role;
+    if (!own || hold.action_hash !== hash) await this.#refuse(hold, agent, hash);
     return hold;
+  }
+
+  /** Rejects with why the hold that the agent names cannot lead to a permit, now or later. */
+  async #assertUsable(hold: Hold, agent: Agent, hash: string): Promise<void> {
+    if (hold.status !== 'held' && hold.status !== 'released') await this.#refuse(hold, agent, hash);
+  }
+
+  /**
+   * Rejects with why a hold of another action, or one that has ended, cannot be used. The control plane is asked to
+   * consume it first: it refuses too, and keeps a record of the attempt.
+   */
+  async #refuse(hold: Hold, agent: Agent, hash: string): Promise<never> {
+    try {
+      await this.#holds.consume(hold.id, { action_hash: hash, agent_id: agent.id, agent_role: agent.role });
+    } catch (error) {
+      if (!(error instanceof ControlPlaneError)) throw error;
+      if (error.passing) this.#log.warn({ hold: hold.id }, 'the refused use of a hold could not be recorded');
+    }
+    throw refusalOf(hold, agent, hash);
   }
 
   async #consume(hold: Hold, agent: Agent, hash: string): Promise<Hold> {
@@ -336,16 +364,20 @@ interface Recorded {
   now: number;
 }
 
-function coveredBy(hold: Hold | undefined): ReadonlySet<string> | undefined {
-  return hold?.status === 'released' ? new Set(hold.rule_ids) : undefined;
+/** The rules that a released hold stands for; none when another proxy showed its approvers another action than this. */
+function coveredBy(hold: Hold | undefined, shown: () => ShownAction): readonly RuleReference[] | undefined {
+  if (hold?.status !== 'released') return undefined;
+  return hold.source === 'evaluate' || sameShown(shownOf(hold), shown()) ? hold.rules : undefined;
 }
 
-/** Throws why the hold that the agent names cannot lead to a permit, now or later. */
-function assertUsable({ status }: Hold): void {
-  if (status === 'held' || status === 'released') return;
-  if (status === 'consumed') throw new Refusal(409, 'ALREADY_CONSUMED', 'the hold was consumed already');
-  if (status === 'expired') throw new Refusal(410, 'ESCROW_EXPIRED', 'the hold has expired');
-  throw new Refusal(409, 'INVALID_STATUS', `the hold is ${status}`);
+function refusalOf(hold: Hold, agent: Agent, hash: string): Refusal {
+  if (hold.agent_id !== agent.id || hold.agent_role !== agent.role) {
+    return new Refusal(403, 'AGENT_MISMATCH', 'the hold belongs to another agent');
+  }
+  if (hold.action_hash !== hash) return new Refusal(422, 'HASH_MISMATCH', 'the hold was opened for another request');
+  if (hold.status === 'consumed') return new Refusal(409, 'ALREADY_CONSUMED', 'the hold was consumed already');
+  if (hold.status === 'expired') return new Refusal(410, 'ESCROW_EXPIRED', 'the hold has expired');
+  return new Refusal(409, 'INVALID_STATUS', `the hold is ${hold.status}`);
 }
 
 /** What the control plane says of a hold is passed on; that it says nothing is a 503. */
@@ -362,28 +394,17 @@ function asRefusal(error: unknown, unknown: string): unknown {
   return new Refusal(error.status, error.code, known[error.code] ?? 'the hold cannot be used');
 }
 
-function heldAction(request: ActionRequest, hash: string, summary: string) {
-  return {
-    agent_id: request.agent_id,
-    agent_role: request.agent_role,
-    action_type: request.action_type,
-    action_summary: summary.slice(0, 500).toWellFormed(),
-    action_hash: hash,
-    tool_name: request.tool_name,
-    arguments_preview: preview(request.arguments),
-    ...(request.estimated_value !== undefined && { estimated_value: request.estimated_value }),
-    ...(request.value_currency !== undefined && { value_currency: request.value_currency }),
-  };
-}
-
 /** The largest value that a hold may have. */
 const MOST_VALUE = 1e14;
 
 /**
- * What the action is worth, from its arguments under the keys that policies see; nothing where they do not say. Throws a
- * Refusal on what is no amount: a rule on `context.amount` must not be passed by with one that cannot be read.
+ * What the action is worth, from its arguments under the keys that policies see; nothing where they do not say. What is
+ * there and cannot be read as an amount or a currency is in doubt: a rule on `context.amount` must not be passed by.
  */
-function worth(args: unknown, rule: ValueRule): Pick<ActionRequest, 'estimated_value' | 'value_currency'> {
+function worth(
+  args: unknown,
+  rule: ValueRule,
+): Pick<ActionRequest, 'estimated_value' | 'value_currency'> & { doubt?: string } {
   let flat: Arguments;
   try {
     flat = flatten(args, undefined);
@@ -392,33 +413,22 @@ function worth(args: unknown, rule: ValueRule): Pick<ActionRequest, 'estimated_v
     if (error instanceof RequestError) return {};
     throw error;
   }
-  const bad = (key: string, what: string) => new Refusal(400, 'VALIDATION_FAILED', `the argument ${key} is no ${what}`);
-  if (!says(flat, rule.from)) return {};
-  const amount = Number(flat.num.get(rule.from)) / rule.divide_by;
-  if (!(amount >= 0 && amount <= MOST_VALUE)) throw bad(rule.from, `amount from 0 to ${MOST_VALUE}`);
-  const { currency_from: from } = rule;
-  const currency = from === undefined ? rule.currency : flat.str.get(from);
-  if (from !== undefined && says(flat, from) && (currency === undefined || currency.length > 10)) {
-    throw bad(from, 'currency');
+  const { from, currency_from } = rule;
+  if (inDoubt(flat, wantOf(from, ['num']))) return { doubt: shownPath(from) };
+  const number = flat.num.get(from);
+  if (number === undefined) return {};
+  const amount = Number(number) / rule.divide_by;
+  // of more digits than a floating-point number holds, what is left could be below a limit
+  if (exactDecimal(Number(number)) !== number) return { doubt: shownPath(from) };
+  if (!(amount >= 0 && amount <= MOST_VALUE)) return { doubt: shownPath(from) };
+  if (currency_from !== undefined && inDoubt(flat, wantOf(currency_from, ['str']))) {
+    return { doubt: shownPath(currency_from) };
+  }
+  const currency = currency_from === undefined ? rule.currency : flat.str.get(currency_from);
+  if (currency_from !== undefined && currency !== undefined && currency.length > 10) {
+    return { doubt: shownPath(currency_from) };
   }
   return { estimated_value: amount, ...(currency !== undefined && { value_currency: currency }) };
-}
-
-/** Is there something under the key, of whatever type? */
-function says({ num, str, bool, list }: Arguments, key: string): boolean {
-  if (num.has(key) || str.has(key)) return true;
-  return [num, str, bool, list].some((leaves) =>
-    [...leaves.keys()].some((name) => name === key || name.startsWith(`${key}.`) || name.startsWith(`${key}[`)),
-  );
-}
-
-const MOST_PREVIEW = 32 * 1024;
-
-/** The arguments for those who approve; of very long ones the beginning. What is approved is the hash of all of it. */
-function preview(args: unknown): unknown {
-  const text = canonicalJson(args);
-  if (text.length <= MOST_PREVIEW) return args;
-  return { beginning: text.slice(0, MOST_PREVIEW).toWellFormed(), characters: text.length };
 }
 
 /** An event holds 32 obligations of 500 characters; of more than that it tells how many there are. */

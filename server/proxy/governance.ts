@@ -1,5 +1,5 @@
 import { createHmac, createPublicKey, hkdfSync, type KeyObject } from 'node:crypto';
-import { mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { canonicalJson } from '../lib/canonical-json.ts';
@@ -111,6 +111,7 @@ export class Governance {
   #configuration: ProxyConfiguration | undefined;
   #agents: ReadonlyMap<string, KnownAgent> = new Map();
   #refused = false;
+  #refusedBundle: string | undefined;
   #pollSeconds = 15;
   #lookedAt = Number.NEGATIVE_INFINITY;
   #looking: Promise<void> | undefined;
@@ -171,6 +172,11 @@ export class Governance {
   /** Policies and agents are known, so that requests can be decided. */
   get ready(): boolean {
     return typeof this.standing !== 'string' && this.#configuration !== undefined;
+  }
+
+  /** Why the newest bundle that was fetched is not in force; undefined when it is. The last good one stays in force. */
+  get refusedBundle(): string | undefined {
+    return this.#refusedBundle;
   }
 
   get bundle(): Governing | undefined {
@@ -294,6 +300,7 @@ export class Governance {
     if (pollSeconds !== undefined) this.#pollSeconds = pollSeconds;
     if (this.#refused) this.#log.info('the control plane accepts the key again');
     this.#refused = false;
+    if (what === 'bundle') this.#refusedBundle = undefined;
     this.#polledAt = this.#clock.now();
     this.onPoll(what, 'ok');
   }
@@ -301,6 +308,7 @@ export class Governance {
   #failed(what: 'bundle' | 'configuration', error: unknown): void {
     if (this.#stop.signal.aborted) return;
     if (error instanceof BundleError) {
+      this.#refusedBundle = error.reason;
       this.onPoll(what, 'rejected');
       this.#log.error({ reason: error.reason, detail: error.message }, 'a bundle was refused; the last good one stays');
       return;
@@ -337,7 +345,8 @@ export class Governance {
   }
 
   async #take(bytes: Buffer, tenant: string): Promise<void> {
-    if (!this.#pinned && !this.#keys.has(kidOf(bytes))) this.#trust(await this.#control.keys());
+    // the key that it says it was signed with may not have been published when the keys were fetched
+    if (!this.#pinned && !this.#keys.has(String(headerOf(bytes).kid))) this.#trust(await this.#control.keys());
     const opened = this.#open(bytes, tenant);
     this.#enforce(opened);
     writeAtomically(path.join(this.#dir, 'bundle.svcb'), bytes);
@@ -404,7 +413,10 @@ export class Governance {
 
   #restore(): void {
     const kept = this.#readState();
-    if (!kept) return;
+    if (!kept) {
+      this.#restoreMark();
+      return;
+    }
     const { state, authentic } = kept;
     if (canonicalJson(state.scopes) !== canonicalJson(this.#scopes)) return;
     // Authentic or not: what cannot be told to be forged must not be forgotten, or a changed file would let an old
@@ -426,6 +438,15 @@ export class Governance {
       const reason = error instanceof BundleError ? error.reason : 'unreadable';
       this.#log.error({ reason, detail: (error as Error).message }, 'the bundle on disk was refused');
     }
+  }
+
+  /** Without a state the bundle on disk still says what was seen: spoiling the one must not let an older other in. */
+  #restoreMark(): void {
+    const file = path.join(this.#dir, 'bundle.svcb');
+    const { seq, content_hash, tenant } = existsSync(file) ? headerOf(readFileSync(file)) : {};
+    if (typeof tenant !== 'string' || typeof content_hash !== 'string' || !Number.isSafeInteger(seq)) return;
+    this.#tenant = tenant;
+    this.#newest = { seq: seq as number, hash: content_hash };
   }
 
   #readState(): { state: State; authentic: boolean } | undefined {
@@ -476,13 +497,13 @@ function pinnedKeys(pem: string): Map<string, KeyObject> {
   return new Map(keys.map((key) => [keyThumbprint(key), key]));
 }
 
-/** The key that a bundle says it was signed with, to know whether the published keys must be fetched; '' for none. */
-function kidOf(bytes: Buffer): string {
+/** What a bundle says of itself, unchecked; nothing where it is none. */
+function headerOf(bytes: Buffer): Partial<Record<keyof BundleHeader, unknown>> {
   try {
     const head = bytes.toString('latin1', 9, 9 + 2048).split('.')[0] as string;
-    return String(JSON.parse(Buffer.from(head, 'base64url').toString()).kid);
+    return Object(JSON.parse(Buffer.from(head, 'base64url').toString()));
   } catch {
-    return '';
+    return {};
   }
 }
 

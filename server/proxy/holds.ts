@@ -1,6 +1,7 @@
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import type { EscrowTerms } from '../policy/evaluate.ts';
+import type { ShownAction } from '../policy/shown.ts';
 import type { ControlPlane, Hold } from './control-plane.ts';
 
 /** Held actions whose place among equal ones is remembered. */
@@ -15,14 +16,11 @@ const MOST_ENDED = 50;
 export interface HeldAction {
   agent_id: string;
   agent_role: string;
-  action_type: string;
   action_summary: string;
   action_hash: string;
   policy_id: string | null;
-  tool_name: string;
-  arguments_preview?: unknown;
-  estimated_value?: number;
-  value_currency?: string;
+  /** Masked as it will be shown. */
+  shown: ShownAction;
 }
 
 /**
@@ -41,22 +39,30 @@ export class Holds {
   }
 
   /** The open hold of this action, held or released, or a new one. Rejects with a ControlPlaneError. */
-  async open(action: HeldAction, terms: EscrowTerms): Promise<Hold> {
-    const { conditions, delay_seconds, reason: _reason, ...rest } = terms;
-    const { policy_id, ...what } = action;
+  async open(action: HeldAction, terms: EscrowTerms, bundleHash: string): Promise<Hold> {
+    const { conditions, delay_seconds, reason: _reason, rules, ...rest } = terms;
+    const { policy_id, shown, ...what } = action;
+    const { arguments: arguments_preview, context: context_preview, cut, ...held } = shown;
     const request = {
       ...what,
       ...rest,
+      // what is absent is left out
+      ...Object.fromEntries(Object.entries(held).filter(([, value]) => value !== null)),
+      ...(arguments_preview !== null && { arguments_preview }),
+      ...(context_preview !== null && { context_preview }),
+      ...(cut.length > 0 && { cut }),
       ...(policy_id !== null && { policy_id }),
       ...(conditions && { conditions: conditions.map((condition_id) => ({ condition_id })) }),
       ...(delay_seconds !== undefined && { release_after_seconds: delay_seconds }),
+      rule_ids: rules.map(({ id }) => id),
     };
-    const same = sha256Tag(canonicalJson(request));
+    // the texts of the rules and not the bundle: one that changed nothing here asks for the same hold
+    const same = sha256Tag(canonicalJson({ ...request, rules }));
     const began = this.#ended.get(same) ?? 0;
     for (let ended = began; ; ended++) {
       const last = ended - began >= MOST_ENDED;
       const hold = await this.#control.createHold(
-        request,
+        { ...request, bundle_hash: bundleHash },
         last ? `${same}:${crypto.randomUUID()}` : `${same}:${ended}`,
       );
       if (last || hold.status === 'held' || hold.status === 'released') {

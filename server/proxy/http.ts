@@ -16,13 +16,20 @@ import { type Enforcer, Refusal, type Ruling } from './decide.ts';
 import { retryAfter } from './holds.ts';
 import {
   type CodingError,
+  checkHeaders,
   clientAddress,
+  collect,
+  connectionOptions,
   decode,
   findRoute,
   isJson,
   isParsable,
+  isPlainHeader,
+  isStructured,
+  isUtf8Charset,
   mediaType,
   members,
+  overridesMethod,
   type ReadBody,
   readBody,
   readTarget,
@@ -48,18 +55,12 @@ const REPLACED = [
   'content-length',
   'expect',
   'forwarded',
-  'x-forwarded-for',
-  'x-forwarded-host',
-  'x-forwarded-proto',
-  'x-forwarded-port',
-  'x-forwarded-prefix',
   'x-real-ip',
-  'x-original-url',
-  'x-rewrite-url',
+  'x-client-ip',
+  'true-client-ip',
   'x-http-method',
-  'x-http-method-override',
-  'x-method-override',
 ];
+const REPLACED_KINDS = /^x-(?:svc|forwarded|original|rewrite|envoy)-|-override$/;
 /** Of bytes that are no longer those that came. */
 const OF_THE_BYTES = [
   'content-encoding',
@@ -120,7 +121,7 @@ export class HttpFront {
     this.#trusted = trustedAddresses(parts.config.trust);
     // Strict parsing is Node's default: a request with both Content-Length and Transfer-Encoding, or with a malformed
     // header, is answered 400 and its connection closed (RFC 9112 §6.3).
-    const timeouts = { headersTimeout: 20_000, requestTimeout: 300_000 };
+    const timeouts = { headersTimeout: 20_000, requestTimeout: 300_000, insecureHTTPParser: false };
     const { tls } = parts.config;
     this.#server = tls ? https.createServer({ ...timeouts, ...tls() }) : http.createServer(timeouts);
     this.#server.on('request', (request, response) => void this.#serve(request, response));
@@ -202,6 +203,7 @@ export class HttpFront {
       return;
     }
     const { method = '' } = request;
+    checkHeaders(request, []);
     if (method === 'TRACE') throw new Refusal(405, 'METHOD_NOT_ALLOWED', 'this method is not forwarded');
     const credential = credentialOf(request.headers);
     const identify = () => this.#agents.identify(credential.text);
@@ -215,16 +217,35 @@ export class HttpFront {
     );
     const { route, rest } = found;
     if ('mcp' in route) return this.#mcp(route, identify, request, response, sourceIp || undefined);
-    return this.#forwardDecided({ request, response, method, route, rest, query, agent, credential, sourceIp });
+    return this.#forwardDecided({
+      request,
+      response,
+      method,
+      route,
+      rest,
+      query,
+      agent,
+      identify,
+      credential,
+      sourceIp,
+    });
   }
 
   async #forwardDecided(call: Call): Promise<void> {
-    const { request, response, method, route, query, agent } = call;
+    const { request, response, method, route, query } = call;
+    if (route.decide_on_headers.length > 0) checkHeaders(request, route.decide_on_headers);
     const url = upstreamUrl(route, call.rest, query);
     const streamed = route.opaque_bodies && isStreamed(request, this.#config.bodyBytes);
+    const waits = !streamed && !request.complete;
     const body = streamed ? undefined : await this.#read(request, route);
+    // a body may take minutes to come, and the credential may have been revoked since
+    const agent = waits ? await call.identify() : call.agent;
+    const parameters = query.length > 1 ? members(new URLSearchParams(query.slice(1))) : undefined;
+    if (overridesMethod(parameters, body?.value)) {
+      throw new Refusal(400, 'VALIDATION_FAILED', 'the request names another method among its parameters');
+    }
     const args = {
-      ...(query.length > 1 && { query: members(new URLSearchParams(query.slice(1))) }),
+      ...(parameters && { query: parameters }),
       ...(route.decide_on_headers.length > 0 && { headers: chosen(request.headers, route.decide_on_headers) }),
       ...(body?.value !== undefined && { body: body.value }),
       ...(streamed && { body: { streamed: true } }),
@@ -277,7 +298,11 @@ export class HttpFront {
     const plain = await decode(raw, codings, most).catch((error: CodingError) => {
       throw error.tooLong ? tooLong() : new Refusal(415, 'UNSUPPORTED_MEDIA_TYPE', `the body ${error.message}`);
     });
-    const digest = (bytes: Buffer) => ({ sha256: sha256Tag(bytes), bytes: bytes.length, type: mediaType(type).type });
+    const digest = (bytes: Buffer) => ({
+      sha256: sha256Tag(bytes),
+      bytes: bytes.length,
+      type: mediaType(type)?.type ?? '',
+    });
     const body = readBody(plain, type, route.opaque_bodies && digest);
     return { ...body, rewritten: body.rewritten || plain !== raw };
   }
@@ -289,8 +314,11 @@ export class HttpFront {
     masks: readonly Mask[],
   ) {
     const headers = endToEnd(request.headers);
+    const own = Object.keys(route.headers).map((name) => name.replace(/[^a-z0-9]/g, '-'));
     for (const name of Object.keys(headers)) {
-      if (REPLACED.includes(name) || name.startsWith('x-svc-')) delete headers[name];
+      if (REPLACED.includes(name) || REPLACED_KINDS.test(name) || own.includes(name) || !isPlainHeader(name)) {
+        delete headers[name];
+      }
     }
     // an upstream's own credential may come from the agent; the agent's own never leaves
     if (credential.header === 'authorization' || /^\s*bearer\s+svc_/i.test(String(headers.authorization ?? ''))) {
@@ -396,7 +424,10 @@ export class HttpFront {
         sent.end(bytes);
       } else {
         const length = request.headers['content-length'];
+        // said in any case: for methods that have no body as a rule, Node would send it without any framing, and the
+        // upstream take it for the next request
         if (length !== undefined) sent.setHeader('content-length', length);
+        else sent.setHeader('transfer-encoding', 'chunked');
         pipeline(request, sent).catch((error) => sent.destroy(error));
       }
       try {
@@ -440,7 +471,8 @@ export class HttpFront {
       return new Refusal(502, 'MASKING_FAILED', `the upstream answered ${status}; the answer is withheld: it ${why}`);
     };
     const bodiless = method === 'HEAD' || status === 204 || status === 304;
-    const { type, charset } = mediaType(upstream.headers['content-type']);
+    const said = upstream.headers['content-type'];
+    const { type, charset } = mediaType(said) ?? { type: said ?? '', charset: undefined };
     const length = upstream.headers['content-length'];
     if (!bodiless && length !== '0' && !isJson(type) && type !== '')
       throw withhold('is not JSON, so it cannot be masked');
@@ -449,7 +481,7 @@ export class HttpFront {
     if (!raw) throw withhold(`has more than ${most} bytes`);
     let bytes = raw;
     if (raw.length > 0) {
-      if (!isJson(type) || (charset !== undefined && !/^(?:utf-?8|us-ascii)$/.test(charset))) {
+      if (!isJson(type) || !isUtf8Charset(charset)) {
         throw withhold('is not JSON, so it cannot be masked');
       }
       let plain: Buffer;
@@ -519,6 +551,8 @@ interface Call {
   rest: string;
   query: string;
   agent: Agent;
+  /** The same agent, if its credential still works. */
+  identify: () => Promise<Agent>;
   credential: Credential;
   sourceIp: string;
 }
@@ -565,11 +599,8 @@ function chosen(headers: IncomingHttpHeaders, names: readonly string[]): Record<
 
 /** The headers without those that concern this connection alone, named in `Connection` or in general. */
 function endToEnd(headers: IncomingHttpHeaders): OutgoingHttpHeaders {
-  const named = String(headers.connection ?? '')
-    .split(',')
-    .map((name) => name.trim().toLowerCase());
   const kept: OutgoingHttpHeaders = { ...headers };
-  for (const name of [...HOP_BY_HOP, ...named]) delete kept[name];
+  for (const name of [...HOP_BY_HOP, ...connectionOptions(headers.connection)]) delete kept[name];
   return kept;
 }
 
@@ -589,36 +620,16 @@ function passOn(upstream: IncomingMessage, response: ServerResponse): Promise<vo
 
 /** Too long to be held in memory, or of a length that nobody tells. */
 function isStreamed({ headers }: IncomingMessage, mostBytes: number): boolean {
-  const { type } = mediaType(headers['content-type']);
-  if (isJson(type) || type === 'application/x-www-form-urlencoded') return false;
+  const media = mediaType(headers['content-type']);
+  if (!media ? headers['content-type'] !== undefined : isStructured(media.type)) return false;
   if (headers['transfer-encoding'] !== undefined) return true;
   return Number(headers['content-length'] ?? 0) > mostBytes;
-}
-
-/** All of a body; undefined when it is longer. */
-function collect(stream: IncomingMessage, mostBytes: number): Promise<Buffer | undefined> {
-  return new Promise((resolve, reject) => {
-    const parts: Buffer[] = [];
-    let bytes = 0;
-    const take = (part: Buffer) => {
-      bytes += part.length;
-      if (bytes <= mostBytes) parts.push(part);
-      else {
-        // not destroyed: the connection still has to carry the answer
-        stream.off('data', take).pause();
-        resolve(undefined);
-      }
-    };
-    stream.on('data', take);
-    stream.once('end', () => resolve(parts.length === 1 ? parts[0] : Buffer.concat(parts)));
-    stream.once('error', reject);
-    stream.once('close', () => stream.complete || reject(new Error('the body broke off')));
-  });
 }
 
 const TITLES: Readonly<Record<string, string>> = {
   VALIDATION_FAILED: 'The request is malformed',
   UNAUTHENTICATED: 'No valid credential',
+  FORBIDDEN: 'The caller may not do this',
   DENIED: 'The policies deny this action',
   AGENT_MISMATCH: 'The hold belongs to another agent',
   NOT_FOUND: 'There is no such resource',

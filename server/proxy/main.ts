@@ -31,7 +31,7 @@ const ORPHANS_MS = 60_000;
 const MOST_SLOTS = 256;
 
 const HELP = `Usage: svc-proxy [--help]
-       svc-proxy mcp [--name NAME] [--wait SECONDS] [--value KEY [--currency CODE]] -- COMMAND [ARGUMENT…]
+       svc-proxy mcp [--name NAME] [--wait SECONDS] [--value KEY [--currency CODE]] [--] COMMAND [ARGUMENT…]
 
 The enforcement proxy: every action of an agent is decided by the policies of the control plane, recorded, and only then
 done. Without a command it serves the route table over HTTP; \`mcp\` wraps an MCP server that speaks on its standard
@@ -67,11 +67,13 @@ interface Parts {
   stop(): Promise<void>;
 }
 
-async function start(config: ProxyConfig, log: Log): Promise<Parts> {
+/** Rejects nothing for want of a control plane. When `interrupted` fires, it is no longer waited for. */
+async function start(config: ProxyConfig, log: Log, interrupted: AbortSignal): Promise<Parts> {
   const clock = systemClock;
   const { spool, slot } = ownSpool(config, log);
   const proxyId = slot === 0 ? idOf(config) : `${idOf(config)}.${slot}`;
   const control = new ControlPlane(config.url, config.key);
+  interrupted.addEventListener('abort', () => control.close());
   const governance = new Governance({ ...config, control, clock, log });
   const egress = new Egress({ allow: config.egressAllow, dnsServers: config.dnsServers });
   const agents = new Agents({ governance, egress, clock });
@@ -130,6 +132,9 @@ async function start(config: ProxyConfig, log: Log): Promise<Parts> {
   gauge('spool_events', 'Events not acknowledged yet', () => spool.pending);
   gauge('spool_bytes', 'Bytes of the spool', () => spool.bytes);
   gauge('bundle_seq', 'The number of the bundle in force', () => governance.bundle?.seq ?? 0);
+  gauge('bundle_refused', '1 while the newest bundle was refused and the last good one stays', () =>
+    governance.refusedBundle ? 1 : 0,
+  );
   gauge('bundle_age_seconds', 'Since the control plane last answered a poll; -1 for never', () =>
     governance.polledAt === 0 ? -1 : (clock.now() - governance.polledAt) / 1000,
   );
@@ -163,12 +168,13 @@ async function start(config: ProxyConfig, log: Log): Promise<Parts> {
         proxy_id: proxyId,
         version: PROXY_VERSION,
         ...(governance.bundle && { bundle_hash: governance.bundle.hash, bundle_seq: governance.bundle.seq }),
+        ...(governance.refusedBundle && { refused_bundle: governance.refusedBundle }),
         spooled_events: spool.pending,
         started_at: started,
       })
       .catch((error) => log.debug({ detail: (error as Error).message }, 'the heartbeat was not taken'));
   let stopped = false;
-  let timer: NodeJS.Timeout;
+  let timer: NodeJS.Timeout | undefined;
   const heart = async () => {
     await beat();
     if (!stopped) timer = setTimeout(heart, governance.pollSeconds * 1000);
@@ -193,11 +199,14 @@ async function start(config: ProxyConfig, log: Log): Promise<Parts> {
     async stop() {
       stopped = true;
       clearInterval(orphanTimer);
-      await beating;
       clearTimeout(timer);
+      // what is being sent may be taken yet; nothing else is worth waiting for
+      const governed = governance.stop();
+      const cut = setTimeout(() => control.close(), LAST_SENDING_MS);
       await sender.stop(LAST_SENDING_MS);
-      await governance.stop();
-      await orphans;
+      clearTimeout(cut);
+      control.close();
+      await Promise.all([beating, governed, orphans]);
       await spool.close();
     },
   };
@@ -255,9 +264,9 @@ function idOf(config: ProxyConfig): string {
   return readFileSync(file, 'utf8').trim();
 }
 
-async function serve(config: ProxyConfig): Promise<() => Promise<void>> {
+async function serve(config: ProxyConfig, interrupted: AbortSignal): Promise<() => Promise<void>> {
   const log = createLog(config.logLevel);
-  const parts = await start(config, log);
+  const parts = await start(config, log, interrupted);
   const { governance, agents, enforcer, holds, spool, metrics } = parts;
   const mcp = new McpFront({
     enforcer,
@@ -266,6 +275,7 @@ async function serve(config: ProxyConfig): Promise<() => Promise<void>> {
     controlUrl: config.url,
     onPolicyChange: (listener) => governance.onChange(listener),
     maxBodyBytes: config.bodyBytes,
+    names: config.names,
   });
   new Gauge({
     name: 'svc_proxy_mcp_sessions',
@@ -286,7 +296,12 @@ async function serve(config: ProxyConfig): Promise<() => Promise<void>> {
           typeof standing === 'string' ? standing : ready ? undefined : 'no_configuration',
           spool.fault && 'spool',
         ].filter(Boolean);
-        return json(faults.length === 0 ? 200 : 503, { status: faults.length === 0 ? 'ready' : 'not ready', faults });
+        return json(faults.length === 0 ? 200 : 503, {
+          status: faults.length === 0 ? 'ready' : 'not ready',
+          faults,
+          // no fault by itself: the last good bundle is enforced
+          ...(governance.refusedBundle && { refused_bundle: governance.refusedBundle }),
+        });
       },
     ],
     ['/metrics', async () => ({ status: 200, type: metrics.contentType, body: await metrics.metrics() })],
@@ -311,13 +326,13 @@ async function serve(config: ProxyConfig): Promise<() => Promise<void>> {
   };
 }
 
-async function wrap(config: ProxyConfig, { command, args, name, waitMs, value }: McpOptions) {
+async function wrap(config: ProxyConfig, { command, args, name, waitMs, value }: McpOptions, interrupted: AbortSignal) {
   const { agentKey } = config;
   if (agentKey === undefined)
     throw new ConfigError('Wrong settings:\n  SVC_AGENT_KEY or SVC_AGENT_KEY_FILE: is needed');
   // standard output is the protocol's
   const log = createLog(config.logLevel, pino.destination({ dest: 2, sync: true }));
-  const parts = await start(config, log);
+  const parts = await start(config, log, interrupted);
   const { governance, agents, enforcer, holds } = parts;
   if (!governance.ready) {
     await parts.stop();
@@ -356,9 +371,16 @@ interface McpOptions {
   value: ValueRule | undefined;
 }
 
+/** Where the options end: at `--`, which some launchers take away, or else at the first word that belongs to none. */
+function commandAt(argv: readonly string[]): number {
+  let at = 0;
+  while (argv[at]?.startsWith('--') && argv[at] !== '--') at += argv[at]!.includes('=') ? 1 : 2;
+  return Math.min(at, argv.length);
+}
+
 function mcpOptions(argv: string[]): McpOptions {
-  const at = argv.indexOf('--');
-  const [command, ...args] = at < 0 ? [] : argv.slice(at + 1);
+  const at = commandAt(argv);
+  const [command, ...args] = argv.slice(argv[at] === '--' ? at + 1 : at);
   if (command === undefined) throw new UsageError('svc-proxy mcp: say the command after --');
   const { values } = parseArgs({
     args: argv.slice(0, at),
@@ -385,11 +407,8 @@ function mcpOptions(argv: string[]): McpOptions {
 }
 
 async function main(argv: string[]): Promise<void> {
-  if (
-    argv
-      .slice(0, argv.includes('--') ? argv.indexOf('--') : undefined)
-      .some((word) => word === '--help' || word === '-h')
-  ) {
+  const own = argv[0] === 'mcp' ? argv.slice(1, 1 + commandAt(argv.slice(1))) : argv;
+  if (own.some((word) => word === '--help' || word === '-h') || argv[1] === '-h') {
     process.stdout.write(HELP);
     return;
   }
@@ -399,11 +418,22 @@ async function main(argv: string[]): Promise<void> {
   const config = readConfig(process.env, { routes: options === undefined });
 
   let stopping = false;
-  const starting = options ? wrap(config, options) : serve(config).then((stop) => ({ stop, ended: undefined }));
+  const interrupted = new AbortController();
+  const starting = options
+    ? wrap(config, options, interrupted.signal)
+    : serve(config, interrupted.signal).then((stop) => ({ stop, ended: undefined }));
+  let started = false;
+  starting.then(
+    () => {
+      started = true;
+    },
+    () => {},
+  );
   const stop = async () => {
     if (stopping) process.exit(1);
     stopping = true;
     setTimeout(() => process.exit(1), 3 * STOP_MS).unref();
+    if (!started) interrupted.abort();
     const running = await starting.catch(() => undefined);
     await running?.stop();
     process.exit(0);

@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { setTimeout as delay } from 'node:timers/promises';
 import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js';
-import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
+import { StreamableHTTPClientTransport, StreamableHTTPError } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
 import { StdioServerTransport } from '@modelcontextprotocol/sdk/server/stdio.js';
 import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js';
 import type { Transport } from '@modelcontextprotocol/sdk/shared/transport.js';
@@ -17,18 +17,22 @@ import type {
 } from '@modelcontextprotocol/sdk/types.js';
 import type { Log } from '../lib/log.ts';
 import { applyMasks, type Mask, parseExact } from '../policy/masks.ts';
+import { folded } from '../policy/request.ts';
 import { type Agent, AgentError, isPlain } from './agents.ts';
 import type { McpRoute, ValueRule } from './config.ts';
 import { ControlPlaneError, type Hold } from './control-plane.ts';
 import { type Attempt, type Enforcer, Refusal, type Ruling } from './decide.ts';
 import { type Holds, retryAfter } from './holds.ts';
-import { isParsable } from './requests.ts';
+import { collect, isParsable, isUtf8Charset, mediaType, readJson } from './requests.ts';
 
 /** Beside a tool's answer: what the proxy decided. In a call: the hold that it waited for. */
 const META = 'svc/decision';
 const META_ESCROW_ID = 'svc/escrow-id';
 /** While a call waits for its release, the hold is looked up so often. */
 const LOOK_MS = 1000;
+
+/** Members of a call. Servers that ignore case would take others for these, and call another tool than is decided on. */
+const CALL_MEMBERS: ReadonlySet<string> = new Set(['name', 'arguments', '_meta', 'task']);
 
 /** JSON-RPC 2.0 §5.1 */
 const INVALID_PARAMS = -32602;
@@ -83,6 +87,8 @@ export class Bridge {
   readonly #deciding = new Map<RequestId, AbortController>();
   #next = 0;
   #closed = false;
+  /** The server has taken the client's initialization. */
+  initialized = false;
   #unlisten = () => {};
   /** Called once, when either side has ended. */
   onClose: () => unknown = () => {};
@@ -139,7 +145,8 @@ export class Bridge {
     if (!('method' in message)) {
       this.#pass(this.#server, message);
     } else if ('id' in message) {
-      if (message.method === 'tools/call') void this.#call(message);
+      if (this.#isInUse(message.id)) this.#fail(message.id, -32600, 'the id of this request is in use');
+      else if (message.method === 'tools/call') void this.#call(message);
       else this.#request(message);
     } else if (message.method === 'notifications/cancelled') {
       this.#cancelled(message.params?.requestId as RequestId, message);
@@ -147,6 +154,11 @@ export class Bridge {
       // a call that asks for no answer is no request, and is not made
       this.#parts.log.warn('a tool was called by a notification: dropped');
     } else this.#pass(this.#server, message);
+  }
+
+  /** Two answers to one id could be taken for each other. */
+  #isInUse(id: RequestId): boolean {
+    return this.#deciding.has(id) || this.#pending.values().some((pending) => pending.id === id);
   }
 
   #request(request: JSONRPCRequest, more: Partial<Pending> = {}): void {
@@ -165,6 +177,8 @@ export class Bridge {
       this.#pending.delete(number);
       failed?.done?.('tool server unreachable');
       if (failed) this.#fail(failed.id, INTERNAL_ERROR, 'the tool server cannot be reached');
+      // it knows the session no more, as after a restart: the client has to begin a new one, here as well
+      if (this.initialized && isSessionLost(err)) void this.close();
     });
   }
 
@@ -179,10 +193,6 @@ export class Bridge {
   }
 
   async #call(request: JSONRPCRequest): Promise<void> {
-    if (this.#deciding.has(request.id)) {
-      this.#fail(request.id, -32600, 'the id of this request is in use');
-      return;
-    }
     const abort = new AbortController();
     this.#deciding.set(request.id, abort);
     try {
@@ -214,6 +224,10 @@ export class Bridge {
 
   async #attempt({ params }: JSONRPCRequest): Promise<Attempt> {
     const { name, arguments: args = {}, _meta } = (params ?? {}) as Record<string, unknown>;
+    const respelled = Object.keys(params ?? {}).find((key) => !CALL_MEMBERS.has(key) && CALL_MEMBERS.has(folded(key)));
+    if (respelled !== undefined) {
+      throw new RangeError(`${JSON.stringify(respelled)} is not how ${folded(respelled)} is written`);
+    }
     if (typeof name !== 'string' || name === '' || name.length > 200 || !isPlain(name)) {
       throw new RangeError('the name of the tool is no name of at most 200 characters');
     }
@@ -253,7 +267,8 @@ export class Bridge {
       });
     }
     if (hold.status === 'held' || signal.aborted) return { ...first, hold };
-    return this.#parts.enforcer.rule({ ...attempt, escrowId: hold.id });
+    // its credential may have been revoked while it waited
+    return this.#parts.enforcer.rule({ ...attempt, agent: await this.#agent(), escrowId: hold.id });
   }
 
   #tellProgress({ id, params }: JSONRPCRequest, progress: number, hold: Hold): void {
@@ -294,10 +309,14 @@ export class Bridge {
     if ('method' in message) {
       if (message.method === 'notifications/progress') {
         const token = message.params?.progressToken;
-        const of = [...this.#pending.values()].find(({ progressToken }) => progressToken === token);
-        // what is said on the way has no form that a mask could be applied to
+        const all = [...this.#pending.values()];
+        const meant = all.filter(({ progressToken }) => progressToken === token);
+        const [of] = meant;
+        // What is said on the way has no form that a mask could be applied to. A token that is nobody's, or that several
+        // calls have, may be said of the masked one.
+        const masked = (meant.length > 0 ? meant : all).some(({ masks }) => masks.length > 0);
         const { message: _said, ...params } = message.params as Record<string, unknown>;
-        const told = of && of.masks.length > 0 ? { ...message, params } : message;
+        const told = masked ? { ...message, params } : message;
         this.#client.send(told as JSONRPCMessage, of && { relatedRequestId: of.id }).catch((err) => this.#lost(err));
       } else this.#pass(this.#client, message);
       return;
@@ -343,6 +362,7 @@ export class Bridge {
   #initialized(result: Record<string, unknown>): Record<string, unknown> {
     // over HTTP every request after this one names it
     this.#server.setProtocolVersion?.(String(result.protocolVersion));
+    this.initialized = true;
     const capabilities = result.capabilities as { tools?: object } | undefined;
     if (!capabilities?.tools) return result;
     this.#unlisten();
@@ -422,6 +442,11 @@ export class Bridge {
   }
 }
 
+/** Servers of Streamable HTTP answer 404 for a session that they do not know, and some of them 400. */
+function isSessionLost(error: unknown): boolean {
+  return error instanceof StreamableHTTPError && (error.code === 404 || error.code === 400);
+}
+
 function toolError(text: string, meta: Record<string, unknown>): CallToolResult {
   const known = Object.fromEntries(Object.entries(meta).filter(([, value]) => value !== undefined));
   return { content: [{ type: 'text', text }], isError: true, _meta: { [META]: known } };
@@ -452,6 +477,8 @@ function asObject(value: unknown): Record<string, unknown> {
   return typeof value === 'object' && value !== null ? (value as Record<string, unknown>) : { masked: value };
 }
 
+/** A longer message ends a session over standard input and output, so it is well above what a file or an image takes. */
+const MOST_MESSAGE_BYTES = 64 * 1024 * 1024;
 /** After the client has closed its side, what it asked for may still be answered for so long. */
 const LAST_ANSWERS_MS = 60_000;
 
@@ -468,8 +495,14 @@ export async function wrapStdio(
   ) as Record<string, string>;
   const bridge = new Bridge({
     ...parts,
-    client: new StdioServerTransport(),
-    serverTransport: new StdioClientTransport({ command: parts.command, args: parts.args, env, stderr: 'inherit' }),
+    client: new StdioServerTransport(process.stdin, process.stdout, { maxBufferSize: MOST_MESSAGE_BYTES }),
+    serverTransport: new StdioClientTransport({
+      command: parts.command,
+      args: parts.args,
+      env,
+      stderr: 'inherit',
+      maxBufferSize: MOST_MESSAGE_BYTES,
+    }),
     session: `mcp_${randomUUID()}`,
   });
   const ended = new Promise<void>((resolve) => {
@@ -486,7 +519,8 @@ export async function wrapStdio(
 
 /** A session that nobody has used for so long is ended. */
 const IDLE_MS = 30 * 60_000;
-const MOST_SESSIONS = 1000;
+const MOST_SESSIONS = 10_000;
+const MOST_SESSIONS_OF_AGENT = 100;
 
 interface Session {
   bridge: Bridge;
@@ -497,17 +531,23 @@ interface Session {
   identify: () => Promise<Agent>;
   usedAt: number;
   streams: number;
+  /** Its client may send further requests. */
+  begun: boolean;
 }
 
 /** MCP servers that speak Streamable HTTP: each session of a client has a session of its own at the server. */
 export class McpFront {
   readonly #parts: Omit<BridgeParts, 'server' | 'waitMs' | 'value'>;
   readonly #maxBodyBytes: number;
+  readonly #names: readonly string[];
   readonly #sessions = new Map<string, Session>();
   readonly #sweep: NodeJS.Timeout;
 
-  constructor(parts: Omit<BridgeParts, 'server' | 'waitMs' | 'value'> & { maxBodyBytes: number }) {
+  constructor(
+    parts: Omit<BridgeParts, 'server' | 'waitMs' | 'value'> & { maxBodyBytes: number; names: readonly string[] },
+  ) {
     this.#parts = parts;
+    this.#names = parts.names;
     this.#maxBodyBytes = parts.maxBodyBytes;
     this.#sweep = setInterval(() => {
       for (const { bridge, usedAt, streams } of this.#sessions.values()) {
@@ -527,19 +567,14 @@ export class McpFront {
     response: ServerResponse,
     sourceIp: string | undefined,
   ): Promise<void> {
+    this.#assertOwnSite(request);
     const agent = await identify();
     const owner = JSON.stringify([agent.id, agent.role]);
     const id = request.headers['mcp-session-id'];
-    if (id === undefined) {
-      const session = await this.#begin(route, owner, identify, sourceIp);
-      await session.transport.handleRequest(request, response);
-      // it was no initialization: the transport has said so
-      if (session.transport.sessionId === undefined) await session.bridge.close();
-      return;
-    }
-    const session = this.#sessions.get(String(id));
+    const session =
+      id === undefined ? await this.#begin(route, owner, identify, sourceIp) : this.#sessions.get(String(id));
     // another agent's session is none, as one that has ended is none: the client begins a new one
-    if (!session || session.owner !== owner || session.route !== route) {
+    if (!session || session.owner !== owner || session.route !== route || (id !== undefined && !session.begun)) {
       throw new Refusal(404, 'NOT_FOUND', 'there is no such session');
     }
     session.identify = identify;
@@ -548,8 +583,43 @@ export class McpFront {
     response.once('close', () => {
       session.streams--;
       session.usedAt = Date.now();
+      // of what was no initialization, or of one that failed, nothing is kept
+      if (!session.bridge.initialized && session.streams === 0) void session.bridge.close();
     });
-    await session.transport.handleRequest(request, response);
+    const body = request.method === 'POST' ? await this.#read(request) : undefined;
+    await session.transport.handleRequest(request, response, body);
+  }
+
+  /** The messages of a request. Throws a Refusal on what is too long or has more than one reading. */
+  async #read(request: IncomingMessage): Promise<unknown> {
+    const { type, charset } = mediaType(request.headers['content-type']) ?? {};
+    if (type !== 'application/json' || !isUtf8Charset(charset) || request.headers['content-encoding'] !== undefined) {
+      throw new Refusal(415, 'UNSUPPORTED_MEDIA_TYPE', 'messages must come as JSON in UTF-8, without a content coding');
+    }
+    const bytes = await collect(request, this.#maxBodyBytes);
+    if (!bytes) throw new Refusal(413, 'PAYLOAD_TOO_LARGE', `messages may have ${this.#maxBodyBytes} bytes`);
+    return readJson(bytes);
+  }
+
+  /**
+   * Throws a Refusal where a page of another site sends the request: one that a browser was led to by a name that has
+   * come to mean this machine (DNS rebinding) gives itself away by `Host`, any other by `Origin`.
+   */
+  #assertOwnSite({ headers, socket }: IncomingMessage): void {
+    const hostOf = (url: string) => (URL.canParse(url) ? new URL(url).hostname : undefined);
+    const host = hostOf(`http://${headers.host}`);
+    const isLocal = /^(?:127\.|::1$|::ffff:127\.)/.test(socket.localAddress ?? '');
+    const local = host !== undefined && /^(?:localhost|127(?:\.\d+){3}|\[::1\])$/.test(host);
+    const named = host !== undefined && this.#names.includes(host);
+    if (host === undefined || !(named || local || (!isLocal && this.#names.length === 0))) {
+      throw new Refusal(403, 'FORBIDDEN', 'the request is for a host that this is not (see SVC_PROXY_NAMES)');
+    }
+    const { origin } = headers;
+    if (origin === undefined) return;
+    const site = hostOf(origin);
+    if (site === undefined || (site !== host && !this.#names.includes(site))) {
+      throw new Refusal(403, 'FORBIDDEN', 'the request comes from a page of another site');
+    }
   }
 
   async stop(): Promise<void> {
@@ -563,14 +633,12 @@ export class McpFront {
     identify: () => Promise<Agent>,
     sourceIp: string | undefined,
   ): Promise<Session> {
-    if (this.#sessions.size >= MOST_SESSIONS) {
-      throw new Refusal(503, 'UNAVAILABLE', 'there are too many sessions', { retryAfter: 60 });
-    }
+    this.#makeRoom(owner);
     const name = randomUUID();
     const transport = new StreamableHTTPServerTransport({
       sessionIdGenerator: () => name,
-      onsessioninitialized: (id) => {
-        this.#sessions.set(id, session);
+      onsessioninitialized: () => {
+        session.begun = true;
       },
       maxRequestBodySize: this.#maxBodyBytes,
     });
@@ -598,9 +666,32 @@ export class McpFront {
       identify,
       usedAt: Date.now(),
       streams: 0,
+      begun: false,
     };
     session.bridge.onClose = () => this.#sessions.delete(name);
+    // at once, so that those that begin at the same time count
+    this.#sessions.set(name, session);
     await session.bridge.start();
     return session;
+  }
+
+  /**
+   * An agent that has as many sessions as it may loses the one that it has not used for the longest; where all of them
+   * are in use it is refused. Where there are too many of all agents, the one with the most of them gives way.
+   */
+  #makeRoom(owner: string): void {
+    const byOwner = Map.groupBy(this.#sessions.values(), (session) => session.owner);
+    let crowd = byOwner.get(owner) ?? [];
+    if (crowd.length < MOST_SESSIONS_OF_AGENT) {
+      if (this.#sessions.size < MOST_SESSIONS) return;
+      for (const sessions of byOwner.values()) if (sessions.length > crowd.length) crowd = sessions;
+    }
+    const [idle] = crowd
+      .filter(({ streams, bridge }) => streams === 0 && !bridge.busy)
+      .sort((a, b) => a.usedAt - b.usedAt);
+    if (!idle) throw new Refusal(429, 'RATE_LIMITED', 'too many sessions are in use', { retryAfter: 60 });
+    // taken out before it has ended: that may take its server some time
+    for (const [name, session] of this.#sessions) if (session === idle) this.#sessions.delete(name);
+    void idle.bridge.close();
   }
 }

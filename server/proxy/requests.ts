@@ -1,8 +1,10 @@
 import { isUtf8 } from 'node:buffer';
+import type { IncomingMessage } from 'node:http';
 import { BlockList, isIP } from 'node:net';
 import { promisify } from 'node:util';
 import { brotliDecompress, gunzip, inflate } from 'node:zlib';
 import { nestsDeeper } from '../lib/json-depth.ts';
+import { repeatsMember } from '../lib/json-members.ts';
 import { ConfigError, type HttpRoute, type Route } from './config.ts';
 import { Refusal } from './decide.ts';
 
@@ -13,39 +15,74 @@ import { Refusal } from './decide.ts';
 
 const MOST_DEPTH = 64;
 
-/** The path with unreserved characters decoded (RFC 3986 §6.2.2.2), and the query as it stands. Throws a Refusal. */
+/**
+ * The path with unreserved characters decoded (RFC 3986 §6.2.2.2), and the query with `+` as the `%20` that forms mean
+ * by it. Throws a Refusal on what programs read in different ways: separators and dot segments in any spelling, path
+ * parameters (`;`), what is encoded twice, what is not UTF-8, and names in the query that some take for the same.
+ */
 export function readTarget(target: string): { path: string; query: string } {
   const bad = (why: string) => new Refusal(400, 'VALIDATION_FAILED', `the target of the request ${why}`);
   if (!target.startsWith('/')) throw bad('is not a path');
   const at = target.indexOf('?');
-  const query = at < 0 ? '' : target.slice(at);
   const raw = at < 0 ? target : target.slice(0, at);
-  if (!/^[\x21-\x7e]*$/.test(target) || target.includes('#') || /["<>\\^`{|}]/.test(raw)) {
+  if (!/^[\x21-\x7e]*$/.test(target) || target.includes('#') || /["<>[\\\]^`{|}]/.test(raw)) {
     throw bad('has characters that no path has');
   }
-  if (/%(?![0-9A-Fa-f]{2})/.test(raw)) throw bad('has an incomplete escape');
+  if (/%(?![0-9A-Fa-f]{2})/.test(target)) throw bad('has an incomplete escape');
   const path = raw.replace(/%([0-9A-Fa-f]{2})/g, (octet, hex: string) => {
     const character = String.fromCharCode(Number.parseInt(hex, 16));
     return /[A-Za-z0-9\-._~]/.test(character) ? character : octet.toUpperCase();
   });
-  if (/%(?:2F|5C|00)/.test(path)) throw bad('has an escaped separator');
-  if (path.includes('//') || /(?:^|\/)\.{1,2}(?:\/|$)/.test(path)) throw bad('has empty or dot segments');
-  // some servers cut path parameters off before they look at the segments (`/public/..;/admin`)
-  if (/(?:^|\/)\.{1,2};/.test(path)) throw bad('has empty or dot segments');
+  // some servers cut path parameters off before they look at the segments (`/public;/../admin`)
+  if (path.includes(';') || path.includes('%3B')) throw bad('has path parameters');
+  if (/%(?:2F|5C|[01][0-9A-F]|7F)/.test(path)) throw bad('has an escaped separator or control character');
+  if (/%25[0-9A-F]{2}/i.test(path)) throw bad('is encoded twice');
+  // Windows drops dots and spaces at the end of a segment
+  if (path.includes('//') || /(?:\.|%20)(?:\/|$)/.test(path)) throw bad('has empty or dot segments');
+  if (path.includes('%') && /[\0-,./:-@[-`{-\x7f]/.test(compatible(path, bad))) throw bad('has a disguised separator');
+  const query = at < 0 ? '' : target.slice(at).replaceAll('+', '%20');
+  if (query.includes(';')) throw bad('has a semicolon in its query');
+  if (query.includes('%')) compatible(query, bad);
+  readParameters(query.slice(1), bad);
   return { path, query };
 }
 
-/** The most specific route for a path, and what is left of the path beyond the route's own; undefined for none. */
-export function findRoute(routes: readonly Route[], path: string): { route: Route; rest: string } | undefined {
-  let best: { route: Route; rest: string; length: number } | undefined;
-  for (const route of routes) {
-    const base = route.path.replace(/\/?\*$/, '');
-    const open = route.path.endsWith('*');
-    if (open ? path !== base && !path.startsWith(`${base}/`) : path !== base) continue;
-    const length = base.length + (open ? 0 : 1);
-    if (!best || length > best.length) best = { route, rest: path.slice(base.length), length };
+/** The characters beyond ASCII as programs see them that fold what looks alike (NFKC). Throws on what is not UTF-8. */
+function compatible(text: string, bad: (why: string) => Refusal): string {
+  try {
+    return decodeURIComponent(text)
+      .replace(/[\0-\x7f]+/g, '')
+      .normalize('NFKC');
+  } catch {
+    throw bad('is not UTF-8');
   }
-  return best && { route: best.route, rest: best.rest };
+}
+
+/**
+ * The most specific route for a path, and what is left of the path beyond the route's own; undefined for none. Throws a
+ * Refusal where a more specific one differs only by case or by a slash at the end: an upstream that takes both for the
+ * same would be reached past that route.
+ */
+export function findRoute(routes: readonly Route[], path: string): { route: Route; rest: string } | undefined {
+  const exact = mostSpecific(routes, path, (text) => text);
+  const alike = mostSpecific(routes, path.replace(/(?<=.)\/$/, ''), (text) => text.toLowerCase());
+  if (alike && exact && alike.length > exact.length) {
+    throw new Refusal(404, 'NOT_FOUND', `no route has this path; there is one with ${alike.route.path}`);
+  }
+  return exact && { route: exact.route, rest: path.slice(exact.base.length) };
+}
+
+function mostSpecific(routes: readonly Route[], path: string, fold: (text: string) => string) {
+  let best: { route: Route; base: string; length: number } | undefined;
+  const wanted = fold(path);
+  for (const route of routes) {
+    const base = fold(route.path.replace(/\/?\*$/, ''));
+    const open = route.path.endsWith('*');
+    if (open ? wanted !== base && !wanted.startsWith(`${base}/`) : wanted !== (base || '/')) continue;
+    const length = base.length + (open ? 0 : 1);
+    if (!best || length > best.length) best = { route, base, length };
+  }
+  return best;
 }
 
 /** Where the request goes: the upstream's own path, then what is left of the request's, and its query. */
@@ -73,42 +110,157 @@ export function readBody(
   opaque: false | ((bytes: Buffer) => unknown),
 ): ReadBody {
   if (bytes.length === 0) return { bytes, kind: 'none', rewritten: false };
-  const { type, charset } = mediaType(contentType);
-  if (charset === undefined || /^(?:utf-?8|us-ascii)$/.test(charset)) {
-    if (isJson(type)) {
+  const media = mediaType(contentType);
+  if (media && isStructured(media.type)) {
+    // in another charset, a program that does not know it would read other members than are decided on
+    if (!isUtf8Charset(media.charset)) throw new Refusal(415, 'UNSUPPORTED_MEDIA_TYPE', 'a body must be in UTF-8');
+    if (isJson(media.type)) {
       const value = readJson(bytes);
       return { value, bytes: Buffer.from(JSON.stringify(value)), kind: 'json', rewritten: true };
     }
-    if (type === 'application/x-www-form-urlencoded') {
-      const text = isUtf8(bytes) ? bytes.toString() : '';
-      if (text === '') throw new Refusal(400, 'VALIDATION_FAILED', 'the body is not a form');
-      const form = new URLSearchParams(text);
-      return { value: members(form), bytes: Buffer.from(form.toString()), kind: 'form', rewritten: true };
-    }
+    const bad = (why: string) => new Refusal(400, 'VALIDATION_FAILED', `the form ${why}`);
+    if (!isUtf8(bytes)) throw bad('is not UTF-8');
+    const form = readParameters(bytes.toString(), bad);
+    return { value: members(form), bytes: Buffer.from(form.toString()), kind: 'form', rewritten: true };
   }
-  if (opaque) return { value: opaque(bytes), bytes, kind: 'opaque', rewritten: false };
+  if (opaque && (media || contentType === undefined)) {
+    return { value: opaque(bytes), bytes, kind: 'opaque', rewritten: false };
+  }
   throw new Refusal(415, 'UNSUPPORTED_MEDIA_TYPE', 'on this route a body must be JSON or a form, in UTF-8');
 }
 
 /** The names of a query or a form with their values; a name that comes several times has a list. */
 export function members(parameters: URLSearchParams): Record<string, string | string[]> {
-  const found: Record<string, string | string[]> = Object.create(null);
-  for (const name of new Set(parameters.keys())) {
-    const values = parameters.getAll(name);
-    found[name] = values.length === 1 ? (values[0] as string) : values;
-  }
+  const found = Map.groupBy(parameters, ([name]) => name);
   // a plain object, with `__proto__` as the member that it is
-  return Object.fromEntries(Object.entries(found));
+  return Object.fromEntries(
+    Array.from(found, ([name, pairs]) => [name, pairs.length === 1 ? pairs[0]![1] : pairs.map(([, value]) => value)]),
+  );
+}
+
+/** The parameters of a query or a form. Throws where a name is written in two ways that some programs take for one. */
+function readParameters(text: string, bad: (why: string) => Refusal): URLSearchParams {
+  const parameters = new URLSearchParams(text);
+  const spellings = new Map<string, string>();
+  for (const name of parameters.keys()) {
+    // biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
+    if (/[\x00-\x1f\x7f\ufeff]|^\s|\s$/.test(name)) throw bad('has a name with white space or control characters');
+    const base = baseOf(name);
+    const known = spellings.get(base) ?? name;
+    if (known !== name && !(known.includes('[') && name.includes('['))) throw bad('has a name in two spellings');
+    spellings.set(base, name);
+  }
+  return parameters;
+}
+
+/** Names without regard to case, dots for `_`, and `a[]` or `a[x]` for a list or an object of the name `a`. */
+function baseOf(name: string): string {
+  return name.normalize('NFKC').toLowerCase().replace(/[ .]/g, '_').split('[', 1)[0]!;
+}
+
+/** Frameworks let a parameter of this name stand for the method. */
+const METHOD_PARAMETER = '_method';
+
+/** Does the request name another method than its own, among its parameters? */
+export function overridesMethod(...values: unknown[]): boolean {
+  return values.some(
+    (value) => typeof value === 'object' && value !== null && Object.keys(value).map(baseOf).includes(METHOD_PARAMETER),
+  );
 }
 
 export function isJson(type: string): boolean {
-  return type === 'application/json' || /^[\w.-]+\/[\w.-]+\+json$/.test(type);
+  return /^(?:application|text)\/(?:x-)?json$/.test(type) || /^[\w.-]+\/[\w.-]+\+json$/.test(type);
 }
 
-export function mediaType(header: string | undefined): { type: string; charset: string | undefined } {
-  const [type = '', ...parameters] = (header ?? '').split(';').map((part) => part.trim().toLowerCase());
-  const charset = parameters.find((one) => one.startsWith('charset='))?.slice(8);
-  return { type, charset: charset?.replace(/^"(.*)"$/, '$1') };
+/** A body of this type has members, which policies see. */
+export function isStructured(type: string): boolean {
+  return isJson(type) || type === 'application/x-www-form-urlencoded';
+}
+
+export function isUtf8Charset(charset: string | undefined): boolean {
+  return charset === undefined || /^(?:utf-?8|us-ascii)$/.test(charset);
+}
+
+const TOKEN = "[!#$%&'*+.^_`|~0-9A-Za-z-]+";
+const MEDIA_TYPE = new RegExp(`^(${TOKEN}/${TOKEN})((?:[ \\t]*;[ \\t]*${TOKEN}=(?:${TOKEN}|"[^"\\\\]*"))*)[ \\t]*;?$`);
+
+/** A media type and its charset, in lower case (RFC 9110 §8.3); undefined for what has another form, or two charsets. */
+export function mediaType(header: string | undefined): { type: string; charset: string | undefined } | undefined {
+  const [, type, parameters = ''] = MEDIA_TYPE.exec((header ?? '').trim().toLowerCase()) ?? [];
+  if (type === undefined) return undefined;
+  const charsets = Array.from(parameters.matchAll(/;[ \t]*([^=;]+)=("[^"]*"|[^;"]*)/g)).filter(([, name]) =>
+    name!.startsWith('charset'),
+  );
+  if (charsets.length > 1 || charsets.some(([, name]) => name !== 'charset')) return undefined;
+  return { type, charset: charsets[0]?.[2]?.trim().replace(/^"(.*)"$/, '$1') };
+}
+
+/**
+ * Requests state these once, and a `Connection` that names one would have it dropped on the way: who asks and where,
+ * and how the body is read. With them go the headers that a route decides on.
+ */
+const GUARDED = ['host', 'authorization', 'transfer-encoding', 'mcp-session-id', 'mcp-protocol-version'];
+const guarded = (name: string) => GUARDED.includes(name) || /^(?:content|x-svc)-/.test(name);
+
+/**
+ * Throws a Refusal where the headers of a request have more than one reading: a guarded or decided-on one that is there
+ * twice, that `Connection` names, or that is written so that a program behind would take it for one of these
+ * (`X_Account`), and a body that is framed in another way than by its length or in chunks.
+ */
+export function checkHeaders(
+  { headers, rawHeaders, httpVersion }: IncomingMessage,
+  decidedOn: readonly string[],
+): void {
+  const bad = (why: string) => new Refusal(400, 'VALIDATION_FAILED', why);
+  const isGuarded = (name: string) => guarded(name) || decidedOn.includes(name);
+  const seen = new Set<string>();
+  for (let n = 0; n < rawHeaders.length; n += 2) {
+    const name = (rawHeaders[n] as string).toLowerCase();
+    const alike = name.replace(/[^a-z0-9]/g, '-');
+    if (name !== alike && isGuarded(alike)) throw bad(`the header ${name} looks like ${alike}`);
+    if (isGuarded(name) && seen.has(name)) throw bad(`the header ${name} is there twice`);
+    if (decidedOn.includes(name) && !/^[\t\x20-\x7e]*$/.test(rawHeaders[n + 1] as string)) {
+      throw bad(`the header ${name} is not ASCII`);
+    }
+    seen.add(name);
+  }
+  const dropped = connectionOptions(headers.connection).find(isGuarded);
+  if (dropped !== undefined) throw bad(`Connection names ${dropped}, which would not be forwarded`);
+  const coding = headers['transfer-encoding'];
+  if (coding !== undefined && (coding.toLowerCase() !== 'chunked' || httpVersion === '1.0')) {
+    throw bad('the framing of the body is not understood');
+  }
+}
+
+/** The names in `Connection`, in lower case. */
+export function connectionOptions(header: string | undefined): string[] {
+  return (header ?? '').split(',').map((name) => name.trim().toLowerCase());
+}
+
+/** A name that every program reads in the same way: some take other characters for `-`. */
+export function isPlainHeader(name: string): boolean {
+  return /^[a-z0-9-]+$/.test(name);
+}
+
+/** All of a body; undefined when it is longer. */
+export function collect(stream: IncomingMessage, mostBytes: number): Promise<Buffer | undefined> {
+  return new Promise((resolve, reject) => {
+    const parts: Buffer[] = [];
+    let bytes = 0;
+    const take = (part: Buffer) => {
+      bytes += part.length;
+      if (bytes <= mostBytes) parts.push(part);
+      else {
+        // not destroyed: the connection still has to carry the answer
+        stream.off('data', take).pause();
+        resolve(undefined);
+      }
+    };
+    stream.on('data', take);
+    stream.once('end', () => resolve(parts.length === 1 ? parts[0] : Buffer.concat(parts)));
+    stream.once('error', reject);
+    stream.once('close', () => stream.complete || reject(new Error('the body broke off')));
+  });
 }
 
 /** Is this text or are these bytes JSON that may be parsed: UTF-8, and not nested beyond reason? */
@@ -116,14 +268,19 @@ export function isParsable(bytes: Buffer): boolean {
   return isUtf8(bytes) && !nestsDeeper(bytes, MOST_DEPTH);
 }
 
-function readJson(bytes: Buffer): unknown {
+/** The value of a JSON body. Throws a Refusal on what is none, nests too deep, or names a member of an object twice. */
+export function readJson(bytes: Buffer): unknown {
   const bad = (why: string) => new Refusal(400, 'VALIDATION_FAILED', `the body ${why}`);
   if (!isParsable(bytes)) throw bad(`is not UTF-8, or nests deeper than ${MOST_DEPTH}`);
+  let value: unknown;
   try {
-    return JSON.parse(bytes.toString());
+    value = JSON.parse(bytes.toString());
   } catch {
     throw bad('is not valid JSON');
   }
+  // of two members with one name, some programs take the first, others the last
+  if (repeatsMember(bytes, value)) throw bad('has two members of the same name');
+  return value;
 }
 
 /** The content does not decode; `tooLong` where it only is too long. */
@@ -173,7 +330,10 @@ export function trustedAddresses(list: readonly string[]): BlockList {
   for (const item of list) {
     const [address = '', bits] = item.split('/');
     const family = isIP(address) === 6 ? 'ipv6' : 'ipv4';
-    if (isIP(address) === 0) throw new ConfigError(`SVC_PROXY_TRUST: ${item} is not an address`);
+    const most = family === 'ipv6' ? 128 : 32;
+    if (isIP(address) === 0 || (bits !== undefined && !(/^\d{1,3}$/.test(bits) && Number(bits) <= most))) {
+      throw new ConfigError(`SVC_PROXY_TRUST: ${item} is not an address`);
+    }
     if (bits === undefined) trusted.addAddress(address, family);
     else trusted.addSubnet(address, Number(bits), family);
   }

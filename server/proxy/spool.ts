@@ -17,7 +17,6 @@ import {
 } from 'node:fs';
 import path from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
-import { promisify } from 'node:util';
 import { crc32 } from 'node:zlib';
 
 /** The spool has no room, or its disk failed: nothing may be permitted, since it could not be recorded. */
@@ -63,7 +62,8 @@ const ROOM_BYTES = 256 * 1024;
 /** An event with all its members at their longest; a permit is not begun with less room than this. */
 const MOST_EVENT_BYTES = 64 * 1024;
 
-const sync = promisify(fdatasync);
+const sync = (fd: number) =>
+  new Promise<void>((resolve, reject) => fdatasync(fd, (error) => (error ? reject(error) : resolve())));
 
 /**
  * The events of one proxy on disk, from the decision to the control plane's acknowledgement.
@@ -289,12 +289,13 @@ export class Spool {
   #flushNow(): Promise<void> {
     clearTimeout(this.#timer);
     this.#timer = undefined;
-    // with nothing to do it would have ended before it is noted here as running
     if (this.#queue.length > 0) this.#flushing ??= this.#flush();
     return this.#flushing ?? Promise.resolve();
   }
 
   async #flush(): Promise<void> {
+    // in a later turn: what fails at once would have ended before it is noted as running, and be running for ever
+    await undefined;
     while (this.#queue.length > 0) {
       const group = this.#queue;
       this.#queue = [];

@@ -15,7 +15,7 @@ export interface Outcome {
 
 /** The same, with what the workers must heed. */
 export interface AttemptOutcome extends Outcome {
-  /** The destination says that it is no more. */
+  /** The destination says that there is nothing at its address: 404 or 410. It may be a mistake that somebody corrects. */
   gone: boolean;
   /** Milliseconds for which the destination wants to be left alone. */
   retryAfter?: number;
@@ -63,7 +63,7 @@ export async function attempt(
     reason: result !== 'DELIVERED' && said ? `${reason} It said: ${said}.` : reason,
     http_status: status,
     duration_ms: duration(),
-    gone: destination.gone.includes(status),
+    gone: status === 404 || status === 410,
     ...(retryAfter !== undefined && { retryAfter }),
   };
 }

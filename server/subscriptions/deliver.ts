@@ -2,7 +2,13 @@ import type { EntityManager } from '@mikro-orm/postgresql';
 import type { Counter } from 'prom-client';
 import { type DestinationConfig, Member } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
-import { type DeliverySnapshot, restoreDelivery, stepDelivery } from '../../machines/delivery.ts';
+import {
+  type DeliveryEvent,
+  type DeliverySnapshot,
+  restoreDelivery,
+  stepDelivery,
+  WINDOW_MS,
+} from '../../machines/delivery.ts';
 import type { WriteAudit } from '../auth/audit.ts';
 import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -33,6 +39,11 @@ const POLL_MS = 1000;
 const LEAST_PAUSE_MS = 25;
 /** A destination that accepted nothing for so long is disabled. */
 const DISABLE_AFTER_MS = 5 * 24 * 3600_000;
+/**
+ * A destination that answered nothing but 404 and 410 for 24 hours is disabled. A little less: the last attempt of a
+ * delivery comes 24 hours after it was queued, and its first one, from which this counts, came a moment after that.
+ */
+const DISABLE_GONE_AFTER_MS = WINDOW_MS - 10 * 60_000;
 /** How long deliveries that have ended, and their events, are kept. */
 export const KEEP_DAYS = 30;
 
@@ -42,6 +53,8 @@ interface Lane {
   target_sealed: Buffer | null;
   fence: number;
   failing_since: Date | null;
+  /** Since when every answer was that there is nothing there. */
+  gone_since: Date | null;
   /** By the process's own clock. */
   until: number;
 }
@@ -188,7 +201,7 @@ export class Deliverer {
                and (leased_until is null or leased_until <= $1) and (failing_since is not null) = $4
              order by due_at limit $3 for no key update skip locked) due
        where l.tenant_id = due.tenant_id and l.id = due.id
-       returning l.tenant_id, l.id, l.target_sealed, l.fence, l.failing_since`,
+       returning l.tenant_id, l.id, l.target_sealed, l.fence, l.failing_since, l.gone_since`,
       [new Date(now), new Date(now + LEASE_MS), limit, failing],
     );
     return rows.map((row) => ({ ...row, until: now + LEASE_MS }));
@@ -242,7 +255,11 @@ export class Deliverer {
         destination_config: DestinationConfig;
       }>('select * from subscription where tenant_id = $1 and id = $2 and active', key);
       const [row] = rows;
-      if (!row) return { target, queued: [] };
+      if (!row) {
+        // a process that died while it paused the subscription has left these
+        await this.#parts.subscriptions.stopRest(lane.tenant_id, lane.id);
+        return { target, queued: [] };
+      }
       const sealed = {
         tenantId: lane.tenant_id,
         id: lane.id,
@@ -308,21 +325,24 @@ export class Deliverer {
   /** Stores the outcome and the machine's next state; false when the lane is not ours any more, and nothing is stored. */
   async #store(lane: Lane, delivery: Queued, snapshot: DeliverySnapshot, outcome: AttemptOutcome): Promise<boolean> {
     const now = this.#now();
-    const [next] = stepDelivery(snapshot, {
+    const event: DeliveryEvent = {
       type: 'attempted',
       at: now,
       result: outcome.result,
       jitter: Math.random(),
       ...(outcome.retryAfter !== undefined && { retryAfter: outcome.retryAfter }),
-    });
+    };
+    const [next] = stepDelivery(snapshot, event);
     const at = new Date(now);
     const failingSince = outcome.delivered ? null : (lane.failing_since ?? at);
+    const goneSince = outcome.gone ? (lane.gone_since ?? at) : null;
     const { context } = next;
     const stored = await this.#outcomes.add({
       tenant_id: lane.tenant_id,
       lane_id: lane.id,
       fence: lane.fence,
       failing_since: failingSince,
+      gone_since: goneSince,
       id: delivery.id,
       status: next.value,
       machine_context: context,
@@ -337,8 +357,9 @@ export class Deliverer {
     });
     if (stored) {
       lane.failing_since = failingSince;
+      lane.gone_since = goneSince;
       delivery.status = next.value;
-      this.#parts.db.notices.tellHere('delivery', lane.tenant_id, delivery.id);
+      this.#parts.db.notices.tellHere('delivery', lane.tenant_id, delivery.id, [{ event, state: next.value, context }]);
     }
     return stored;
   }
@@ -363,10 +384,13 @@ export class Deliverer {
       );
       return false;
     }
-    const since = lane.failing_since!;
-    const tooLong = this.#now() - since.getTime() >= DISABLE_AFTER_MS;
-    if (!outcome.gone && !tooLong) return false;
-    const reason = outcome.gone ? outcome.reason : `Nothing was accepted there for five days. Last: ${outcome.reason}`;
+    const lasted = (since: Date | null, ms: number) => since !== null && this.#now() - since.getTime() >= ms;
+    const gone = lasted(lane.gone_since, DISABLE_GONE_AFTER_MS);
+    if (!gone && !lasted(lane.failing_since, DISABLE_AFTER_MS)) return false;
+    const since = lane.failing_since;
+    const reason = gone
+      ? `There was nothing at this address for 24 hours. Last: ${outcome.reason}`
+      : `Nothing was accepted there for five days. Last: ${outcome.reason}`;
     await subscriptions.disable(tenantId, id, reason, since, (em, subscription) =>
       this.#tellAdmins(em, tenantId, subscription, reason),
     );

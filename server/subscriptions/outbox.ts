@@ -1,8 +1,11 @@
 import type pg from 'pg';
 import type { Database } from '../../db/index.ts';
+import type { Step } from '../../db/notices.ts';
 import { createDelivery, DELIVERY_MACHINE_VERSION } from '../../machines/delivery.ts';
 import { type SecretBox, sha256 } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
+import type { Destination, DestinationType } from './destinations/destination.ts';
+import { DESTINATIONS } from './destinations/index.ts';
 
 /** Events that are fanned out in one transaction. */
 const BATCH = 200;
@@ -18,6 +21,12 @@ interface Planned {
   laneId: string;
   eventId: string;
   eventType: string;
+}
+
+/** A delivery and its first step. */
+interface Made {
+  id: string;
+  step: Step;
 }
 
 /**
@@ -39,7 +48,7 @@ export async function fanOut(db: Database, box: SecretBox, now: () => number): P
 async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now: number): Promise<number> {
   const client = await db.owner.connect();
   let broken: Error | undefined;
-  let made: string[] = [];
+  let made: Made[] = [];
   try {
     await client.query('begin');
     const { rows: lock } = await client.query<{ mine: boolean }>(
@@ -48,16 +57,17 @@ async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now:
     );
     const events = lock[0]!.mine ? await waiting(client, tenantId) : [];
     if (events.length > 0) {
-      const { rows: subscriptions } = await client.query<{ id: string; event_types: string[]; active_since: Date }>(
-        'select id, event_types, active_since from subscription where tenant_id = $1 and active order by id',
+      const { rows: subscriptions } = await client.query<Subscriber>(
+        `select id, destination_type, event_types, active_since from subscription
+         where tenant_id = $1 and active order by id`,
         [tenantId],
       );
       const planned: Planned[] = [];
       const targets = new Map<string, string>();
       for (const { id: eventId, event_type: eventType, created_at, targets: urls } of events) {
-        for (const { id, event_types, active_since } of subscriptions) {
-          if (active_since > created_at || (event_types.length > 0 && !event_types.includes(eventType))) continue;
-          planned.push({ laneId: id, eventId, eventType });
+        for (const subscription of subscriptions) {
+          if (subscription.active_since > created_at || !asksFor(subscription, eventType)) continue;
+          planned.push({ laneId: subscription.id, eventId, eventType });
         }
         for (const url of new Set(targetsOf(urls))) {
           const laneId = targetLane(tenantId, url);
@@ -73,7 +83,7 @@ async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now:
       ]);
     }
     await client.query('commit');
-    for (const id of made) db.notices.tellHere('delivery', tenantId, id);
+    for (const { id, step } of made) db.notices.tellHere('delivery', tenantId, id, [step]);
     return events.length;
   } catch (error) {
     await client.query('rollback').catch((rollback: Error) => {
@@ -85,6 +95,20 @@ async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now:
   }
 }
 
+interface Subscriber {
+  id: string;
+  destination_type: DestinationType;
+  event_types: string[];
+  active_since: Date;
+}
+
+/** A subscription that names no types is told of every event, but for what its kind of destination must be asked for. */
+function asksFor({ destination_type, event_types }: Subscriber, eventType: string): boolean {
+  if (event_types.length > 0) return event_types.includes(eventType);
+  const { onlyNamed }: Destination = DESTINATIONS[destination_type];
+  return !onlyNamed?.some((type) => type === eventType);
+}
+
 async function waiting(client: pg.PoolClient, tenantId: string) {
   const { rows } = await client.query<{ id: string; event_type: string; created_at: Date; targets: unknown }>(
     `select id, event_type, created_at, payload->'notify_targets' as targets from event_outbox
@@ -94,7 +118,7 @@ async function waiting(client: pg.PoolClient, tenantId: string) {
   return rows;
 }
 
-/** Resolves to the ids of the deliveries. */
+/** Resolves to the deliveries. */
 async function insert(
   client: pg.PoolClient,
   box: SecretBox,
@@ -102,7 +126,7 @@ async function insert(
   planned: readonly Planned[],
   targets: ReadonlyMap<string, string>,
   now: number,
-): Promise<string[]> {
+): Promise<Made[]> {
   if (planned.length === 0) return [];
   const [snapshot] = createDelivery(now);
   const at = new Date(now);
@@ -151,7 +175,8 @@ async function insert(
     'update delivery_lane set due_at = least(coalesce(due_at, $3), $3) where tenant_id = $1 and id = any($2)',
     [tenantId, [...lanes], at],
   );
-  return made.map(({ id }) => id);
+  const step = { event: { type: 'xstate.init' }, state: snapshot.value, context: snapshot.context };
+  return made.map(({ id }) => ({ id, step }));
 }
 
 /** The destination of a notify target: all holds of a tenant that name the same URL share it. */

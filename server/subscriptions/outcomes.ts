@@ -8,6 +8,7 @@ export interface StoredOutcome {
   /** Under which the attempt was made. */
   fence: number;
   failing_since: Date | null;
+  gone_since: Date | null;
   /** Of the delivery. */
   id: string;
   status: string;
@@ -34,6 +35,7 @@ const COLUMNS = {
   lane_id: 'text',
   fence: 'bigint',
   failing_since: 'timestamptz',
+  gone_since: 'timestamptz',
   id: 'text',
   status: 'text',
   machine_context: 'jsonb',
@@ -59,13 +61,14 @@ const STORE = `
 with x as (
   select * from unnest(${NAMES.map((name, n) => `$${n + 1}::${COLUMNS[name]}[]`).join(', ')}) x (${NAMES.join(', ')})
 ), held as materialized (
-  select l.tenant_id, l.id, l.failing_since from delivery_lane l
+  select l.tenant_id, l.id, l.failing_since, l.gone_since from delivery_lane l
   join x on x.tenant_id = l.tenant_id and x.lane_id = l.id and x.fence = l.fence
   order by l.tenant_id, l.id for no key update of l
 ), turned as (
-  update delivery_lane l set failing_since = x.failing_since
+  update delivery_lane l set failing_since = x.failing_since, gone_since = x.gone_since
   from x join held h on h.tenant_id = x.tenant_id and h.id = x.lane_id
-  where l.tenant_id = h.tenant_id and l.id = h.id and (h.failing_since is null) <> (x.failing_since is null)
+  where l.tenant_id = h.tenant_id and l.id = h.id
+    and ((h.failing_since is null) <> (x.failing_since is null) or (h.gone_since is null) <> (x.gone_since is null))
 )
 update delivery d set status = x.status, machine_context = x.machine_context, machine_version = ${DELIVERY_MACHINE_VERSION},
   attempts = x.attempts, http_status = x.http_status, result = x.result, failure_reason = x.failure_reason,

@@ -13,12 +13,14 @@ const DestinationConfigOut = z.object({
   app_url: z.string().optional().describe('where Approve and Deny lead; absent: this server'),
 });
 
+const EVERY = 'empty: every event, but to a chat (slack, teams) no forensics.checkpoint, which must be named for one';
+
 const SubscriptionOut = z
   .object({
     id: z.string(),
     url: z.string().describe('of a chat only its beginning: the rest is its secret'),
     destination_type: z.enum(DESTINATION_TYPES),
-    event_types: z.array(z.string()).describe('empty: every event'),
+    event_types: z.array(z.string()).describe(EVERY),
     active: z.boolean(),
     destination_config: DestinationConfigOut,
     created_at: z.iso.datetime(),
@@ -70,7 +72,7 @@ const HttpUrl = text(2000).refine((url) => {
 const Secret = text(500, 8).describe(
   'signs what is sent to a webhook; write-only. Standard Webhooks writes whsec_<base64>',
 );
-const EventTypes = z.array(Type).max(100).describe('empty: every event');
+const EventTypes = z.array(Type).max(100).describe(EVERY);
 const AppUrl = HttpUrl.refine((url) => {
   const { search, hash } = URL.parse(url) ?? { search: '', hash: '' };
   return search === '' && hash === '';

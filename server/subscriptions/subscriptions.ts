@@ -1,9 +1,11 @@
 import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
 import { type DestinationConfig, Subscription, type SubscriptionRow } from '../../db/entities/index.ts';
-import type { Database } from '../../db/index.ts';
+import { afterCommit, type Database } from '../../db/index.ts';
+import type { Step } from '../../db/notices.ts';
 import { addEvent, EVENT_TYPES, type EventType } from '../../db/outbox.ts';
 import {
   DELIVERY_MACHINE_VERSION,
+  type DeliveryEvent,
   type DeliveryResult,
   type DeliveryState,
   restoreDelivery,
@@ -200,16 +202,21 @@ export class Subscriptions {
     if (patch.secret === undefined && patch.secret_overlap_seconds !== undefined) {
       faults.push({ pointer: '/secret_overlap_seconds', message: 'needs a new secret beside it' });
     }
+    const url = this.#newUrl(before, patch.url);
+    if (url === null)
+      faults.push({ pointer: '/url', message: 'is shortened: give the whole address, or leave it out' });
     if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults });
-    if (patch.url !== undefined) await this.#assertMayDial(tenantId, id, patch.url, by);
-    let stopped: string[] = [];
+    if (url) await this.#assertMayDial(tenantId, id, url, by);
+    // what was queued before a pause is not sent after it, also where the pause did not come to its end
+    if (patch.active === true && !before.active) await this.stopRest(tenantId, id);
+    let stopped = 0;
     const view = await this.#db.transaction(tenantId, async (em) => {
       const row = await lock(em, id);
       const now = new Date(this.#clock.now());
       const changed: string[] = [];
-      if (patch.url !== undefined) {
-        row.urlSealed = this.#seal(tenantId, id, 'url', patch.url);
-        changed.push(`url (${hostOf(patch.url)})`);
+      if (url) {
+        row.urlSealed = this.#seal(tenantId, id, 'url', url);
+        changed.push(`url (${hostOf(url)})`);
       }
       if (patch.event_types !== undefined) {
         row.eventTypes = [...new Set(patch.event_types)];
@@ -234,12 +241,11 @@ export class Subscriptions {
       // whoever sends there now must not go on with what was: the fence takes their lease away
       await em.execute(
         `update delivery_lane set fence = fence + 1, leased_until = null, due_at = case when due_at is null then null
-           else ?::timestamptz end, not_before = null ${resumed ? ', failing_since = null' : ''}
+           else ?::timestamptz end, not_before = null ${resumed ? ', failing_since = null, gone_since = null' : ''}
          where tenant_id = ? and id = ?`,
         [now, tenantId, id],
       );
-      if (paused)
-        stopped = await stopQueued(em, tenantId, id, 'The subscription was paused before this was delivered.');
+      if (paused) stopped = await this.#stopQueued(em, now, tenantId, id, WAS_PAUSED);
       if (patch.secret !== undefined) {
         const until = row.previousSecretUntil;
         const detail = until ? `the secret before signs until ${until.toISOString()}` : 'the secret before is void';
@@ -250,8 +256,24 @@ export class Subscriptions {
       }
       return this.#view(row);
     });
-    this.#tellOf(tenantId, stopped);
+    if (stopped === STOPPED_AT_ONCE) await this.stopRest(tenantId, id);
     return view;
+  }
+
+  /**
+   * Ends what is still queued for a subscription that takes nothing: some at a time, because there may be more than one
+   * transaction can hold. It changes nothing where the subscription is active.
+   */
+  async stopRest(tenantId: string, id: string): Promise<void> {
+    let stopped: number;
+    do {
+      stopped = await this.#db.transaction(tenantId, async (em) => {
+        const row = await em.findOne(Subscription, { id }, { lockMode: LockMode.PESSIMISTIC_WRITE });
+        if (!row || row.active) return 0;
+        const reason = row.disabledAt ? WAS_DISABLED : WAS_PAUSED;
+        return this.#stopQueued(em, new Date(this.#clock.now()), tenantId, id, reason);
+      });
+    } while (stopped === STOPPED_AT_ONCE);
   }
 
   /** Its deliveries are gone with it: none is sent after this resolves, but for an attempt that is under way. */
@@ -373,7 +395,7 @@ export class Subscriptions {
    * INVALID_STATUS while the subscription is paused.
    */
   async redeliver(tenantId: string, id: string, deliveryId: string, by: Doer): Promise<DeliveryView> {
-    const view = await this.#db.transaction(tenantId, async (em) => {
+    return this.#db.transaction(tenantId, async (em) => {
       const subscription = await lock(em, id);
       if (!subscription.active) throw new AppError('INVALID_STATUS', PAUSED);
       const now = new Date(this.#clock.now());
@@ -385,7 +407,9 @@ export class Subscriptions {
       );
       if (!row) throw noDelivery();
       const stored = { state: row.status, context: row.machine_context, version: row.machine_version };
-      const [next] = stepDelivery(restoreDelivery(stored), { type: 'redeliver', at: now.getTime() });
+      const event: DeliveryEvent = { type: 'redeliver', at: now.getTime() };
+      const [next] = stepDelivery(restoreDelivery(stored), event);
+      this.#tellAfter(em, tenantId, deliveryId, { event, state: next.value, context: next.context });
       const [changed] = await em.execute<DeliveryRow[]>(
         `update delivery set status = ?, machine_context = ?, machine_version = ?, next_attempt_at = ?,
            delivered_at = null, failure_reason = null
@@ -401,8 +425,6 @@ export class Subscriptions {
       await this.#record(em, tenantId, 'subscription.redelivered', id, by, `${row.event_type} ${row.event_id}`);
       return deliveryView(changed!, subscription.destinationType);
     });
-    this.#tellOf(tenantId, [deliveryId]);
-    return view;
   }
 
   /**
@@ -416,7 +438,7 @@ export class Subscriptions {
     failingSince: Date | null,
     tell: (em: EntityManager, subscription: SubscriptionView) => Promise<void>,
   ): Promise<void> {
-    let stopped: string[] = [];
+    let stopped = 0;
     await this.#db.transaction(tenantId, async (em) => {
       const row = await em.findOne(Subscription, { id, active: true }, { lockMode: LockMode.PESSIMISTIC_WRITE });
       if (!row) return;
@@ -430,7 +452,7 @@ export class Subscriptions {
         'update delivery_lane set fence = fence + 1, leased_until = null, due_at = null where tenant_id = ? and id = ?',
         [tenantId, id],
       );
-      stopped = await stopQueued(em, tenantId, id, 'The subscription was disabled before this was delivered.');
+      stopped = await this.#stopQueued(em, now, tenantId, id, WAS_DISABLED);
       await addEvent(em, tenantId, {
         type: 'subscription.disabled',
         at: now.getTime(),
@@ -451,11 +473,45 @@ export class Subscriptions {
         reason,
       });
     });
-    this.#tellOf(tenantId, stopped);
+    if (stopped === STOPPED_AT_ONCE) await this.stopRest(tenantId, id);
   }
 
-  #tellOf(tenantId: string, deliveries: readonly string[]): void {
-    for (const id of deliveries) this.#db.notices.tellHere('delivery', tenantId, id);
+  /**
+   * The address that a change names: undefined for none, which is also what the shortened one means that we showed. Null
+   * for any other that is shortened.
+   */
+  #newUrl(row: SubscriptionRow, url: string | undefined): string | null | undefined {
+    if (url === undefined || row.destinationType === 'webhook') return url;
+    const { href } = new URL(url);
+    if (href === new URL(this.#view(row).url).href) return undefined;
+    return href.endsWith(new URL('x:…').pathname) ? null : url;
+  }
+
+  #tellAfter(em: EntityManager, tenantId: string, id: string, step: Step): void {
+    afterCommit(em, () => this.#db.notices.tellHere('delivery', tenantId, id, [step]));
+  }
+
+  /** Sends `stop` to what waits in a lane. Resolves to how many deliveries it stopped: at most STOPPED_AT_ONCE. */
+  async #stopQueued(em: EntityManager, now: Date, tenantId: string, laneId: string, reason: string): Promise<number> {
+    const rows = await em.execute<Pick<DeliveryRow, 'id' | 'status' | 'machine_context' | 'machine_version'>[]>(
+      `select id, status, machine_context, machine_version from delivery
+       where tenant_id = ? and lane_id = ? and status = 'retrying' order by event_id limit ${STOPPED_AT_ONCE} for update`,
+      [tenantId, laneId],
+    );
+    if (rows.length === 0) return 0;
+    const event: DeliveryEvent = { type: 'stop', at: now.getTime(), reason };
+    const stopped = rows.map(({ id, status: state, machine_context: context, machine_version: version }) => {
+      const [next] = stepDelivery(restoreDelivery({ state, context, version }), event);
+      this.#tellAfter(em, tenantId, id, { event, state: next.value, context: next.context });
+      return { id, status: next.value, context: next.context };
+    });
+    await em.execute(
+      `update delivery d set status = x.status, next_attempt_at = null, failure_reason = ?, machine_context = x.context
+       from jsonb_to_recordset(?::jsonb) x (id text, status text, context jsonb)
+       where d.tenant_id = ? and d.id = x.id`,
+      [reason, JSON.stringify(stopped), tenantId],
+    );
+    return stopped.length;
   }
 
   #rotate(row: SubscriptionRow, secret: string, overlapSeconds = DEFAULT_OVERLAP_SECONDS, now: Date): void {
@@ -575,17 +631,10 @@ function deliveryView(row: DeliveryRow, type: DestinationType): DeliveryView {
   };
 }
 
-/** What the machine's `stop` does, to all that waits in a lane at once: there may be many. */
-/** Resolves to the deliveries that are stopped by it. */
-async function stopQueued(em: EntityManager, tenantId: string, laneId: string, reason: string): Promise<string[]> {
-  const rows = await em.execute<{ id: string }[]>(
-    `update delivery set status = 'failed', next_attempt_at = null, failure_reason = ?,
-       machine_context = machine_context || ?::jsonb
-     where tenant_id = ? and lane_id = ? and status = 'retrying' returning id`,
-    [reason, JSON.stringify({ nextAt: null, stopped: reason }), tenantId, laneId],
-  );
-  return rows.map(({ id }) => id);
-}
+const WAS_PAUSED = 'The subscription was paused before this was delivered.';
+const WAS_DISABLED = 'The subscription was disabled before this was delivered.';
+/** Deliveries that one transaction stops. */
+const STOPPED_AT_ONCE = 2000;
 
 const notFound = () => new AppError('NOT_FOUND', 'there is no such subscription');
 const noDelivery = () => new AppError('NOT_FOUND', 'there is no such delivery');

@@ -1,7 +1,7 @@
 import { z } from 'zod';
 import { type PlainCall, type PlainRoute, sendPage } from '../api/plain.ts';
 import { text } from '../api/trpc.ts';
-import { ROLES } from '../auth/scopes.ts';
+import { type Principal, ROLES } from '../auth/scopes.ts';
 import { AppError } from '../errors.ts';
 import { html, page, wantsPage } from '../lib/page.ts';
 import type { Invitations, InvitationView } from './invitations.ts';
@@ -15,12 +15,12 @@ const Joined = z.object({
 const Token = z.string().max(200).optional();
 
 /**
- * The routes of the link in an invitation. `checks` are those of sign-in: they throw for a prefetch, and for a form of
- * another site.
+ * The routes of the link in an invitation. `checks` are those of sign-in: they throw for what is no page that somebody
+ * opened, and for a form of another site.
  */
 export function inviteRoutes(
   invitations: Invitations,
-  checks: { refusePrefetch: (call: PlainCall) => void; assertSameOrigin: (origin: string | undefined) => void },
+  checks: { assertOpened: (call: PlainCall) => void; assertSameOrigin: (origin: string | undefined) => void },
 ): PlainRoute[] {
   const dead = () => new AppError('UNAUTHENTICATED', 'the invitation is not valid any more: ask for a new one');
   const join = async ({ context, request, reply }: PlainCall, token: string | undefined, name?: string) => {
@@ -55,12 +55,12 @@ export function inviteRoutes(
       answers: { 200: json },
       problems: ['UNAUTHENTICATED', 'FORBIDDEN'],
       async handler(call) {
-        checks.refusePrefetch(call);
+        checks.assertOpened(call);
         const { token } = call.query;
         if (wantsJson(call)) return join(call, token);
         const view = token ? await invitations.view(token) : undefined;
         if (!view) throw dead();
-        return sendPage(call.reply, 200, invitationPage(token!, view));
+        return sendPage(call.reply, 200, invitationPage(token!, view, call.principal));
       },
     },
     {
@@ -83,8 +83,14 @@ export function inviteRoutes(
   ];
 }
 
-function invitationPage(token: string, { email, roles, tenantName, signOnAt }: InvitationView): string {
-  const what = html`<p>${email} joins ${tenantName} as ${roles.join(', ')}.</p>`;
+function invitationPage(
+  token: string,
+  { email, roles, tenantName, signOnAt }: InvitationView,
+  principal: Principal | null,
+): string {
+  const now = principal?.kind === 'session' ? principal.email : undefined;
+  const what = html`<p>${email} joins ${tenantName} as ${roles.join(', ')}.</p>
+${now === undefined ? undefined : html`<p>You are signed in as <strong>${now}</strong>. Joining signs you in as <strong>${email}</strong>.</p>`}`;
   if (signOnAt) {
     return page(
       `Join ${tenantName}`,

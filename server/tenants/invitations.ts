@@ -1,6 +1,7 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { Invitation, type InvitationRow, Member, type MemberRow } from '../../db/entities/index.ts';
 import type { Database, Notify } from '../../db/index.ts';
+import { lockPeople } from '../../db/people.ts';
 import type { Doer, WriteAudit } from '../auth/audit.ts';
 import type { Role, SignInPolicyOf } from '../auth/scopes.ts';
 import { newSecret, secretHash, secretKind } from '../auth/secret.ts';
@@ -65,13 +66,25 @@ export class Invitations {
 
   /**
    * Invites an address, and mails the link. An invitation that is still open for it is replaced: its link is dead.
-   * CONFLICT when the address is a member. One who was removed gets the same account back by accepting.
+   * CONFLICT when the address is a member. One who was removed gets the same account back by accepting. `inviter` is the
+   * person who asks, by a session or a key of theirs: the invitation ends when they are an admin no more.
    */
-  async create(tenantId: string, input: { email: string; role: Role }, by: Doer): Promise<InvitationRow> {
+  async create(
+    tenantId: string,
+    input: { email: string; role: Role; inviter: string | null },
+    by: Doer,
+  ): Promise<InvitationRow> {
     const { db, clock, audit } = this.#parts;
     const email = input.email.toLowerCase();
     const row = await db.transaction(tenantId, async (em) => {
       const now = new Date(clock.now());
+      if (input.inviter !== null) {
+        const people = await lockPeople(em, tenantId, [input.inviter]);
+        // demoted since the request was let in
+        if (!people.get(input.inviter)?.roles.includes('admin')) {
+          throw new AppError('FORBIDDEN', 'this needs the role admin');
+        }
+      }
       await lockTenant(em, tenantId);
       if (await em.count(Member, { tenantId, email, removedAt: null })) return undefined;
       for (const open of await em.find(Invitation, { tenantId, email, acceptedAt: null, revokedAt: null })) {
@@ -87,6 +100,7 @@ export class Invitations {
         roles: [input.role],
         tokenHash: secretHash(token),
         invitedBy: by.actor.email ?? by.actor.id,
+        invitedById: input.inviter,
         createdAt: now,
         sentAt: now,
         expiresAt: new Date(now.getTime() + INVITATION_SECONDS * 1000),

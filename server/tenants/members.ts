@@ -1,11 +1,12 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
-import { Invitation, Member, type MemberRow } from '../../db/entities/index.ts';
+import { ApiKey, Invitation, Member, type MemberRow } from '../../db/entities/index.ts';
 import type { Database, Notify } from '../../db/index.ts';
 import type { AuditAction, Doer, WriteAudit } from '../auth/audit.ts';
 import type { Role } from '../auth/scopes.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
+import { withdrawChangesOf } from './settings-changes.ts';
 
 /** A person as lists show them. */
 export interface Person {
@@ -36,13 +37,13 @@ export interface PersonFilter {
 export interface Holdings {
   /** Ends the person's sessions and the links that would start one; resolves to how many sessions. */
   signOut(em: EntityManager, tenantId: string, userId: string): Promise<number>;
-  /** Revokes the keys that the person made or answers for, or only those with the scope admin. */
+  /** Revokes the keys that the person made; with `all` also those that they answer for. */
   revokeKeys(
     em: EntityManager,
     notify: Notify,
     tenantId: string,
     userId: string,
-    which: 'all' | 'admin',
+    which: 'all' | 'made',
     by: Doer,
   ): Promise<number>;
   /** Takes the person out of the approver groups; resolves to the groups. */
@@ -126,8 +127,8 @@ export class Members {
   }
 
   /**
-   * Takes a role away. NOT_FOUND when the person does not hold it; CONFLICT when nobody else is admin. Who is admin no
-   * more holds no key that is: those that they made with the scope admin are revoked.
+   * Takes a role away. NOT_FOUND when the person does not hold it; CONFLICT when nobody else is admin. What a person
+   * made as an admin ends with the role: keys, open invitations, and changes of settings that wait.
    */
   async revoke(tenantId: string, userId: string, role: Role, by: Doer): Promise<void> {
     const how = { done: 'role.revoked', refused: 'role.revocation_refused', detail: role } as const;
@@ -136,14 +137,16 @@ export class Members {
       if (role === 'admin') assertAnother(admins, userId);
       member.roles = member.roles.filter((held) => held !== role);
       if (role !== 'admin') return undefined;
-      const keys = await this.#holdings.revokeKeys(em, notify, tenantId, userId, 'admin', by);
-      return keys > 0 ? `admin; ${keys} admin keys revoked` : undefined;
+      const invitations = await this.#endMade(em, tenantId, userId);
+      const keys = await this.#holdings.revokeKeys(em, notify, tenantId, userId, 'made', by);
+      return keys + invitations > 0 ? `admin; ${keys} keys and ${invitations} invitations revoked` : undefined;
     });
   }
 
   /**
    * Removes a person: roles, sessions, links and approver groups are gone, and so are the keys that they made or answer
-   * for, whose text they may have. Nothing lets them in until they are invited again. CONFLICT for the last admin.
+   * for, whose text they may have, and the invitations that they sent. Nothing lets them in until they are invited
+   * again. CONFLICT for the last admin.
    */
   async remove(tenantId: string, userId: string, by: Doer): Promise<void> {
     const how = { done: 'member.removed', refused: 'member.removal_refused' } as const;
@@ -151,6 +154,7 @@ export class Members {
       if (member.roles.includes('admin')) assertAnother(admins, userId);
       member.roles = [];
       member.removedAt = new Date(this.#clock.now());
+      const invitations = await this.#endMade(em, tenantId, userId);
       // one that was open beside the account would be a way back in
       const open = { tenantId, email: member.email, acceptedAt: null, revokedAt: null };
       await em.nativeUpdate(Invitation, open, { revokedAt: member.removedAt });
@@ -158,10 +162,22 @@ export class Members {
       const groups = await this.#holdings.leaveGroups(em, notify, tenantId, userId);
       const keys = await this.#holdings.revokeKeys(em, notify, tenantId, userId, 'all', by);
       return [
-        `${sessions} sessions ended, ${keys} keys revoked`,
+        `${sessions} sessions ended, ${keys} keys and ${invitations} invitations revoked`,
         ...(groups.length > 0 ? [`out of ${groups.join(', ')}`] : []),
       ].join('; ');
     });
+  }
+
+  /**
+   * Ends what a person asked for as an admin and nobody has taken up: invitations, and changes of settings. Resolves to
+   * how many invitations.
+   */
+  async #endMade(em: EntityManager, tenantId: string, userId: string): Promise<number> {
+    const now = new Date(this.#clock.now());
+    await em.execute('select 1 from tenant where tenant_id = ? for no key update', [tenantId]);
+    await withdrawChangesOf(em, tenantId, userId, now);
+    const open = { tenantId, invitedById: userId, acceptedAt: null, revokedAt: null };
+    return em.nativeUpdate(Invitation, open, { revokedAt: now });
   }
 
   /**
@@ -185,6 +201,10 @@ export class Members {
         const admins = rows.filter(({ admin }) => admin).map(({ id }) => id);
         if (by.actor.type === 'user' && !admins.includes(by.actor.id)) {
           throw new AppError('FORBIDDEN', 'this needs the role admin');
+        }
+        // its maker may have been demoted since the request was let in
+        if (by.actor.type === 'api_key' && !(await em.count(ApiKey, { tenantId, id: by.actor.id, revokedAt: null }))) {
+          throw new AppError('FORBIDDEN', 'the key is revoked');
         }
         const member = await em.findOne(Member, { tenantId, id: userId, removedAt: null });
         if (!member) throw notFound();

@@ -2,7 +2,7 @@ import { z } from 'zod';
 import type { InvitationRow } from '../../db/entities/index.ts';
 import { type Context, emailAddress, route, text, trpc } from '../api/trpc.ts';
 import { actorOf, type Doer } from '../auth/audit.ts';
-import { type Principal, ROLES, type Role } from '../auth/scopes.ts';
+import { ownerOf, type Principal, ROLES, type Role } from '../auth/scopes.ts';
 import { INVITATION_STATES, type Invitations } from './invitations.ts';
 import type { Members, Person } from './members.ts';
 
@@ -107,7 +107,7 @@ export function usersRouter(members: Members) {
     revoke: route('DELETE /v1/users/{id}/roles/{role}', access, {
       summary: 'Take a role away',
       description:
-        'Holds at once. Whoever is admin no more loses the keys with the scope admin that they made. 409 for the last admin.',
+        'Holds at once. Keys, open invitations and waiting changes of settings end when the person who made them is no longer an admin. 409 for the last admin.',
       tag,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
     })
@@ -121,7 +121,7 @@ export function usersRouter(members: Members) {
     remove: route('DELETE /v1/team/{userId}', access, {
       summary: 'Remove a person from the team',
       description:
-        'Ends roles, sessions, sign-in links and the keys that the person made or answers for, at once. An invitation restores the same account. 409 for the last admin.',
+        'Ends roles, sessions, sign-in links, the keys that the person made or answers for, and the invitations that they sent, at once. An invitation restores the same account. 409 for the last admin.',
       tag,
       status: 204,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
@@ -157,7 +157,9 @@ export function invitesRouter(invitations: Invitations) {
     })
       .input(z.strictObject({ email: emailAddress, role: z.enum(ROLES) }))
       .output(InvitationOut)
-      .mutation(async ({ ctx, input }) => out(await invitations.create(ctx.tenantId, input, by(ctx)))),
+      .mutation(async ({ ctx, input }) =>
+        out(await invitations.create(ctx.tenantId, { ...input, inviter: ownerOf(ctx.principal) }, by(ctx))),
+      ),
 
     list: route('GET /v1/invites', access, { summary: 'List the invitations, newest first', tag })
       .input(

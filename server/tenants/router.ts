@@ -1,8 +1,11 @@
 import { z } from 'zod';
-import { route, trpc } from '../api/trpc.ts';
-import { actorOf } from '../auth/audit.ts';
+import type { SettingsChangeRow } from '../../db/entities/index.ts';
+import { type Context, route, text, trpc } from '../api/trpc.ts';
+import { actorOf, type Doer } from '../auth/audit.ts';
+import type { Principal } from '../auth/scopes.ts';
 import { AppError } from '../errors.ts';
-import { Settings, SettingsPatch } from './settings.ts';
+import { GUARDED_SETTINGS, Settings, SettingsPatch } from './settings.ts';
+import { CHANGE_STATES, type SettingsChanges } from './settings-changes.ts';
 import type { Tenants } from './tenants.ts';
 
 export function peopleRouter(tenants: Tenants) {
@@ -22,10 +25,63 @@ export function peopleRouter(tenants: Tenants) {
   });
 }
 
+const SettingsChangeOut = z
+  .object({
+    id: z.string(),
+    status: z.enum(CHANGE_STATES),
+    reason: z.string(),
+    proposed_by: z.string(),
+    created_at: z.iso.datetime(),
+    changes: z.array(
+      z.object({
+        setting: z.string(),
+        from: z.unknown(),
+        to: z.unknown(),
+        loosens: z.boolean().describe('takes a safeguard away, so that a second person is asked'),
+      }),
+    ),
+    decided_by: z.string().nullable(),
+    decided_at: z.iso.datetime().nullable(),
+    comment: z.string().nullable(),
+  })
+  .meta({ id: 'SettingsChange', description: 'A change of settings that waits for a second person, or waited' });
+
+const changeOut = (row: SettingsChangeRow): z.input<typeof SettingsChangeOut> => ({
+  id: row.id,
+  status: row.status,
+  reason: row.reason,
+  proposed_by: row.proposedBy,
+  created_at: row.createdAt.toISOString(),
+  changes: row.changes,
+  decided_by: row.decidedBy ?? null,
+  decided_at: row.decidedAt?.toISOString() ?? null,
+  comment: row.comment ?? null,
+});
+
+const settingsTag = 'settings';
+/** No key decides: a person does, who is signed in. */
+const decides = { role: 'approver' } as const;
+
 /** `assertActionTypes` throws a RangeError on action types that no policy schema can have. */
-export function settingsRouter(tenants: Tenants, assertActionTypes: (own: Settings['action_types']) => void) {
+export function settingsRouter(
+  tenants: Tenants,
+  changes: SettingsChanges,
+  assertActionTypes: (own: Settings['action_types']) => void,
+) {
+  const by = (ctx: Context & { principal: Principal }): Doer => ({
+    actor: actorOf(ctx.principal, ctx.ip),
+    requestId: ctx.requestId,
+  });
   return trpc.router({
-    get: route('GET /v1/settings', { keys: [], role: 'viewer' }, { summary: 'Read the settings', tag: 'settings' })
+    get: route(
+      'GET /v1/settings',
+      { keys: [], role: 'viewer' },
+      {
+        summary: 'Read the settings',
+        description: 'Each has a value: its default where nothing is set.',
+        tag: settingsTag,
+      },
+    )
       .input(z.strictObject({}))
       .output(Settings)
       .query(({ ctx }) => tenants.settings(ctx.tenantId)),
@@ -35,25 +91,68 @@ export function settingsRouter(tenants: Tenants, assertActionTypes: (own: Settin
       { keys: [], role: 'admin' },
       {
         summary: 'Change settings',
-        tag: 'settings',
-        problems: ['CONFLICT'],
+        description: `Only what is named changes; null goes back to the default. ${GUARDED_SETTINGS.map((name) => `\`${name}\``).join(', ')} change only by a signed-in person, with a \`reason\`. Where approval is required, a change that takes a safeguard away (approval off, self-approval or votes of policy authors on, single sign-on no longer the only way in, a shorter retention, another person in an approver group, other action types) is stored as it is and waits for a second person: the answer then holds it as \`waiting\`, and the settings as they stay.`,
+        tag: settingsTag,
+        problems: ['CONFLICT', 'FORBIDDEN'],
       },
     )
-      .input(SettingsPatch)
-      .output(Settings)
-      .mutation(({ ctx, input }) => {
+      .input(SettingsPatch.extend({ reason: text(2000).optional() }))
+      .output(Settings.extend({ waiting: SettingsChangeOut.nullable() }))
+      .mutation(async ({ ctx, input: { reason, ...patch } }) => {
         try {
-          if (input.action_types) assertActionTypes(input.action_types);
+          if (patch.action_types) assertActionTypes(patch.action_types);
         } catch (error) {
           if (!(error instanceof RangeError)) throw error;
           throw new AppError('VALIDATION_FAILED', undefined, {
             faults: [{ pointer: '/action_types', message: error.message }],
           });
         }
-        return tenants.changeSettings(ctx.tenantId, input, {
-          actor: actorOf(ctx.principal, ctx.ip),
-          requestId: ctx.requestId,
-        });
+        const { settings, waiting } = await changes.change(ctx.tenantId, patch, by(ctx), reason);
+        return { ...settings, waiting: waiting && changeOut(waiting) };
       }),
+
+    changes: route(
+      'GET /v1/settings/changes',
+      { keys: [], role: 'viewer' },
+      {
+        summary: 'List the changes of settings that wait for a second person, or waited',
+        tag: settingsTag,
+      },
+    )
+      .input(
+        z.strictObject({
+          status: z.enum(CHANGE_STATES).optional(),
+          limit: z.int().min(1).max(200).default(50),
+          offset: z.int().min(0).max(1_000_000).default(0),
+        }),
+      )
+      .output(z.object({ changes: z.array(SettingsChangeOut), total: z.int(), limit: z.int(), offset: z.int() }))
+      .query(async ({ ctx, input }) => {
+        const { rows, total } = await changes.list(ctx.tenantId, input);
+        return { changes: rows.map(changeOut), total, limit: input.limit, offset: input.offset };
+      }),
+
+    approveChange: route('POST /v1/settings/changes/{id}/approve', decides, {
+      summary: 'Approve a waiting change of settings; it holds from then on',
+      description: 'By a signed-in approver other than the person who asked for it.',
+      tag: settingsTag,
+      problems: ['NOT_FOUND', 'SELF_APPROVAL', 'INVALID_STATUS', 'CONFLICT'],
+    })
+      .input(z.strictObject({ id: text(64), comment: text(2000).optional() }))
+      .output(SettingsChangeOut)
+      .mutation(async ({ ctx, input }) =>
+        changeOut(await changes.approve(ctx.tenantId, input.id, input.comment, by(ctx))),
+      ),
+
+    rejectChange: route('POST /v1/settings/changes/{id}/reject', decides, {
+      summary: 'Reject a waiting change of settings, or withdraw your own',
+      tag: settingsTag,
+      problems: ['NOT_FOUND', 'INVALID_STATUS'],
+    })
+      .input(z.strictObject({ id: text(64), reason: text(2000) }))
+      .output(SettingsChangeOut)
+      .mutation(async ({ ctx, input }) =>
+        changeOut(await changes.reject(ctx.tenantId, input.id, input.reason, by(ctx))),
+      ),
   });
 }

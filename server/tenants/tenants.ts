@@ -1,41 +1,35 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { Member, Tenant } from '../../db/entities/index.ts';
 import type { Database, Notify } from '../../db/index.ts';
-import type { Actor, AuditAction, Doer, WriteAudit } from '../auth/audit.ts';
+import type { Actor, Doer, WriteAudit } from '../auth/audit.ts';
 import { AppError } from '../errors.ts';
-import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
-import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
+import { Lookups } from '../lib/lookups.ts';
 import { join } from './members.ts';
-import { Settings, type SettingsPatch } from './settings.ts';
-
-/**
- * What another feature has against a change of settings: the error for the caller and the action that the audit chain
- * notes. Asked in the transaction of the change, which holds the tenant's row.
- */
-export type SettingsObjection = (
-  em: EntityManager,
-  before: Settings,
-  after: Settings,
-) => Promise<{ error: AppError; action: AuditAction } | undefined>;
+import { type Settings, settingsOf } from './settings.ts';
 
 /** Tenants, their settings and their members. */
 export class Tenants {
   readonly #db: Database;
   readonly #clock: Clock;
   readonly #audit: WriteAudit;
-  readonly #objection: SettingsObjection;
-  readonly #settings = new Map<string, Settings>();
+  readonly #server: { poll_seconds: number };
+  readonly #settings: Lookups<Settings>;
 
-  constructor(db: Database, clock: Clock, audit: WriteAudit, objection: SettingsObjection = async () => undefined) {
+  /** `server`: what holds where a tenant says nothing. */
+  constructor(db: Database, clock: Clock, audit: WriteAudit, server: { poll_seconds: number }) {
     this.#db = db;
     this.#clock = clock;
     this.#audit = audit;
-    this.#objection = objection;
-    db.notices.on('settings', ({ tenantId }) =>
-      tenantId === '*' ? this.#settings.clear() : this.#settings.delete(tenantId),
-    );
+    this.#server = server;
+    this.#settings = new Lookups({
+      notices: db.notices,
+      empties: { settings: ({ tenantId }) => tenantId },
+      tags: (tenantId) => [tenantId],
+      now: () => clock.now(),
+      mostMs: 60_000,
+    });
   }
 
   /**
@@ -83,55 +77,22 @@ export class Tenants {
   }
 
   /** The tenant's settings, with defaults where nothing is set. Served from memory while notices arrive. */
-  async settings(tenantId: string): Promise<Settings> {
-    const kept = this.#db.notices.healthy ? this.#settings.get(tenantId) : undefined;
-    if (kept) return kept;
-    const rows = await this.#db.query<{ settings: unknown }>(tenantId, 'select settings from tenant');
-    if (!rows[0]) throw new AppError('NOT_FOUND', 'there is no such tenant');
-    const settings = Settings.parse(rows[0].settings);
-    this.#settings.set(tenantId, settings);
-    return settings;
+  settings(tenantId: string): Promise<Settings> {
+    return this.#settings.get(tenantId, async () => {
+      const rows = await this.#db.query<{ settings: object }>(tenantId, 'select settings from tenant');
+      if (!rows[0]) throw new AppError('NOT_FOUND', 'there is no such tenant');
+      return settingsOf(rows[0].settings, this.#server);
+    });
   }
 
-  /** Changes what the patch names. Committed together with its audit record, as is what was refused. */
-  async changeSettings(
-    tenantId: string,
-    patch: SettingsPatch,
-    by: { actor: Actor; requestId?: string | undefined },
-  ): Promise<Settings> {
-    const outcome = await this.#db.transaction(tenantId, async (em, notify) => {
-      if (patch.approver_groups) await this.#assertMembers(em, tenantId, patch.approver_groups);
-      const rows = await em.execute<{ settings: Record<string, unknown> }[]>(
-        'select settings from tenant for no key update',
-      );
-      const before = rows[0]!.settings;
-      const after = { ...before, ...patch };
-      const settings = Settings.parse(after);
-      const objection = await this.#objection(em, Settings.parse(before), settings);
-      if (objection) {
-        await this.#audit(em, tenantId, {
-          ...by,
-          action: objection.action,
-          target: { type: 'tenant', id: tenantId },
-          severity: 'warning',
-          detail: objection.error.message,
-        });
-        return objection.error;
-      }
-      await em.nativeUpdate(Tenant, { tenantId }, { settings: after });
-      await notify('settings');
-      await this.#audit(em, tenantId, {
-        ...by,
-        action: 'settings.changed',
-        target: { type: 'tenant', id: tenantId },
-        detail: changesOf(Settings.parse(before), settings, patch),
-        beforeHash: sha256Tag(canonicalJson(before)),
-        afterHash: sha256Tag(canonicalJson(after)),
-      });
-      return settings;
-    });
-    if (outcome instanceof AppError) throw outcome;
-    return outcome;
+  /**
+   * The settings as they stand until the caller's transaction ends: a change waits for it. For acts that a setting
+   * allows. Call it before other rows are locked.
+   */
+  async settingsWithin(em: EntityManager): Promise<Settings> {
+    const [row] = await em.execute<{ settings: object }[]>('select settings from tenant for share');
+    if (!row) throw new AppError('NOT_FOUND', 'there is no such tenant');
+    return settingsOf(row.settings, this.#server);
   }
 
   /** Who the people of the tenant are, those who left included: for lists that name them by id. */
@@ -149,7 +110,7 @@ export class Tenants {
       'select settings from tenant for no key update',
     );
     const before = rows[0]!.settings;
-    const { approver_groups } = Settings.parse(before);
+    const { approver_groups } = settingsOf(before, this.#server);
     const left = Object.keys(approver_groups)
       .filter((group) => approver_groups[group]!.includes(userId))
       .sort();
@@ -189,64 +150,4 @@ export class Tenants {
       return member.id;
     });
   }
-
-  /** Groups are of members: an id that nobody has would make a quorum that nobody can reach. */
-  async #assertMembers(em: EntityManager, tenantId: string, groups: Settings['approver_groups']): Promise<void> {
-    // locked, so that none of them is removed meanwhile and stays in the group
-    const rows = await em.execute<{ id: string }[]>(
-      'select id from member where tenant_id = ? and removed_at is null order by id for share',
-      [tenantId],
-    );
-    const members = new Set(rows.map(({ id }) => id));
-    const faults = Object.entries(groups).flatMap(([group, ids]) =>
-      ids.flatMap((id, at) =>
-        members.has(id)
-          ? []
-          : [{ pointer: `/approver_groups/${pointerPart(group)}/${at}`, message: 'is no member of this tenant' }],
-      ),
-    );
-    if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults: faults.slice(0, 20) });
-  }
-}
-
-const pointerPart = (name: string) => name.replaceAll('~', '~0').replaceAll('/', '~1');
-
-/** So much of the changes is told in one audit record. */
-const MOST_TOLD = 4000;
-
-/**
- * What a patch changes, for the audit log: each setting that it names, as it was and as it is; of a list what came and
- * what went. None of them is secret.
- */
-function changesOf(before: Settings, after: Settings, patch: SettingsPatch): string {
-  const told = (Object.keys(patch) as (keyof SettingsPatch)[]).sort().flatMap((name) => {
-    const [old, now] = [before[name], after[name]];
-    const words = (value: unknown) => (value === undefined ? 'the server’s' : canonicalJson(value));
-    if (words(old) === words(now)) return [`${name}: ${typeof now === 'object' ? '' : `${words(now)}, `}as before`];
-    if (typeof now !== 'object') return [`${name}: ${words(old)} → ${words(now)}`];
-    // a group may be called what every object has
-    const list = (lists: unknown, key: string) =>
-      Object.hasOwn(lists as object, key) ? (lists as Record<string, string[]>)[key] : undefined;
-    return [...new Set([...Object.keys(old as object), ...Object.keys(now)])].sort().flatMap((key) => {
-      const change = changeOfList(list(old, key), list(now, key));
-      return change ? [`${name}/${key}: ${change}`] : [];
-    });
-  });
-  const text = told.join('; ');
-  if (text.length <= MOST_TOLD) return text;
-  // not between the two halves of a character: one alone would be told as a replacement character
-  return `${text.slice(0, MOST_TOLD).replace(/[\ud800-\udbff]$/, '')}…`;
-}
-
-/** Empty when nothing changes. */
-function changeOfList(before: readonly string[] | undefined, after: readonly string[] | undefined): string {
-  const [old, now] = [new Set(before), new Set(after)];
-  const parts = [
-    ...(before ? [] : ['new']),
-    ...(after ? [] : ['deleted']),
-    ...[...now].filter((item) => !old.has(item)).map((item) => `+${item}`),
-    ...[...old].filter((item) => !now.has(item)).map((item) => `−${item}`),
-  ];
-  if (parts.length === 0 && canonicalJson(before) !== canonicalJson(after)) return 'in another order';
-  return parts.join(', ');
 }

@@ -38,6 +38,28 @@ test('without Redis one server has the database, commands work beside it, and th
   await first.kill();
   await second.start();
   expect((await fetch(`${second.url}/v1/policies`)).status).toBe(401);
+
+  // a stop does not wait for those who wait for a change: they are answered, and ask the next one
+  const [, admin] = /Admin API key +(\S+)/.exec(first.output)!;
+  const as = (key: string | undefined) => ({ authorization: `Bearer ${key}`, 'content-type': 'application/json' });
+  const made = await fetch(`${second.url}/v1/keys`, {
+    method: 'POST',
+    headers: as(admin),
+    body: JSON.stringify({ label: 'proxy', scopes: ['proxy'] }),
+  });
+  const { key } = (await made.json()) as { key: string };
+  const bundle = `${second.url}/v1/policies/bundle`;
+  const etag = (await fetch(bundle, { headers: as(key) })).headers.get('etag')!;
+  const polls = Array.from({ length: 3 }, () =>
+    fetch(bundle, { headers: { ...as(key), 'if-none-match': etag, prefer: 'wait=60' } }),
+  );
+  // one that answers at once, on a connection of its own, is behind the others
+  expect((await fetch(bundle, { headers: { ...as(key), 'if-none-match': etag } })).status).toBe(304);
+  second.signal('SIGTERM');
+  expect((await Promise.all(polls)).map(({ status }) => status)).toEqual([304, 304, 304]);
+  await second.exited();
+  expect(second.exitCode, second.output).toBe(0);
+  await first.start();
 });
 
 test('a part of the work is taken only where there can be other processes for the rest', () => {

@@ -16,7 +16,7 @@ interface Command {
 class Authority {
   readonly fences = new Map<string, number>();
   readonly written: string[] = [];
-  handling: (command: Command) => Promise<void> = async () => undefined;
+  handling: (command: Command, fence: number) => Promise<void> = async () => undefined;
 
   kind(): ActorKind<{ tenantId: string; fence: number }, Command, { id: string; by: number }> {
     return {
@@ -28,7 +28,7 @@ class Authority {
         return { tenantId, fence };
       },
       handle: async (actor, command) => {
-        await this.handling(command);
+        await this.handling(command, actor.fence);
         if (this.fences.get(actor.tenantId) !== actor.fence) throw new Fenced();
         if (!this.written.includes(command.id)) this.written.push(command.id);
         return { id: command.id, by: actor.fence };
@@ -107,20 +107,19 @@ describe.skipIf(noRedis)('the host of several processes', () => {
     await expect(owner!.send('unknown', { id: 'x' })).rejects.toMatchObject({ problem: 'NOT_FOUND' });
   });
 
-  test('an owner that does not answer costs its callers a bounded time', async () => {
+  test('an owner that is there and does not do what it is asked is passed over after a lease', async () => {
     const authority = new Authority();
-    const [owner, other] = await hosts(authority, 2, { leaseMs: 300, patienceMs: 800 });
+    const [owner, other] = await hosts(authority, 2, { leaseMs: 300, patienceMs: 20_000 });
     await owner!.send('t', { id: 'first' });
     let release = () => {};
     const stuck = new Promise<void>((resolve) => (release = resolve));
-    authority.handling = () => stuck;
-    const began = performance.now();
-    await expect(other!.send('t', { id: 'x' })).rejects.toMatchObject({
-      problem: 'UNAVAILABLE',
-      headers: { 'retry-after': '1' },
-    });
-    expect(performance.now() - began).toBeLessThan(2500);
+    authority.handling = async (_, fence) => (fence === 1 ? stuck : undefined);
+    // the one that is stuck never answers: this resolves only because the lease ends it
+    expect(await other!.send('t', { id: 'x' })).toEqual({ id: 'x', by: 2 });
+    // what it did not do in time it cannot do any more
     release();
+    await owner!.send('t', { id: 'y' });
+    expect(authority.written).toEqual(['first', 'x', 'y']);
   });
 
   test('what waits for an owner is bounded', async () => {
@@ -170,36 +169,114 @@ describe.skipIf(noRedis)('the host of several processes', () => {
     }
   });
 
-  test('a message that was not sealed by a process of the installation is not handled', async () => {
+  test('a message that was made up, moved or repeated is not handled', async () => {
     const authority = new Authority();
-    const [owner] = await hosts(authority, 1);
+    const [owner, other] = await hosts(authority, 2);
     await owner!.send('t', { id: 'first' });
     const { link } = open[0]!;
-    const text = JSON.stringify({ from: 'x', parts: [['call', 1, 't', { id: 'forged' }]] });
     const channel = link.name('node', owner!.id);
-    await link.commands.publish(channel, text);
+    const heard: Buffer[] = [];
+    const tap = link.subscriber.duplicate();
+    await tap.connect();
+    await tap.subscribe(channel);
+    tap.on('messageBuffer', (_channel: Buffer, message: Buffer) => heard.push(message));
+    authority.handling = async ({ id }) => void handled.push(id);
+    const handled: string[] = [];
+    await other!.send('t', { id: 'the secret command' });
+    expect(handled).toEqual(['the secret command']);
+    for (const message of heard) expect(message.toString('latin1')).not.toMatch(/secret|call|from/);
+
+    const forged = (number: number) =>
+      JSON.stringify({ from: 'x'.repeat(16), number, parts: [['call', 1, 't', { id: `forged ${number}` }]] });
+    await link.commands.publish(channel, forged(1));
     // sealed, but for another place
-    await link.commands.publish(channel, link.seal('elsewhere', text));
-    await link.commands.publish(channel, `${'A'.repeat(22)}${text}`);
-    await owner!.send('t', { id: 'second' });
-    await delay(50);
-    expect(authority.written).toEqual(['first', 'second']);
-    await link.commands.publish(channel, link.seal(channel, text));
-    await delay(50);
-    expect(authority.written).toContain('forged');
+    await link.commands.publish(channel, link.seal('elsewhere', forged(2)));
+    await link.commands.publish(channel, Buffer.concat([Buffer.alloc(32, 'A'), Buffer.from(forged(3))]));
+    await link.commands.publish(channel, '');
+    // every message that this process was ever sent, to it and to the other
+    for (const message of [...heard]) {
+      await link.commands.publish(channel, message);
+      await link.commands.publish(link.name('node', other!.id), message);
+    }
+    await other!.send('t', { id: 'second' });
+    expect(handled).toEqual(['the secret command', 'second']);
+    // what only a process with the key can make is handled: the refusals above are not for another reason
+    await link.commands.publish(channel, link.seal(channel, forged(4)));
+    await other!.send('t', { id: 'third' });
+    expect(handled).toEqual(['the secret command', 'second', 'forged 4', 'third']);
+    tap.disconnect();
+  });
+
+  test.each([
+    ['nobody', () => 'x'.repeat(16)],
+    ['no id at all', () => 'svc:*\r\n'.repeat(1000)],
+    ['a process of the past', async (past: string) => past],
+    ['a wrong process', async (_: string, wrong: string) => wrong],
+  ])('a lease that names %s, written again and again, stops nobody', { timeout: 30_000 }, async (_, nameOf) => {
+    const authority = new Authority();
+    const [past, wrong] = await hosts(authority, 2);
+    await past!.stop();
+    const { link } = open[1]!;
+    const named = await nameOf(past!.id, wrong!.id);
+    // the attacker listens where the named process would, so that its channel seems to be alive
+    const tap = link.subscriber.duplicate();
+    await tap.connect();
+    const heard: Buffer[] = [];
+    tap.on('messageBuffer', (_channel: Buffer, message: Buffer) => heard.push(message));
+    await tap.subscribe(link.name('node', named));
+    let attacking = true;
+    const attack = (async () => {
+      while (attacking) {
+        await link.commands.set(link.name('owner', 't'), named);
+        await delay(2);
+      }
+    })();
+    try {
+      const [one, two] = await hosts(authority, 2, { leaseMs: 900, patienceMs: 5000 });
+      for (let i = 0; i < 12; i++) {
+        const fill = 'the secret arguments';
+        // whoever is kept waiting for longer than the patience of its host is refused
+        await Promise.all([one!.send('t', { id: `1-${i}`, fill }), two!.send('t', { id: `2-${i}`, fill })]);
+        await delay(100);
+      }
+      expect(authority.written).toHaveLength(24);
+      for (const message of heard) expect(message.toString('latin1')).not.toMatch(/secret|owner/);
+    } finally {
+      attacking = false;
+      await attack;
+      tap.disconnect();
+    }
+  });
+
+  test('an owner that is cut off is passed over within the lease', { timeout: 30_000 }, async () => {
+    const authority = new Authority();
+    const [owner, other] = await hosts(authority, 2, { leaseMs: 3000, patienceMs: 10_000 });
+    await owner!.send('t', { id: 'first' });
+    await other!.send('t', { id: 'second' });
+    expect(authority.fences.get('t')).toBe(1);
+    // it is there, renews its lease, and hears nothing: Redis swallows what it is sent
+    const { link } = open[0]!;
+    const channel = link.name('node', owner!.id);
+    const tap = open[1]!.link.subscriber.duplicate();
+    await tap.connect();
+    await tap.subscribe(channel);
+    await link.subscriber.unsubscribe(channel);
+    // the owner never answers, and it renews its lease for ever: this resolves only because it is passed over
+    await other!.send('t', { id: 'third' });
+    expect(authority.fences.get('t')).toBe(2);
+    tap.disconnect();
   });
 
   test('a stopped host hands its tenants over, and refuses', async () => {
     const authority = new Authority();
-    const [owner, other] = await hosts(authority, 2);
+    // a lease that had to run out would outlive the patience of whoever waits for it
+    const [owner, other] = await hosts(authority, 2, { leaseMs: 60_000, patienceMs: 15_000 });
     await Promise.all(Array.from({ length: 20 }, (_, i) => owner!.send(`t${i}`, { id: `a${i}` })));
     const during = Array.from({ length: 20 }, (_, i) => other!.send(`t${i}`, { id: `b${i}` }));
     await owner!.stop();
     expect(owner!.owned).toBe(0);
     await Promise.all(during);
-    const began = performance.now();
     await Promise.all(Array.from({ length: 20 }, (_, i) => other!.send(`t${i}`, { id: `c${i}` })));
-    expect(performance.now() - began, 'no lease had to run out').toBeLessThan(400);
     await expect(owner!.send('t', { id: 'late' })).rejects.toMatchObject({ problem: 'UNAVAILABLE' });
     expect(authority.written).toHaveLength(60);
   });

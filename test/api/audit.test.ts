@@ -17,7 +17,7 @@ import { TestDns } from '../helpers/dns.ts';
 import { CLIENT, HostileProvider } from '../helpers/hostile-provider.ts';
 import { mailsSent, mailsTo } from '../helpers/mail.ts';
 import { useServer } from '../helpers/server.ts';
-import { verifyDomain } from '../helpers/sso.ts';
+import { setProvider, verifyDomain } from '../helpers/sso.ts';
 
 let dns: TestDns;
 let provider: HostileProvider;
@@ -107,11 +107,15 @@ const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
       await server.call<{ id: string }>(201, 'POST /v1/escrow', w.tenant.admin, BODIES['POST /v1/escrow'])
     ).body.id;
   },
+  // by another person than the one who asked for it
+  'POST /v1/settings/changes/{id}/approve': async (w) => {
+    w.credential.admin = await w.tenant.person('approver', 'viewer');
+  },
   'PUT /v1/settings/sso': async (w) => {
-    w.body = { issuer_url: provider.issuer, ...CLIENT };
+    w.body = { issuer_url: provider.issuer, ...CLIENT, reason: 'as agreed' };
   },
   'DELETE /v1/settings/sso': async (w) => {
-    await server.call(200, 'PUT /v1/settings/sso', w.tenant.admin, { issuer_url: provider.issuer, ...CLIENT });
+    await setProvider(server, w.tenant, { issuer_url: provider.issuer, ...CLIENT });
   },
   'POST /v1/settings/sso/domains/{domain}/verify': async (w) => {
     w.ids = { domain: 'shown.example' };

@@ -189,6 +189,8 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
           others.map(async (other) => {
             // what these may be is any number or any object
             if (typeof value === 'number' && typeof other === 'number') return;
+            // unsets it
+            if (operation.line === 'PATCH /v1/settings' && other === null) return;
             const answer = await send(
               target(operation),
               allowed(world, operation),
@@ -260,12 +262,17 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
       wrong.push(
         ...notRefused(`${operation.line} large`, await send(target(operation), who, large), 'PAYLOAD_TOO_LARGE'),
       );
-      for (const deep of [
+      for (const malformed of [
+        '{"arguments":{"amount":1,"\\u0061mount":9000}}',
         `${'{"a":'.repeat(33)}1${'}'.repeat(33)}`,
         `{"a":${'['.repeat(100_000)}${']'.repeat(100_000)}}`,
       ]) {
         wrong.push(
-          ...notRefused(`${operation.line} deep`, await send(target(operation), who, deep), 'VALIDATION_FAILED'),
+          ...notRefused(
+            `${operation.line} ${malformed.slice(0, 20)}`,
+            await send(target(operation), who, malformed),
+            'VALIDATION_FAILED',
+          ),
         );
       }
     }
@@ -281,6 +288,7 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
       [400, deep, 'application/json'],
       [400, '{', 'application/json'],
       [400, latin, 'application/json'],
+      [400, '{"action_type":"tool_call","tool_name":"read","tool_name":"write"}', 'application/json'],
       [415, JSON.stringify(base), 'text/plain'],
       [413, `{"a":"${'x'.repeat(1024 * 1024)}"}`, 'application/json'],
     ] as const) {
@@ -303,7 +311,10 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
       ...[
         'yesterday',
         '2026-02-30T00:00:00Z',
-        '2026-01-01',
+        '2026-02-30',
+        '2026-1-1',
+        '20260101',
+        '2026-01-01 00:00:00Z',
         '2026-01-01T25:00:00Z',
         '',
         5,
@@ -482,11 +493,19 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
       'PUT /v1/keys',
       'DELETE /v1/events/x',
       'PUT /auth/magic-link/verify',
+      'HEAD /v1/policies',
+      'GET /v1/escrow/x/vote',
+      'POST /openapi.json',
     ]) {
-      wrong.push(
-        ...notRefused(line, await send(line, world.credential.adminKey, '{}'), 'NOT_FOUND', 'METHOD_NOT_ALLOWED'),
-      );
+      const answer = await send(line, world.credential.adminKey, /^(GET|HEAD)/.test(line) ? undefined : '{}');
+      if (!line.startsWith('HEAD')) wrong.push(...notRefused(line, answer, 'METHOD_NOT_ALLOWED'));
     }
+    const { headers } = await server.call(405, 'DELETE /v1/policies', world.credential.adminKey);
+    expect(headers.get('allow')).toBe('GET, POST');
+    expect((await server.call(405, 'POST /v1/policies/guard', undefined, {})).headers.get('allow')).toBe(
+      'DELETE, GET, PUT',
+    );
+    await server.call(404, 'POST /v1/policies/guard/nothing', undefined, {});
     expect(wrong).toEqual([]);
   });
 
@@ -595,9 +614,12 @@ describe.skipIf(!suite)('JSON texts of the public parser suite', () => {
       for (const line of ['POST /v1/policies/validate', 'POST /v1/events/ingest']) {
         const answer = await send(line, who, new Uint8Array(bytes));
         if (bytes.length === 0) continue;
-        const asJson = /not valid JSON|not valid UTF-8|nest/.test(answer.text) === false;
+        const asJson = /not valid JSON|not valid UTF-8|nest|two members/.test(answer.text) === false;
         wrong.push(...notRefused(`${line} ${name}`, answer, 'VALIDATION_FAILED'));
-        if (name.startsWith('y_') && !(asJson && accepted(answer.status, answer.body)))
+        // what is decided on has one reading
+        const twice = name.includes('duplicated_key') && line.endsWith('validate');
+        if (twice && asJson) wrong.push(`${line} ${name} has two readings: ${answer.text}`);
+        if (name.startsWith('y_') && !twice && !(asJson && accepted(answer.status, answer.body)))
           wrong.push(`${line} ${name} is JSON: ${answer.text}`);
         if (name.startsWith('n_') && asJson) wrong.push(`${line} ${name} is not JSON: ${answer.text}`);
         seen++;

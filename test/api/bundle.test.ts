@@ -116,6 +116,100 @@ describe('a proxy that polls', () => {
   });
 });
 
+describe('a bundle is built from the texts that were approved', () => {
+  const rebuild = async (tenant: TestTenant, id: string) =>
+    deploy(server, tenant.admin, id, `permit(principal, action, resource == Tool::"${id}");`);
+
+  test('and from nothing that stands beside them in the database', async () => {
+    const { tenant, proxy } = await fresh();
+    await deploy(
+      server,
+      tenant.admin,
+      'p',
+      '@id("cap") @scope("payments") @mask("$.a") permit(principal, action, resource);',
+    );
+    const { content: before } = openBundle((await poll(proxy)).body, await publicKeys());
+    await sql(server, `update policy set scopes = '{other}', roles = '{}', any_role = false where tenant_id = $1`, [
+      tenant.id,
+    ]);
+    await sql(server, 'update policy_revision set statement_count = 0 where tenant_id = $1', [tenant.id]);
+    await rebuild(tenant, 'q');
+    const { content } = openBundle((await poll(proxy, '?scopes=payments')).body, await publicKeys());
+    expect(content.policies).toEqual(before.policies);
+    expect(content.policies).toMatchObject([{ id: 'p#cap', scopes: ['payments'], annotations: { mask: ['$.a'] } }]);
+  });
+
+  test('so that with a text of another hash there is none, and the next try is a new one', async () => {
+    const { tenant, proxy } = await fresh();
+    const agent = await tenant.agent('agent-1', 'clerk');
+    const action = { action_type: 'tool_call', tool_name: 'read' };
+    await deploy(server, tenant.admin, 'p', PERMIT);
+    const last = await poll(proxy);
+    const change = (from: string, to: string) =>
+      sql(server, 'update policy_revision set dsl_source = replace(dsl_source, $2, $3) where tenant_id = $1', [
+        tenant.id,
+        from,
+        to,
+      ]);
+    await change('"read"', '"wipe"');
+    await rebuild(tenant, 'q');
+    for (const refused of [
+      await server.call(503, 'GET /v1/policies/bundle', proxy),
+      await server.call(503, 'POST /v1/evaluate', agent, action),
+    ]) {
+      expect(refused.headers.get('retry-after')).toBe('30');
+      expect(refused.body).toMatchObject({
+        code: 'UNAVAILABLE',
+        detail: 'policy p, version 1, is not what was approved',
+      });
+    }
+    // nor does a text with its own hash, a draft, an older version, or one that was revoked become what is enforced
+    const hash = (text: string) => `'sha256:' || encode(sha256(convert_to(${text}, 'UTF8')), 'hex')`;
+    await sql(server, `update policy_revision set content_hash = ${hash('dsl_source')} where tenant_id = $1`, [
+      tenant.id,
+    ]);
+    await rebuild(tenant, 'r');
+    await server.call(503, 'GET /v1/policies/bundle', proxy);
+    // what a proxy has stays good
+    expect(openBundle(last.body, await publicKeys()).content.policies.map(({ id }) => id)).toEqual(['p#0']);
+    await change('"wipe"', '"read"');
+    await sql(server, `update policy_revision set content_hash = ${hash('dsl_source')} where tenant_id = $1`, [
+      tenant.id,
+    ]);
+    const { header, content } = openBundle((await poll(proxy)).body, await publicKeys());
+    expect(header.seq).toBe(seqOf(last) + 1);
+    expect(content.policies.map(({ id }) => id)).toEqual(['p#0', 'q#0', 'r#0']);
+    expect((await server.call(200, 'POST /v1/evaluate', agent, action)).body).toMatchObject({ decision: 'allow' });
+  });
+});
+
+describe('no policy is enforced that the audit log does not say was', () => {
+  test.each([
+    ['a draft', 'live_version = 2'],
+    ['an older version', 'live_version = 1'],
+    ['one that was revoked', `live_version = 1, status = 'deployed'`],
+  ])('%s that somebody made live in the database', async (what, change) => {
+    const { tenant, proxy } = await fresh();
+    await deploy(server, tenant.admin, 'p', PERMIT);
+    if (what === 'a draft') {
+      await tenant.set({ approval_required: true });
+    }
+    if (what !== 'one that was revoked') {
+      await server.call(200, 'PUT /v1/policies/p', tenant.admin, { dsl_source: tagged('other') });
+    } else {
+      await server.call(200, 'DELETE /v1/policies/p', tenant.admin);
+    }
+    await poll(proxy);
+    await sql(server, `update policy set ${change} where tenant_id = $1`, [tenant.id]);
+    await server.core.db.transaction(tenant.id, (_, notify) => notify('policies'));
+    const refused = await server.call(503, 'GET /v1/policies/bundle', proxy);
+    expect(refused.body).toMatchObject({
+      code: 'UNAVAILABLE',
+      detail: expect.stringContaining('not what was approved'),
+    });
+  });
+});
+
 describe('a filter by scopes', () => {
   test('keeps whole policies, has a seq of its own, and does not depend on order or repetition', async () => {
     const { tenant, proxy } = await fresh();
@@ -145,6 +239,67 @@ describe('a filter by scopes', () => {
   });
 });
 
+describe('what a key of a proxy may leave behind is bounded', () => {
+  test('a set of scopes beyond the fiftieth is refused to that key alone, and those that there are stay', async () => {
+    const { tenant, proxy } = await fresh();
+    const other = await tenant.key('proxy');
+    for (let n = 0; n < 50; n++) await poll(proxy, `?scopes=s${n}`);
+    const refused = await server.call(409, 'GET /v1/policies/bundle?scopes=one-more', proxy);
+    expect(refused.body).toMatchObject({ code: 'CONFLICT', detail: 'a key may ask for 50 sets of scopes' });
+    await poll(proxy, '?scopes=s0');
+    await deploy(server, tenant.admin, 'p', PERMIT);
+    await poll(proxy, '?scopes=s1');
+    await poll(proxy);
+    await poll(other, '?scopes=one-more');
+    await poll(proxy, '?scopes=one-more');
+    // who joins a look-up that is under way is not refused for what the key that began it has asked for
+    const [full] = await sql<{ key_id: string }>(
+      server,
+      `select key_id from policy_bundle where tenant_id = $1 and scope_set = '=s0'`,
+      [tenant.id],
+    );
+    const { bundles } = server.core;
+    const joined = await Promise.allSettled([
+      bundles.current(tenant.id, ['at once'], full!.key_id),
+      bundles.current(tenant.id, ['at once'], 'of another key'),
+      bundles.current(tenant.id, ['at once'], full!.key_id),
+    ]);
+    expect(joined).toMatchObject([{ reason: { problem: 'CONFLICT' } }, { status: 'fulfilled' }, {}]);
+    const rows = await sql(
+      server,
+      'select count(distinct scope_set)::int as sets from policy_bundle where tenant_id = $1',
+      [tenant.id],
+    );
+    expect(rows).toEqual([{ sets: 53 }]);
+  });
+
+  test('a name of a proxy beyond the hundredth takes the place of the one that was silent for the longest', async () => {
+    const { tenant, proxy } = await fresh();
+    const other = await tenant.key('proxy');
+    const beat = (key: Credential, proxy_id: string, expected = 200) =>
+      server.call(expected, 'POST /v1/proxies/heartbeat', key, { proxy_id });
+    await beat(other, 'of another key');
+    for (let n = 0; n < 100; n++) await beat(proxy, `p${n}`);
+    await beat(proxy, 'p0');
+    for (const name of ['one-more', 'and-another']) await beat(proxy, name);
+    const { body } = await server.call<{ proxies: { proxy_id: string }[] }>(200, 'GET /v1/proxies', tenant.admin);
+    const names = body.proxies.map(({ proxy_id }) => proxy_id);
+    expect(names).toHaveLength(101);
+    expect(names).toEqual(expect.arrayContaining(['of another key', 'one-more', 'and-another', 'p0', 'p3']));
+    expect(names).not.toContain('p1');
+    expect(names).not.toContain('p2');
+
+    // nor can a key speak for another's proxy, until that was silent
+    expect((await beat(proxy, 'of another key', 409)).body).toMatchObject({ code: 'CONFLICT' });
+    await sql(
+      server,
+      `update proxy_instance set last_seen_at = last_seen_at - interval '1 hour' where tenant_id = $1`,
+      [tenant.id],
+    );
+    await beat(proxy, 'of another key');
+  });
+});
+
 describe('a poll that waits', () => {
   test('is answered as soon as a policy is in force', async () => {
     const { tenant, proxy } = await fresh();
@@ -168,6 +323,28 @@ describe('a poll that waits', () => {
     await server.call(201, 'POST /v1/policies', tenant.admin, { id: 'draft', dsl_source: PERMIT });
     expect(seqOf(await waiting)).toBe(1);
     expect(performance.now() - began).toBeGreaterThan(950);
+  });
+
+  test('of any scopes is answered when a policy of every scope is in force', async () => {
+    const { tenant, proxy } = await fresh();
+    const query = '?scopes=payments';
+    const before = await poll(proxy, query);
+    const waiting = poll(proxy, `${query}&current_hash=${hashOf(before)}`, { prefer: 'wait=30' });
+    await deploy(server, tenant.admin, 'p', tagged('*'));
+    const { content } = openBundle((await waiting).body, await publicKeys());
+    expect(content).toMatchObject({ scopes: ['payments'], policies: [{ id: 'p#0', scopes: ['*'] }] });
+  });
+
+  test('is answered with what changed while this process heard of nothing', async () => {
+    const { tenant, proxy } = await fresh();
+    await deploy(server, tenant.admin, 'p', PERMIT);
+    const before = await poll(proxy);
+    const waiting = poll(proxy, `?current_hash=${hashOf(before)}`, { prefer: 'wait=30' });
+    // as another process would, whose notice did not arrive
+    await sql(server, `update policy set live_version = null, status = 'revoked' where tenant_id = $1`, [tenant.id]);
+    await sql(server, `select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'svc notices'`);
+    const { content } = openBundle((await waiting).body, await publicKeys());
+    expect(content.policies).toEqual([]);
   });
 
   test('gives a key that was revoked while it waited nothing', async () => {

@@ -37,6 +37,7 @@ interface Evaluation {
   masks?: string[];
   deny_reason?: string;
   action_hash: string;
+  bundle_hash: string;
   escrow?: { id: string; status: string; current_approvals: number };
 }
 
@@ -122,7 +123,7 @@ describe('a single hold', () => {
     expect((await consume(409, proxy, made.id)).body.code).toBe('ALREADY_CONSUMED');
     const { audit, outbox, payloads } = await traces(tenant, made.id);
     const events = ['created', 'vote_cast', 'released', 'consumed'].map((name) => `escrow.${name}`);
-    expect(audit).toEqual(events);
+    expect(audit).toEqual([...events, 'escrow.use_refused']);
     expect(outbox).toEqual(events);
     expect(payloads.find((payload) => payload.event === 'escrow.released')).toMatchObject({
       event: 'escrow.released',
@@ -224,7 +225,7 @@ describe('votes', () => {
   test('a quorum asks for each group, and a person in two groups takes one seat', async () => {
     const { tenant, proxy } = await setUp();
     const [both, finance, anybody] = await Promise.all([1, 2, 3].map(() => tenant.person('approver')));
-    await server.call(200, 'PATCH /v1/settings', tenant.admin, {
+    await tenant.set({
       approver_groups: { finance: [both!.userId, finance!.userId], security: [both!.userId] },
     });
     const quorum = [
@@ -235,7 +236,12 @@ describe('votes', () => {
     expect(made.required_approvals).toBe(2);
     // whoever is in both groups is moved to the seat that nobody else can take
     expect((await vote(200, both!, made.id)).body).toMatchObject({ status: 'held' });
-    expect((await vote(200, anybody!, made.id)).body).toMatchObject({ status: 'held', current_approvals: 2 });
+    // the number is reached; what is missing is said in the answer and on the hold
+    const answer = (await vote(200, anybody!, made.id)).body;
+    expect(answer).toMatchObject({ status: 'held', current_approvals: 2, required_approvals: 2 });
+    const seats = (answer as unknown as { missing_seats: { group: string }[] }).missing_seats;
+    expect(seats).toHaveLength(1);
+    expect(await read(proxy, made.id)).toMatchObject({ missing_seats: seats });
     expect((await vote(200, finance!, made.id)).body).toMatchObject({ status: 'released', current_approvals: 3 });
   });
 
@@ -270,20 +276,22 @@ describe('votes', () => {
     });
     await server.call(200, 'POST /v1/policies/pay/approve', tenant.admin, { version: 1 });
     const agent = await tenant.agent('agent-1', 'clerk');
-    const first = (await evaluate(200, agent)).body.escrow!;
-    await server.call(200, 'PATCH /v1/settings', tenant.admin, { policy_author_may_vote: false });
+    const { escrow, bundle_hash } = (await evaluate(200, agent)).body;
+    const first = escrow!;
+    await tenant.set({ policy_author_may_vote: false });
     expect((await vote(403, author, first.id)).body).toMatchObject({ code: 'FORBIDDEN' });
-    await server.call(200, 'PATCH /v1/settings', tenant.admin, { policy_author_may_vote: true });
+    await tenant.set({ policy_author_may_vote: true });
     const two = await hold(await tenant.key('proxy'), {
       hold_type: 'multi_party',
       policy_id: 'pay',
       rule_ids: ['pay#0'],
+      bundle_hash,
     });
     await vote(200, author, two.id);
     await vote(200, author, first.id);
     // a change of the rules is shown without another event
-    await server.call(200, 'PATCH /v1/settings', tenant.admin, { policy_author_may_vote: false });
-    await expect.poll(async () => (await read(author, two.id)).current_approvals, { timeout: 5000 }).toBe(0);
+    await tenant.set({ policy_author_may_vote: false });
+    await expect.poll(async () => (await read(author, two.id)).current_approvals).toBe(0);
     expect((await read(author, first.id)).status).toBe('released');
   });
 });
@@ -412,9 +420,9 @@ describe('conditions and delays', () => {
     expect((await vote(409, approver, made.id)).body).toMatchObject({ code: 'INVALID_STATUS' });
     expect((await consume(410, proxy, made.id)).body.code).toBe('ESCROW_EXPIRED');
     await expect
-      .poll(async () => (await traces(tenant, made.id)).outbox, { timeout: 5000 })
+      .poll(async () => (await traces(tenant, made.id)).outbox)
       .toEqual(expect.arrayContaining(['escrow.created', 'escrow.expired']));
-    expect((await traces(tenant, made.id)).audit).toEqual(['escrow.created', 'escrow.expired']);
+    expect((await traces(tenant, made.id)).audit).toEqual(['escrow.created', 'escrow.use_refused', 'escrow.expired']);
   });
 });
 
@@ -506,7 +514,11 @@ describe('evaluate after a release', () => {
     });
     const event = await server.call(200, `GET /v1/events/${done.event_id}`, tenant.admin);
     expect(event.body).toMatchObject({ escrow_id: id, decision: 'allow_with_masking' });
-    expect((await traces(tenant, id)).audit.at(-1)).toBe('escrow.consumed');
+    // of the nine that were refused, the first, second, fourth and eighth
+    expect((await traces(tenant, id)).audit.slice(-5)).toEqual([
+      'escrow.consumed',
+      ...Array(4).fill('escrow.use_refused'),
+    ]);
     // without the header the same action is held anew
     expect((await evaluate(200, agent)).body.escrow!.id).not.toBe(id);
   });

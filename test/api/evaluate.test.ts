@@ -1,7 +1,7 @@
 import canonicalize from 'canonicalize';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { sha256Tag } from '../../server/lib/crypto.ts';
-import { actionHash } from '../../server/policy/action-hash.ts';
+import { actionHash, type HashedAction } from '../../server/policy/action-hash.ts';
 import { deploy, sql } from '../helpers/api.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 
@@ -203,14 +203,48 @@ describe('a hold', () => {
       await evaluate(agent, 'pay', { arguments: { to: 'x' }, method: 'POST' }),
       await evaluate(agent, 'pay', { arguments: { to: 'x' }, resource: '/pay' }),
       await evaluate(await tenant.agent('agent-7', 'clerk'), 'pay', { arguments: { to: 'x' } }),
+      await evaluate(agent, 'pay', { arguments: { to: 'x' }, tool_server: 'prod' }),
+      await evaluate(agent, 'pay', { arguments: { to: 'x' }, action_type: 'payment' }),
+      await evaluate(agent, 'pay', { arguments: { to: 'x' }, context: { ticket: 'T-1' } }),
+      await evaluate(agent, 'pay', { arguments: { to: 'x' }, estimated_value: 5 }),
+      await evaluate(agent, 'pay', { arguments: { to: 'x' }, estimated_value: 5, value_currency: 'EUR' }),
     ];
-    expect(new Set([base, ...others].map(({ escrow }) => escrow!.id)).size).toBe(5);
+    expect(new Set([base, ...others].map(({ escrow }) => escrow!.id)).size).toBe(10);
     const same = await evaluate(agent, 'pay', {
       arguments: { to: 'x' },
       action_summary: 'in other words',
       session_id: 's',
     });
     expect(same.escrow!.id).toBe(base.escrow!.id);
+  });
+
+  test('that was released for one action is spent on no other', async () => {
+    const sandbox = { arguments: { to: 'z' }, tool_server: 'sandbox', estimated_value: 5, value_currency: 'EUR' };
+    const { escrow } = await evaluate(agent, 'pay', sandbox);
+    for (let n = 0; n < 2; n++) {
+      await server.call(200, `POST /v1/escrow/${escrow!.id}/vote`, await tenant.person('approver'), {
+        decision: 'approve',
+        reason: 'as agreed',
+      });
+    }
+    const repeat = (status: number, change: Record<string, unknown>) =>
+      server.call(
+        status,
+        'POST /v1/evaluate',
+        { ...agent, headers: { ...agent.headers, 'x-svc-escrow-id': escrow!.id } },
+        { action_type: 'tool_call', tool_name: 'pay', ...sandbox, ...change },
+      );
+    for (const change of [
+      { tool_server: 'prod' },
+      { tool_server: undefined },
+      { action_type: 'payment' },
+      { context: { ticket: 'T-1' } },
+      { estimated_value: 6 },
+      { value_currency: 'USD' },
+    ]) {
+      expect((await repeat(422, change)).body.code, JSON.stringify(change)).toBe('HASH_MISMATCH');
+    }
+    expect((await repeat(200, {})).body).toMatchObject({ decision: 'allow', escrow: { status: 'consumed' } });
   });
 
   test('that has expired makes room for a new one', async () => {
@@ -280,7 +314,7 @@ describe('the record of a decision', () => {
     ]);
     expect(line[0]!.line).not.toContain('ticket');
     expect(answer.action_hash).toBe(
-      actionHash({ agent_id: 'agent-1', agent_role: 'clerk', tool_name: 'read', arguments: args }),
+      actionHash({ ...input, agent_id: 'agent-1', agent_role: 'clerk' } as unknown as HashedAction),
     );
   });
 
@@ -359,6 +393,26 @@ describe('arguments', () => {
     expect((await evaluate(agent, 'refund', { context: { total: 1 } })).decision).toBe('deny');
   });
 
+  test('that a rule cannot read for sure are denied, with their path and a record', async () => {
+    for (const args of [
+      { total: '1e1' },
+      { total: '٩' },
+      { total: 50.00004 },
+      { total: [1] },
+      { total: null },
+      { total: 1, Total: 90_000 },
+    ]) {
+      const answer = await evaluate(agent, 'refund', { arguments: args });
+      expect(answer, JSON.stringify(args)).toMatchObject({
+        decision: 'deny',
+        deny_reason: 'argument_in_doubt: arguments.total',
+        rule_id: 'desk#small',
+      });
+      const event = await server.call(200, `GET /v1/events/${answer.event_id}`, admin);
+      expect(event.body).toMatchObject({ deny_reason: answer.deny_reason, rule_id: 'desk#small' });
+    }
+  });
+
   test('that name entities or extensions are plain values', async () => {
     for (const total of [
       { __entity: { type: 'Tool', id: 'read' } },
@@ -410,7 +464,7 @@ describe('what has changed', () => {
     const who = await own.agent('a', 'clerk');
     await deploy(server, own.admin, 'p', 'permit(principal, action in Action::"read", resource);');
     expect((await evaluate(who, 'x', { action_type: 'ticket_read' })).decision).toBe('deny');
-    await server.call(200, 'PATCH /v1/settings', own.admin, { action_types: { read: ['ticket_read'] } });
+    await own.set({ action_types: { read: ['ticket_read'], write: [] } });
     expect((await evaluate(who, 'x', { action_type: 'ticket_read' })).decision).toBe('allow');
   });
 

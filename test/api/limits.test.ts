@@ -85,7 +85,9 @@ test('sign-in routes are limited by address, with or without a credential', asyn
 
   // the exports of a person, over REST and tRPC together
   const exports = [
-    ...(await burst(2, 'POST /v1/forensics/export', person, { purpose: 'x' })),
+    // one after the other: a tenant has one export under way at a time
+    ...(await burst(1, 'POST /v1/forensics/export', person, { purpose: 'x' })),
+    ...(await burst(1, 'POST /v1/forensics/export', person, { purpose: 'x' })),
     ...(await burst(2, 'POST /trpc/forensics.export', person, { purpose: 'x' })),
   ];
   expect(exports.map(({ status }) => status)).toEqual([201, 201, 429, 429]);

@@ -37,7 +37,7 @@ test('a policy tells its state and, to each caller, what they may do next and wh
   const tenant = await server.tenant();
   const author = await tenant.person('author', 'approver');
   const viewer = await tenant.person('viewer');
-  await server.call(200, 'PATCH /v1/settings', tenant.admin, { approval_required: true });
+  await tenant.set({ approval_required: true });
   await server.call(201, 'POST /v1/policies', author, { id: 'desk', dsl_source: PERMIT });
   const read = async (who: typeof author) =>
     (await server.call<Standing>(200, 'GET /v1/policies/desk/machine', who)).body;

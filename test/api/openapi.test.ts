@@ -3,7 +3,20 @@ import { readFileSync } from 'node:fs';
 import type { FastifyInstance } from 'fastify';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { z } from 'zod';
-import { allowed, BODIES, document, event, fill, idOf, makeWorld, operations, type World } from '../helpers/api.ts';
+import { EVENT_TYPES } from '../../db/outbox.ts';
+import {
+  allowed,
+  BODIES,
+  document,
+  event,
+  fill,
+  idOf,
+  makeWorld,
+  operations,
+  sql,
+  type World,
+} from '../helpers/api.ts';
+import { ExampleRecorder } from '../helpers/examples.ts';
 import { useServer } from '../helpers/server.ts';
 
 /** Every route that the program gives to its HTTP server. */
@@ -35,7 +48,7 @@ test('is what the server serves', async () => {
 
 describe('routes', () => {
   /** Served beside the API: pages, health, and the document itself. */
-  const BESIDE = ['/*', '/assets/*', '/healthz', '/readyz', '/metrics', '/openapi.json', '/trpc/:path'];
+  const BESIDE = ['/*', '/assets/*', '/trpc/:path'];
 
   test('that the document has are all there', async () => {
     for (const { line, method } of operations) {
@@ -50,7 +63,9 @@ describe('routes', () => {
   test('that are there are all in the document', () => {
     const described = new Set(operations.map(({ line }) => line.replace(/\{(\w+)\}/g, ':$1')));
     expect(routes.length).toBeGreaterThan(described.size);
-    const missing = routes.filter(({ method, url }) => !described.has(`${method} ${url}`) && !BESIDE.includes(url));
+    const missing = routes.filter(
+      ({ method, url }) => method !== 'HEAD' && !described.has(`${method} ${url}`) && !BESIDE.includes(url),
+    );
     expect(missing).toEqual([]);
     for (const line of described) expect(routes.map(({ method, url }) => `${method} ${url}`)).toContain(line);
   });
@@ -68,33 +83,126 @@ describe('routes', () => {
   });
 });
 
-interface Responses {
-  responses: Record<string, { content?: Record<string, { schema: Record<string, unknown> }> }>;
+interface Answer {
+  $ref?: string;
+  headers?: Record<string, unknown>;
+  content?: Record<string, { schema: Record<string, unknown> }>;
 }
 
-function hasAnswer(line: string, status: number): boolean {
+/** The documented answer of an operation, or undefined where the document has none with this status. */
+function answerOf(line: string, status: number): Answer | undefined {
   const [method, path] = line.split(' ') as [string, string];
-  const { responses } = document.paths[path]![method.toLowerCase()] as unknown as Responses;
-  return String(status) in responses;
+  const { responses } = document.paths[path]![method.toLowerCase()] as unknown as { responses: Record<string, Answer> };
+  const answer = responses[String(status)];
+  const name = /^#\/components\/responses\/(.+)$/.exec(answer?.$ref ?? '')?.[1];
+  return name === undefined ? answer : (document.components.responses as Record<string, Answer>)[name];
 }
 
-/** The schema of a documented answer as a check, closed: a member that is not described is a fault. */
-function schemaOf(line: string, status: number): z.ZodType | undefined {
-  const [method, path] = line.split(' ') as [string, string];
-  const { responses } = document.paths[path]![method.toLowerCase()] as unknown as Responses;
-  const content = responses[String(status)]?.content;
-  expect(responses[String(status)], `${line} answers ${status}`).toBeDefined();
-  const [type, { schema }] = Object.entries(content ?? {})[0] ?? ['', { schema: {} }];
-  if (!/json/.test(type)) return undefined;
-  const text = JSON.stringify({ ...schema, $defs: document.components.schemas }).replaceAll(
-    '#/components/schemas/',
-    '#/$defs/',
-  );
+/** A schema as a check, closed although answers are open: a member that is not described is a fault. */
+function check(schema: object): z.ZodType {
+  const text = JSON.stringify({ ...schema, $defs: document.components.schemas }, (_key, value: unknown) => {
+    const one = value as { type?: string; properties?: object; additionalProperties?: unknown };
+    const open = one?.type === 'object' && one.properties && one.additionalProperties === undefined;
+    return open ? { ...one, additionalProperties: false } : value;
+  }).replaceAll('#/components/schemas/', '#/$defs/');
   return z.fromJSONSchema(JSON.parse(text) as Parameters<typeof z.fromJSONSchema>[0]);
 }
 
+/** The schema of a documented answer; undefined where it is not JSON. */
+function schemaOf(line: string, status: number): z.ZodType | undefined {
+  const answer = answerOf(line, status);
+  expect(answer, `${line} answers ${status}`).toBeDefined();
+  const [type, { schema }] = Object.entries(answer?.content ?? {})[0] ?? ['', { schema: {} }];
+  return /json/.test(type) ? check(schema) : undefined;
+}
+
+test('tags and operations fit: each tag is described and used', () => {
+  const used = Object.values(document.paths).flatMap((methods) =>
+    Object.values(methods).flatMap((operation) => (operation as unknown as { tags: string[] }).tags),
+  );
+  const tags = (document as unknown as { tags: { name: string }[] }).tags.map(({ name }) => name);
+  expect([...new Set(used)].sort()).toEqual([...tags].sort());
+});
+
+test('has one version number', async () => {
+  const { version } = JSON.parse(readFileSync(new URL('../../package.json', import.meta.url), 'utf8')) as {
+    version: string;
+  };
+  expect((document as unknown as { info: { version: string } }).info.version).toBe(version);
+  expect((await server.call(200, 'GET /v1/meta', undefined)).body.version).toBe(version);
+});
+
+test('requests are closed, answers are open for new members', () => {
+  const body = (line: string) => {
+    const [method, path] = line.split(' ') as [string, string];
+    const operation = document.paths[path]![method.toLowerCase()] as unknown as { requestBody: Answer };
+    return operation.requestBody.content!['application/json']!.schema;
+  };
+  expect(body('POST /v1/policies').additionalProperties).toBe(false);
+  expect(body('POST /v1/evaluate').additionalProperties).toBe(false);
+  for (const name of ['Policy', 'EscrowHold', 'DecisionEvent', 'Problem', 'EscrowPayload']) {
+    expect(document.components.schemas[name], name).not.toHaveProperty('additionalProperties');
+  }
+});
+
+/** The routes whose answers of success no example can show: too long, or only people's browsers get there. */
+const WITHOUT_EXAMPLE = new Set([
+  'GET /openapi.json',
+  'GET /v1/machines',
+  'GET /auth/magic-link/verify',
+  'GET /auth/invite',
+]);
+
+describe('examples', () => {
+  interface Described {
+    requestBody?: { content?: Record<string, { schema: object; example?: unknown }> };
+  }
+  const described = operations.map(({ line, method, path }) => ({
+    line,
+    operation: document.paths[path]![method.toLowerCase()] as unknown as Described,
+  }));
+
+  test('are there for every JSON body, and for every JSON answer to a read', () => {
+    const missing = described.flatMap(({ line, operation }) => {
+      const asked = operation.requestBody?.content?.['application/json'];
+      const answered = answerOf(line, 200)?.content?.['application/json'] as { example?: unknown } | undefined;
+      const reads = line.startsWith('GET') && answered && !WITHOUT_EXAMPLE.has(line);
+      return [
+        ...(asked && asked.example === undefined ? [`body of ${line}`] : []),
+        ...(reads && answered.example === undefined ? [`answer of ${line}`] : []),
+      ];
+    });
+    expect(missing, 'npm run examples records them').toEqual([]);
+  });
+
+  test('are as their schemas say, and hold no secret', () => {
+    for (const { line, operation } of described) {
+      const contents = [
+        operation.requestBody?.content?.['application/json'],
+        ...[200, 201, 202].map((status) => answerOf(line, status)?.content?.['application/json']),
+      ];
+      for (const content of contents) {
+        const { example, schema } = (content ?? {}) as { example?: unknown; schema: object };
+        if (example === undefined) continue;
+        expect(check(schema).safeParse(example).error?.issues, `${line} ${JSON.stringify(example)}`).toBeUndefined();
+        expect(JSON.stringify(example), line).not.toMatch(/svc_(key|agent|link|invite)_(?!EXAMPLE)/);
+      }
+    }
+  });
+});
+
 describe('live answers', () => {
   let world: World;
+  const recorder = new ExampleRecorder();
+  afterAll(() => {
+    for (const [line, body] of Object.entries(BODIES)) {
+      const [method, path] = line.split(' ') as [string, string];
+      if (document.paths[path]?.[method.toLowerCase()]) recorder.request(line, body);
+    }
+    const events = [event({ event_id: '01985b9e-7c1a-7d3f-9a52-6a0c1f4e2b11' })];
+    for (const line of ['POST /v1/events/ingest', 'POST /v1/forensics/records']) recorder.request(line, { events });
+    if (process.env.SVC_WRITE_EXAMPLES) recorder.write();
+  });
   beforeAll(async () => {
     world = await makeWorld(server);
     await server.call(202, 'POST /v1/events/ingest', world.tenant.admin, {
@@ -107,7 +215,7 @@ describe('live answers', () => {
   test('of every reading route are as the document says', async () => {
     let checked = 0;
     // the routes that send a browser on answer nothing that could be checked here
-    const sends = ({ line }: { line: string }) => !hasAnswer(line, 200);
+    const sends = ({ line }: { line: string }) => !answerOf(line, 200);
     for (const operation of operations.filter(
       // links of mails: see test/auth
       (one) => one.method === 'GET' && !['/auth/magic-link/verify', '/auth/invite'].includes(one.path) && !sends(one),
@@ -115,19 +223,43 @@ describe('live answers', () => {
       const { line, path } = operation;
       const query = path.endsWith('/diff') ? '?from=1&to=2' : '';
       const who = operation.access.public ? undefined : allowed(world, operation);
+      // the tests' database does not flush its writes, and the program is honest about that
+      const status = path === '/readyz' ? 503 : 200;
       const { body, headers } = await server.call(
-        200,
+        status,
         fill(line, path.includes('{id}') ? { id: idOf(world, path), delivery_id: world.delivery } : {}) + query,
         who,
       );
-      const schema = schemaOf(line, 200);
+      const documented = Object.keys(answerOf(line, status)?.headers ?? {});
+      const absent = documented.filter((name) => !headers.has(name));
+      expect(absent, `headers of ${line}`).toEqual([]);
+      const schema = schemaOf(line, status);
       if (schema) {
         expect(headers.get('content-type'), line).toMatch(/^application\/json/);
         expect(schema.safeParse(body).error?.issues, `${line} ${JSON.stringify(body).slice(0, 300)}`).toBeUndefined();
+        recorder.answer(line, body);
         checked++;
       }
     }
     expect(checked).toBeGreaterThan(20);
+  });
+
+  test('every event that was written is as the webhooks of the document say', async () => {
+    const webhooks = (document as unknown as { webhooks: Record<string, { post: { requestBody: Answer } }> }).webhooks;
+    expect(Object.keys(webhooks)).toEqual(Object.keys(EVENT_TYPES));
+    const rows = await sql<{ event_type: string; payload: unknown }>(
+      server,
+      `select event_type, payload from event_outbox where tenant_id = $1 and payload <> '{}'`,
+      [world.tenant.id],
+    );
+    const seen = new Set(rows.map(({ event_type }) => event_type));
+    for (const type of ['escrow.created', 'policy.created', 'policy.approved', 'key.created', 'forensics.exported']) {
+      expect(seen, type).toContain(type);
+    }
+    for (const { event_type, payload } of rows) {
+      const { schema } = webhooks[event_type]!.post.requestBody.content!['application/json']!;
+      expect(check(schema).safeParse(payload).error?.issues, event_type).toBeUndefined();
+    }
   });
 
   test('of writing routes are as the document says, and so are their refusals', async () => {
@@ -154,6 +286,7 @@ describe('live answers', () => {
     ] as const) {
       const answer = await server.call(status, fill(line, ids), who, body);
       expect(schemaOf(line, status)!.safeParse(answer.body).error?.issues, line).toBeUndefined();
+      if (status < 300) recorder.answer(line, answer.body);
     }
   });
 });

@@ -1,5 +1,7 @@
 import { describe, expect, test } from 'vitest';
+import { OPERATOR } from '../../server/auth/audit.ts';
 import { deploy, GUARD, sql } from '../helpers/api.ts';
+import { mailsSent, mailsTo } from '../helpers/mail.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 
 const server = useServer();
@@ -209,7 +211,7 @@ describe('roles', () => {
     }
   });
 
-  test('an admin who is demoted keeps no admin key that they made', async () => {
+  test('an admin who is demoted keeps no key that they made, and none that was made with it', async () => {
     const tenant = await server.tenant();
     const person = await tenant.person('viewer', 'admin');
     const make = async (scopes: string[]) => ({
@@ -220,12 +222,144 @@ describe('roles', () => {
     const child = (await server.call<{ key: string }>(201, 'POST /v1/keys', admin, { label: 'c', scopes: ['admin'] }))
       .body;
     expect((await user(tenant.admin, person.userId)).keys).toBe(4);
+    const agentKey = async (who: Credential, owner_id: string) =>
+      (await server.call<{ id: string }>(201, 'POST /v1/agent-keys', who, { agent_id: 'a', agent_role: 'r', owner_id }))
+        .body.id;
+    const made = [await agentKey(person, tenant.admin.userId), await agentKey({ key: child.key }, tenant.admin.userId)];
+    const owned = await agentKey(tenant.admin, person.userId);
     await revoke(200, tenant.admin, person.userId, 'admin');
-    for (const key of [admin, both, child]) await server.call(401, 'GET /v1/keys', { key: key.key });
-    await server.call(200, 'GET /v1/proxy-config', proxy);
+    for (const { key } of [admin, both, child, proxy]) await server.call(401, 'GET /auth/me', { key: key! });
     expect((await audit(tenant, 'key.revoked')).map(({ reason }) => reason)).toEqual(
-      Array(3).fill(`held by ${person.userId}`),
+      Array(4).fill(`held by ${person.userId}`),
     );
+    const revoked = await sql<{ id: string }>(
+      server,
+      'select id from agent_key where tenant_id = $1 and revoked_at is not null',
+      [tenant.id],
+    );
+    expect(revoked.map(({ id }) => id).sort()).toEqual(made.sort());
+    // what they answer for is not what they made
+    expect((await server.call(200, 'GET /v1/agent-keys', tenant.admin)).text).toContain(owned);
+  });
+});
+
+describe('what a person made as an admin', () => {
+  interface Invite {
+    id: string;
+    status: string;
+  }
+  const invite = async (who: Credential, email: string) =>
+    (await server.call<Invite>(201, 'POST /v1/invites', who, { email, role: 'admin' })).body;
+  const statusOf = async (who: Credential, { id }: Invite) =>
+    (await server.call<{ invites: Invite[] }>(200, 'GET /v1/invites?limit=200', who)).body.invites.find(
+      (one) => one.id === id,
+    )!.status;
+  test.each(['demoted', 'removed'])(
+    'ends with being %s: invitations by session and by key, and nobody else’s',
+    async (how) => {
+      const tenant = await server.tenant();
+      const person = await tenant.person('admin', 'viewer');
+      const key = {
+        key: (await server.call<{ key: string }>(201, 'POST /v1/keys', person, { label: 'k', scopes: ['admin'] })).body
+          .key,
+      };
+      const names = ['session', 'key', 'admin', 'operator'].map((name) => `${name}-${how}@invited.test`);
+      const invites = [
+        await invite(person, names[0]!),
+        await invite(key, names[1]!),
+        await invite(tenant.admin, names[2]!),
+        await invite(tenant.operatorKey, names[3]!),
+      ];
+      await mailsSent(server);
+      const tokens = names.map((name) => mailsTo(server, name).at(-1)!.token);
+      if (how === 'demoted') await revoke(200, tenant.admin, person.userId, 'admin');
+      else await remove(204, tenant.admin, person.userId);
+      const accept = { headers: { accept: 'application/json' } };
+      for (const [n, one] of invites.entries()) {
+        expect(await statusOf(tenant.admin, one)).toBe(n < 2 ? 'revoked' : 'pending');
+        await server.call(n < 2 ? 401 : 200, `GET /auth/invite?token=${tokens[n]!}`, accept);
+      }
+      await server.call(401, 'GET /auth/me', key);
+    },
+  );
+
+  test('is nothing that works, however it races the demotion', async () => {
+    const tenant = await server.tenant();
+    for (let round = 0; round < 4; round++) {
+      const person = await tenant.person('admin', 'viewer');
+      const own = (await server.call<{ key: string }>(201, 'POST /v1/keys', person, { label: 'k', scopes: ['admin'] }))
+        .body;
+      const bySession = { cookie: person.cookie!, origin: server.origin };
+      const byKey = { authorization: `Bearer ${own.key}` };
+      const asks = [
+        ['POST', '/v1/keys', { label: 'k', scopes: ['admin'] }],
+        ['POST', '/v1/agent-keys', { agent_id: 'a', agent_role: 'r', owner_id: tenant.admin.userId }],
+        ['POST', '/v1/invites', { email: `r${round}@race.test`, role: 'admin' }],
+        ['POST', `/v1/users/${tenant.admin.userId}/roles`, { role: 'viewer' }],
+      ] as const;
+      const racing = [bySession, byKey].flatMap((credential) =>
+        asks.map(async ([method, path, body]) => {
+          const headers = { ...credential, 'content-type': 'application/json' };
+          const answer = await fetch(server.url + path, { method, headers, body: JSON.stringify(body) });
+          return { path, status: answer.status, body: (await answer.json()) as { key?: string; id?: string } };
+        }),
+      );
+      await revoke(200, tenant.admin, person.userId, 'admin');
+      for (const { path, status, body } of await Promise.all(racing)) {
+        expect([201, 200, 401, 403, 409], path).toContain(status);
+        if (path === '/v1/keys' && body.key) await server.call(401, 'GET /auth/me', { key: body.key });
+        if (path === '/v1/invites' && status === 201) {
+          expect(await statusOf(tenant.admin, body as Invite)).toBe('revoked');
+        }
+      }
+      const working = await sql(
+        server,
+        `select id from agent_key where tenant_id = $1 and revoked_at is null
+         union all select id from api_key where tenant_id = $1 and revoked_at is null and created_by = $2
+         union all select id from invitation where tenant_id = $1 and revoked_at is null and accepted_at is null`,
+        [tenant.id, person.userId],
+      );
+      expect(working).toEqual([]);
+    }
+  });
+
+  test('is a key that never does more than its maker may now, whatever the database says of the key', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('admin', 'viewer');
+    const make = async () =>
+      (await server.call<{ key: string; id: string }>(201, 'POST /v1/keys', person, { label: 'k', scopes: ['proxy'] }))
+        .body;
+    const key = await make();
+    // as after a restore, or a hand in the database: the role is gone and the key is not revoked
+    await sql(server, `update member set roles = '{viewer}' where id = $1`, [person.userId]);
+    await server.call(401, 'GET /auth/me', { key: key.key });
+    await sql(server, `update member set roles = '{admin}' where id = $1`, [person.userId]);
+    await server.call(200, 'GET /auth/me', { key: key.key });
+  });
+
+  test('is not what an operator made: such a key belongs to nobody and approves nothing where approval is required', async () => {
+    const tenant = await server.tenant();
+    const { operatorKey } = tenant;
+    const agent = await server.call(201, 'POST /v1/agent-keys', operatorKey, { agent_id: 'a', agent_role: 'r' });
+    expect(agent.body.owner_id).toBeNull();
+    const child = (
+      await server.call<{ key: string }>(201, 'POST /v1/keys', operatorKey, { label: 'c', scopes: ['admin'] })
+    ).body;
+    const listed = await server.call<{ keys: { created_by: string | null }[] }>(200, 'GET /v1/keys', operatorKey);
+    expect(listed.body.keys.map(({ created_by }) => created_by)).toEqual([null, tenant.admin.userId, null]);
+    await deploy(server, operatorKey, 'free', GUARD);
+    await tenant.set({ approval_required: true });
+    await server.call(201, 'POST /v1/policies', operatorKey, { id: 'bound', dsl_source: GUARD });
+    for (const key of [operatorKey, { key: child.key }]) {
+      for (const [line, body] of [
+        ['submit', {}],
+        ['approve', { version: 1 }],
+        ['break-glass', { reason: 'x' }],
+      ] as const) {
+        await server.call(403, `POST /v1/policies/bound/${line}`, key, body);
+      }
+      await server.call(403, 'DELETE /v1/policies/free', key);
+    }
   });
 });
 
@@ -246,7 +380,7 @@ describe('a person who is removed', () => {
     const madeByKey = await make('POST /v1/agent-keys', key, { ...agent, owner_id: tenant.admin.userId });
     const owned = await make('POST /v1/agent-keys', tenant.admin, { ...agent, owner_id: person.userId });
     const other = await make('POST /v1/agent-keys', tenant.admin, agent);
-    await server.call(200, 'PATCH /v1/settings', tenant.admin, {
+    await tenant.set({
       approver_groups: { finance: [person.userId, tenant.admin.userId], legal: [person.userId] },
     });
     await deploy(server, tenant.admin, 'guard', GUARD);
@@ -272,7 +406,7 @@ describe('a person who is removed', () => {
     expect(record).toMatchObject({
       code: 'MEM002I',
       target: { id: person.userId },
-      detail: '2 sessions ended, 5 keys revoked; out of finance, legal',
+      detail: '2 sessions ended, 5 keys and 0 invitations revoked; out of finance, legal',
     });
     const config = await server.call(200, 'GET /v1/proxy-config', tenant.admin);
     for (const gone of [madeBy, madeByKey, owned]) expect(config.text).not.toContain(gone.id);
@@ -280,6 +414,17 @@ describe('a person who is removed', () => {
     await grant(404, tenant.admin, person.userId, 'admin');
     // what they did stays
     expect((await user(tenant.admin, person.userId)).status).toBe('removed');
+  });
+
+  test('takes their own sign-in links along, and nobody else’s', async () => {
+    const tenant = await server.tenant();
+    const [gone, stays] = [await tenant.person('viewer'), await tenant.person('viewer')];
+    const link = (userId: string) => server.core.links.create(tenant.id, userId, 900, { actor: OPERATOR });
+    const [dead, alive] = [await link(gone.userId), await link(stays.userId)];
+    await remove(204, tenant.admin, gone.userId);
+    await server.call(401, `GET /auth/magic-link/verify?token=${dead}`, undefined);
+    await server.call(302, `GET /auth/magic-link/verify?token=${alive}`, undefined);
+    await server.call(200, 'GET /auth/me', stays);
   });
 
   test('counts no more in holds that are open', async () => {

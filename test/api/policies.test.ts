@@ -1,7 +1,8 @@
 import { describe, expect, test } from 'vitest';
+import { deploy, sql } from '../helpers/api.ts';
 import { useServer } from '../helpers/server.ts';
 
-const server = useServer();
+const server = useServer({ SVC_LIVE_STATEMENTS: '6' });
 const PERMIT = 'permit(principal in AgentRole::"support", action, resource);';
 const FORBID = 'forbid(principal, action, resource == Tool::"wipe");';
 
@@ -47,10 +48,102 @@ describe('without required approval', () => {
   });
 });
 
+/** Sends a request of which the answer's status is what is asked. */
+async function ask<T = Record<string, unknown>>(line: string, { key }: { key: string }, body: unknown) {
+  const [method, path] = line.split(' ') as [string, string];
+  const headers = { authorization: `Bearer ${key}`, 'content-type': 'application/json' };
+  const answer = await fetch(server.url + path, { method, headers, body: JSON.stringify(body) });
+  return { status: answer.status, headers: answer.headers, body: (await answer.json()) as T };
+}
+
+describe('a rollback', () => {
+  test('to a text that no longer compiles is refused, and changes nothing', async () => {
+    const tenant = await server.tenant();
+    const { admin } = tenant;
+    await tenant.set({ action_types: { read: [], write: ['wire'] } });
+    await deploy(server, admin, 'p', 'permit(principal, action == Action::"wire", resource);');
+    await server.call(200, 'PUT /v1/policies/p', admin, { dsl_source: PERMIT });
+    await tenant.set({ action_types: { read: [], write: [] } });
+    const before = await server.call(200, 'GET /v1/policies/p', admin);
+    const bundle = await server.call(200, 'GET /v1/policies/bundle', admin);
+    const refused = await server.call(422, 'POST /v1/policies/p/rollback', admin, { target_version: 1 });
+    expect(refused.body).toMatchObject({ code: 'POLICY_INVALID', errors: [{ line: 1, pointer: '/dsl_source' }] });
+    expect((await server.call(200, 'GET /v1/policies/p', admin)).body).toEqual(before.body);
+    const after = await server.call(200, 'GET /v1/policies/bundle', admin);
+    expect(after.headers.get('x-svc-bundle-hash')).toBe(bundle.headers.get('x-svc-bundle-hash'));
+  });
+});
+
+describe('what a tenant may take up is bounded', () => {
+  test('statements that are live, by a quota that names itself; what takes some away is never refused', async () => {
+    const { admin } = await server.tenant();
+    await deploy(server, admin, 'a', PERMIT.repeat(4));
+    await deploy(server, admin, 'b', PERMIT.repeat(2));
+    const refused = await server.call(409, 'PUT /v1/policies/b', admin, { dsl_source: PERMIT.repeat(3) });
+    expect(refused.body).toMatchObject({
+      code: 'CONFLICT',
+      detail: expect.stringMatching(/^quota live_statements: .* 6 .*SVC_LIVE_STATEMENTS.* 7$/),
+    });
+    expect((await server.call(200, 'GET /v1/policies/b', admin)).body).toMatchObject({ version: 1, live_version: 1 });
+    // a draft enforces nothing
+    await server.call(201, 'POST /v1/policies', admin, { id: 'c', dsl_source: PERMIT });
+    await server.call(409, 'POST /v1/policies/c/approve', admin, { version: 1 });
+    await server.call(200, 'PUT /v1/policies/a', admin, { dsl_source: PERMIT.repeat(3) });
+    // one of two at once
+    await server.call(201, 'POST /v1/policies', admin, { id: 'd', dsl_source: PERMIT });
+    const answers = await Promise.all(
+      ['c', 'd'].map((id) => ask(`POST /v1/policies/${id}/approve`, admin, { version: 1 })),
+    );
+    expect(answers.map(({ status }) => status).sort()).toEqual([200, 409]);
+    await sql(server, 'update policy_revision set statement_count = 100 where policy_id = $1', ['b']);
+    await server.call(200, 'DELETE /v1/policies/a', admin);
+  });
+
+  test('texts that wait to be checked: one tenant that asks for too many is told so, and no other waits behind it', async () => {
+    const [greedy, other] = [await server.tenant(), await server.tenant()];
+    const large = Array.from({ length: 400 }, (_, n) => `permit(principal, action, resource == Tool::"t${n}");`).join(
+      '\n',
+    );
+    const flood = Promise.all(
+      Array.from({ length: 40 }, () =>
+        ask<{ valid: boolean }>('POST /v1/policies/validate', greedy.admin, { dsl_source: large }),
+      ),
+    );
+    const mine = server.call(200, 'POST /v1/policies/validate', other.admin, { dsl_source: PERMIT });
+    expect((await mine).body).toMatchObject({ valid: true });
+    const answers = await flood;
+    const refused = answers.filter(({ status }) => status === 503);
+    expect(refused.length).toBeGreaterThan(0);
+    for (const { headers, body } of refused) {
+      expect(headers.get('retry-after')).toBe('2');
+      expect(body).toMatchObject({ code: 'UNAVAILABLE' });
+    }
+    expect(answers.filter(({ status }) => status === 200).every(({ body }) => body.valid)).toBe(true);
+    expect(answers.every(({ status }) => status === 200 || status === 503)).toBe(true);
+  });
+
+  test('the comparison of two texts that have nothing in common', async () => {
+    const { admin } = await server.tenant();
+    const text = (name: string, policy: string) =>
+      `${Array.from({ length: 1_900 }, (_, n) => `// ${name} ${n} of what somebody wrote`).join('\n')}\n${policy}\n`;
+    await server.call(201, 'POST /v1/policies', admin, { id: 'p', dsl_source: text('old', PERMIT) });
+    await server.call(200, 'PUT /v1/policies/p', admin, { dsl_source: text('new', `${PERMIT}\n${FORBID}`) });
+    const { body } = await server.call(200, 'GET /v1/policies/p/diff?from=1&to=2', admin);
+    expect(body).toMatchObject({
+      lines_removed: 1_901,
+      lines_added: 1_902,
+      rules_added: ['p#1'],
+      rules_removed: [],
+      rules_changed: [],
+    });
+    expect(body.unified).toMatch(/^={67}\n--- version 1\n\+\+\+ version 2\n@@ -1,1901 \+1,1902 @@\n-\/\/ old 0 /);
+  });
+});
+
 describe('with required approval', () => {
   test('only another person approves, only the version that they saw, and until then the old one is enforced', async () => {
     const tenant = await server.tenant();
-    await server.call(200, 'PATCH /v1/settings', tenant.admin, { approval_required: true });
+    await tenant.set({ approval_required: true });
     const [author, approver, chief] = [
       await tenant.person('author', 'approver'),
       await tenant.person('approver'),
@@ -112,16 +205,33 @@ describe('with required approval', () => {
     });
     await server.call(200, 'POST /v1/policies/p/rollback', author, { target_version: 3 });
     await server.call(200, 'POST /v1/policies/p/break-glass', chief, { reason: 'incident' });
-    await server.call(403, 'POST /v1/policies/p/approve', chief, { version: 5 });
-    await server.call(200, 'POST /v1/policies/p/approve', approver, { version: 5 });
-    expect(await toReview('break_glass')).toMatchObject({ ids: [], total: 0 });
+    // the end of the policy is not the end of its reviews: another person closes each, by its version
     await server.call(200, 'DELETE /v1/policies/p', chief, { reason: 'over' });
+    expect(await toReview('break_glass')).toMatchObject({ ids: ['p'], first: { open_review: opened } });
+    for (const version of [3, 5]) {
+      const own = await server.call(403, 'POST /v1/policies/p/approve', chief, { version });
+      expect(own.body.code).toBe('SELF_APPROVAL');
+      await server.call(403, 'POST /v1/policies/p/approve', tenant.operatorKey, { version });
+      const closed = await server.call(200, 'POST /v1/policies/p/approve', approver, { version, comment: 'seen' });
+      expect(closed.body).toMatchObject({ status: 'revoked', version: 5, live_version: null });
+    }
+    expect(await toReview('break_glass')).toMatchObject({ ids: [], total: 0 });
+    await server.call(409, 'POST /v1/policies/p/approve', approver, { version: 5 });
+    const { body: after } = await server.call<PolicyAnswer>(200, 'GET /v1/policies/p', chief);
+    expect(after.versions.map(({ version, review }) => [version, review?.status])).toEqual([
+      [5, 'approved'],
+      [4, undefined],
+      [3, 'approved'],
+      [2, 'dismissed'],
+      [1, 'approved'],
+    ]);
     const audit = await server.call<{
       records: { action: string; severity: string; reason?: string; detail: string }[];
     }>(200, 'GET /v1/audit?target_id=p', chief);
     expect(audit.body.records.map((r) => r.action)).toEqual([
+      'policy.review_closed',
+      'policy.review_closed',
       'policy.revoked',
-      'policy.approved',
       'policy.break_glass',
       'policy.rolled_back',
       'policy.updated',
@@ -135,17 +245,74 @@ describe('with required approval', () => {
       'policy.submitted',
       'policy.created',
     ]);
-    expect(audit.body.records[2]).toMatchObject({
+    expect(audit.body.records[3]).toMatchObject({
       severity: 'critical',
       reason: 'incident',
-      detail: 'version 5, in place of version 3',
+      detail: 'version 5, in place of version 3, enforced',
     });
-    expect(audit.body.records.slice(0, 5).map(({ detail }) => detail)).toEqual([
+    expect(audit.body.records.slice(0, 6).map(({ detail }) => detail)).toEqual([
       'version 5',
+      'version 3',
       'version 5',
-      'version 5, in place of version 3',
+      'version 5, in place of version 3, enforced',
       'version 5, from version 3',
       'version 4',
     ]);
+  });
+});
+
+describe('one person alone', () => {
+  test('has no version enforced, whichever keys, drafts and settings they combine', async () => {
+    const tenant = await server.tenant();
+    const [admin, other] = [await tenant.person('admin'), await tenant.person('approver')];
+    await tenant.set({ approval_required: true });
+    const own = {
+      key: (await server.call<{ key: string }>(201, 'POST /v1/keys', admin, { label: 'k', scopes: ['admin'] })).body
+        .key,
+    };
+    const status = async () => (await server.call<PolicyAnswer>(200, 'GET /v1/policies/p', admin)).body;
+    const approve = (code: number, who: object, version: number) =>
+      server.call(code, 'POST /v1/policies/p/approve', who, { version });
+    // written by a key of nobody, which the first admin holds as well
+    await server.call(201, 'POST /v1/policies', tenant.operatorKey, { id: 'p', dsl_source: PERMIT });
+    await server.call(403, 'POST /v1/policies/p/submit', own, {});
+    await server.call(200, 'POST /v1/policies/p/submit', admin, {});
+    expect((await approve(403, admin, 1)).body.code).toBe('SELF_APPROVAL');
+    for (const key of [own, tenant.operatorKey]) expect((await approve(403, key, 1)).body.code).toBe('FORBIDDEN');
+    // sent back by themselves and submitted again: still theirs
+    await server.call(200, 'POST /v1/policies/p/request-changes', admin, { version: 1, comment: 'x' });
+    await server.call(200, 'POST /v1/policies/p/submit', admin, {});
+    await approve(403, admin, 1);
+    // a settings change that would let them waits for somebody else
+    const patch = (body: object) =>
+      server.call<{ waiting: object }>(200, 'PATCH /v1/settings', admin, { ...body, reason: 'x' });
+    expect((await patch({ self_approval: true })).body.waiting).toMatchObject({ status: 'pending' });
+    expect((await patch({ approval_required: null })).body.waiting).toMatchObject({ status: 'pending' });
+    await approve(403, admin, 1);
+    expect(await status()).toMatchObject({ status: 'pending_approval', live_version: null });
+    await approve(200, other, 1);
+    expect(await status()).toMatchObject({ live_version: 1 });
+  });
+
+  test('finds no moment at which approval is not required any more and a draft of theirs goes live', async () => {
+    for (let round = 0; round < 5; round++) {
+      const tenant = await server.tenant();
+      const admin = await tenant.person('admin');
+      await server.call(201, 'POST /v1/policies', admin, { id: 'p', dsl_source: PERMIT });
+      const headers = { cookie: admin.cookie!, origin: server.origin, 'content-type': 'application/json' };
+      const ask = (path: string, method: string, body: object) =>
+        fetch(server.url + path, { method, headers, body: JSON.stringify(body) });
+      // approved at once while the setting changes: whichever commits first, the audit log tells the same story
+      const [approval] = await Promise.all([
+        ask('/v1/policies/p/approve', 'POST', { version: 1 }),
+        ask('/v1/settings', 'PATCH', { approval_required: true, reason: 'from now on' }),
+      ]);
+      const { body } = await server.call<{ records: { action: string }[] }>(200, 'GET /v1/audit?limit=2', admin);
+      const actions = body.records.map(({ action }) => action);
+      expect(actions).toEqual(
+        approval!.status === 200 ? ['settings.changed', 'policy.approved'] : ['settings.changed', 'policy.created'],
+      );
+      expect([200, 409]).toContain(approval!.status);
+    }
   });
 });

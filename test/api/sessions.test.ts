@@ -1,5 +1,6 @@
 import { describe, expect, test } from 'vitest';
 import { OPERATOR } from '../../server/auth/audit.ts';
+import { sha256 } from '../../server/lib/crypto.ts';
 import { changed, dump, fill, operations } from '../helpers/api.ts';
 import { type TestServer, type TestTenant, useServer } from '../helpers/server.ts';
 
@@ -167,6 +168,13 @@ describe('a session', () => {
     // looked up half a minute ago: what is remembered ends on time too
     server.clock.advance(31_000);
     await server.call(401, 'GET /auth/me', person);
+    // and by then nothing is left of it
+    const { rows } = await server.core.db.owner.query(
+      `select id from session where user_id = $1
+       union all select id from credential where hash = $2`,
+      [person.userId, sha256(person.cookie!.slice('svc_session='.length))],
+    );
+    expect(rows).toEqual([]);
   });
 
   test('is over everywhere when its owner logs out, and no other is', async () => {

@@ -93,7 +93,7 @@ describe('an invitation', () => {
       expect(text).not.toContain('<script');
       expect(page.headers.get('referrer-policy')).toBe('strict-origin');
     }
-    expect((await fetch(`${server.url}/auth/invite?token=${token}`, { method: 'HEAD' })).status).toBe(404);
+    expect((await fetch(`${server.url}/auth/invite?token=${token}`, { method: 'HEAD' })).status).toBe(405);
     const ahead = { accept: 'application/json', 'sec-purpose': 'prefetch' };
     await server.call(503, INVITE + token, { headers: ahead });
     for (const origin of ['https://evil.test', 'null', server.url]) {

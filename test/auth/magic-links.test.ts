@@ -1,3 +1,5 @@
+import { once } from 'node:events';
+import http from 'node:http';
 import { describe, expect, test } from 'vitest';
 import { OPERATOR } from '../../server/auth/audit.ts';
 import { dump, sql } from '../helpers/api.ts';
@@ -44,6 +46,15 @@ class Browser {
     expect(response.status).toBe(200);
     await mailsSent(server);
     return mailsTo(server, email.toLowerCase()).at(-1)!;
+  }
+
+  /** As a browser that says what it fetches the link for. Not by `fetch`, which says that of itself. */
+  async fetched(path: string, headers: Record<string, string>) {
+    const cookie = [...this.cookies].map(([name, value]) => `${name}=${value}`).join('; ');
+    const request = http.get(server.url + path, { headers: { ...HTML, ...(cookie && { cookie }), ...headers } });
+    const [response] = (await once(request, 'response')) as [http.IncomingMessage];
+    response.resume();
+    return { status: response.statusCode, cookies: response.headers['set-cookie'] ?? [] };
   }
 
   open(token: string, headers: Record<string, string> = {}) {
@@ -165,6 +176,7 @@ describe('asking for a link', () => {
     for (const { token } of mails) {
       await browser.open(token);
       signedIn.push(((await (await browser.send('GET', '/auth/me')).json()) as { tenant_id: string }).tenant_id);
+      browser.cookies.delete('svc_session');
     }
     expect(signedIn.sort()).toEqual(tenants.map(({ id }) => id).sort());
   });
@@ -185,7 +197,7 @@ describe('asking for a link', () => {
     for (const body of [{}, { email: '' }, { email: 'x' }, { email: 'a@b\r\nBcc: c@d' }, { email: ['a@b.test'] }]) {
       await server.call(400, 'POST /auth/magic-link', undefined, body);
     }
-    await server.call(404, 'GET /auth/magic-link', { headers: { accept: 'application/json' } });
+    await server.call(405, 'GET /auth/magic-link', { headers: { accept: 'application/json' } });
   });
 
   test('again after a process died with the request makes no second link', async () => {
@@ -230,6 +242,43 @@ describe('a mailed link', () => {
     expect((await new Browser().open(token)).status).toBe(401);
     const refused = await audit(tenant, 'magic_link.refused');
     expect(refused.map(({ code, reason }) => [code, reason])).toEqual(Array(3).fill(['MLK002E', 'used already']));
+  });
+
+  test('is not used up by what is no page that a person opened: images, frames, scripts, styles', async () => {
+    const { email } = await member(await server.tenant());
+    const browser = new Browser();
+    const { token } = await browser.ask(email);
+    const page = { 'sec-fetch-site': 'cross-site', 'sec-fetch-mode': 'navigate', 'sec-fetch-dest': 'document' };
+    const fetched: Record<string, string>[] = [
+      ...['image', 'iframe', 'frame', 'embed', 'object', 'script', 'style', 'empty', 'video', 'font', 'report'].map(
+        (dest) => ({ ...page, 'sec-fetch-dest': dest }),
+      ),
+      ...['no-cors', 'cors', 'same-origin', 'websocket', 'nested-navigate'].map((mode) => ({
+        ...page,
+        'sec-fetch-mode': mode,
+      })),
+      { 'sec-fetch-site': 'cross-site', 'sec-fetch-mode': 'no-cors' },
+      { 'sec-fetch-dest': 'image', accept: 'application/json' },
+      // on plain http a browser says nothing but the types that it can show
+      { accept: 'image/avif,image/webp,image/png,image/svg+xml,image/*;q=0.8,*/*;q=0.5' },
+      { accept: 'IMAGE/*' },
+      { accept: 'text/css,*/*;q=0.1' },
+      { accept: 'video/webm,video/*;q=0.9,*/*;q=0.5' },
+    ];
+    for (const headers of fetched) {
+      // by the browser that asked and by any other
+      for (const one of [browser, new Browser()]) {
+        const what = JSON.stringify(headers);
+        expect([what, await one.fetched(VERIFY + token, headers)]).toEqual([what, { status: 403, cookies: [] }]);
+      }
+      const invited = await new Browser().fetched('/auth/invite?token=svc_invite_x', headers);
+      expect(invited.status).toBe(403);
+    }
+    // a scanner that opens it as a page, a program, and the person come in
+    expect((await new Browser().fetched(VERIFY + token, page)).status).toBe(302);
+    expect((await browser.fetched(VERIFY + token, page)).status).toBe(302);
+    const other = await new Browser().ask(email);
+    expect((await fetch(server.url + VERIFY + other.token, { redirect: 'manual' })).status).toBe(302);
   });
 
   test('that its browser opened first lets nobody else in', async () => {
@@ -320,6 +369,75 @@ describe('a mailed link', () => {
     // the operator's way in remains
     const operators = await server.core.links.create(tenant.id, userId, 900, { actor: OPERATOR });
     expect((await browser.open(operators)).status).toBe(302);
+  });
+});
+
+describe('a link that is opened while another person is signed in', () => {
+  const form = (token: string) => ({
+    headers: { 'content-type': 'application/x-www-form-urlencoded', origin: server.origin, ...HTML },
+    body: new URLSearchParams({ token }).toString(),
+  });
+  const me = async (browser: Browser) =>
+    ((await (await browser.send('GET', '/auth/me')).json()) as { user?: { email: string } }).user?.email;
+  const person = async (tenant: TestTenant) => {
+    const made = await member(tenant);
+    const browser = new Browser();
+    await browser.open((await browser.ask(made.email)).token);
+    return { ...made, browser };
+  };
+
+  test.each(['of the same tenant', 'of another tenant'])('%s asks first, and signs in by its button', async (where) => {
+    const tenant = await server.tenant();
+    const victim = await person(tenant);
+    const attacker = await member(where === 'of the same tenant' ? tenant : await server.tenant());
+    // a link that somebody sent, and one that the victim's own browser asked for
+    const links = [await new Browser().ask(attacker.email), await victim.browser.ask(attacker.email)];
+    for (const { token } of links) {
+      for (const headers of [{}, { accept: 'application/json' }, { accept: '*/*' }]) {
+        const page = await victim.browser.open(token, headers);
+        expect([page.status, page.headers.getSetCookie()]).toEqual([200, []]);
+        const text = await page.text();
+        expect(text).toContain(`signed in as <strong>${victim.email}</strong>`);
+        expect(text).toContain(`signs in <strong>${attacker.email}</strong> at <strong>Test</strong>`);
+        expect(text).not.toContain('<script');
+      }
+      expect(await me(victim.browser)).toBe(victim.email);
+    }
+    const { token } = links[0]!;
+    for (const origin of ['https://evil.test', 'null']) {
+      const { headers, body } = form(token);
+      const posted = await victim.browser.send('POST', '/auth/magic-link/verify', {
+        headers: { ...headers, origin },
+        body,
+      });
+      expect(posted.status).toBe(403);
+    }
+    const before = victim.browser.cookies.get('svc_session');
+    const posted = await victim.browser.send('POST', '/auth/magic-link/verify', form(token));
+    expect([posted.status, posted.headers.get('location')]).toEqual([303, '/policies']);
+    expect(await me(victim.browser)).toBe(attacker.email);
+    // what the browser had is over, not only overwritten
+    await server.call(401, 'GET /auth/me', { cookie: `svc_session=${before}` });
+    expect((await victim.browser.send('POST', '/auth/magic-link/verify', form(token))).status).toBe(401);
+  });
+
+  test('asks nothing of the same person, of one whose session is over, or for a link that is dead', async () => {
+    const tenant = await server.tenant();
+    const { email, browser } = await person(tenant);
+    const again = await browser.ask(email);
+    expect((await browser.open(again.token)).status).toBe(302);
+    const dead = await browser.open(again.token);
+    expect(dead.status).toBe(401);
+    const other = await member(tenant);
+    const { token } = await new Browser().ask(other.email);
+    await new Browser().open(token);
+    const used = await browser.open(token);
+    expect([used.status, await used.text()]).toEqual([401, expect.not.stringContaining(other.email)]);
+    expect(await me(browser)).toBe(email);
+    await browser.send('POST', '/auth/logout', { headers: { origin: server.origin }, body: '{}' });
+    browser.cookies.set('svc_session', 'x'.repeat(40));
+    expect((await browser.open((await new Browser().ask(other.email)).token)).status).toBe(302);
+    expect(await me(browser)).toBe(other.email);
   });
 });
 

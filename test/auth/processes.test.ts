@@ -90,7 +90,9 @@ describe.skipIf(noRedis)('people, with two processes', () => {
     const answers = await Promise.all(Array.from({ length: 100 }, (_, i) => verify(servers[i % 2]!, token)));
     const statuses = answers.map(({ status }) => status);
     expect(statuses.filter((status) => status === 302)).toHaveLength(1);
-    expect(statuses.filter((status) => status === 401)).toHaveLength(99);
+    // who waits too long for the row on a busy machine is told to come again, and is refused then
+    expect(statuses.filter((status) => status === 401 || status === 503)).toHaveLength(99);
+    expect((await verify(servers[0]!, token)).status).toBe(401);
     const { rows } = await core.db.owner.query('select id from session where user_id = $1', [userId]);
     expect(rows).toHaveLength(1);
   });
@@ -118,6 +120,6 @@ describe.skipIf(noRedis)('people, with two processes', () => {
           [userId],
         )
       ).rows[0];
-    await expect.poll(count, { timeout: 10_000 }).toEqual({ links: 5, waiting: 0 });
+    await expect.poll(count).toEqual({ links: 5, waiting: 0 });
   });
 });

@@ -7,7 +7,16 @@ import { sql } from '../helpers/api.ts';
 import { TestDns } from '../helpers/dns.ts';
 import { CLIENT, HostileProvider, type Misbehavior, type Person } from '../helpers/hostile-provider.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
-import { addMember, audited, BASE_URL, finish, newBrowser, verifyDomain } from '../helpers/sso.ts';
+import {
+  addMember,
+  audited,
+  BASE_URL,
+  finish,
+  newBrowser,
+  redirectUriOf,
+  setProvider,
+  verifyDomain,
+} from '../helpers/sso.ts';
 
 let dns: TestDns;
 beforeAll(async () => {
@@ -42,8 +51,8 @@ beforeEach(() => {
   provider.person = GOOD;
 });
 
-async function configure(who = tenant.admin, issuer = provider.issuer) {
-  return server.call(200, 'PUT /v1/settings/sso', who, { issuer_url: issuer, ...CLIENT });
+async function configure(of = tenant, issuer = provider.issuer) {
+  return setProvider(server, of, { issuer_url: issuer, ...CLIENT });
 }
 
 /** Forgets what is known of the provider: the documents that it may keep for a while are fetched anew. */
@@ -113,6 +122,83 @@ test.each<[what: string, misbehavior: Misbehavior]>([
 ])('a provider that gives %s is believed', async (_, misbehavior) => {
   provider.misbehavior = misbehavior;
   expect(await signIn()).toMatchObject({ path: '/policies' });
+});
+
+test.each([true, 1, '1', 'true'])('an address is the person’s when the provider says %j', async (said) => {
+  provider.misbehavior = { claims: (claims) => ({ ...claims, email_verified: said }) };
+  expect(await signIn()).toMatchObject({ path: '/policies' });
+  provider.misbehavior = { claims: ({ email_verified: _, ...claims }) => ({ ...claims, xms_edov: said }) };
+  expect(await signIn()).toMatchObject({ path: '/policies' });
+});
+
+describe('name and picture of a person', () => {
+  const signedIn = async (claims: Record<string, unknown>) => {
+    provider.person = { ...GOOD, ...claims };
+    const outcome = await signIn();
+    expect(outcome).toMatchObject({ path: '/policies' });
+    const me = await server.call<{ user: { name: string; avatar_url: string | null } }>(
+      200,
+      'GET /auth/me',
+      outcome.who,
+    );
+    const listed = await server.call<{ users: { id: string; name: string; avatar_url: string | null }[] }>(
+      200,
+      'GET /v1/users?q=ann%40example.test',
+      tenant.admin,
+    );
+    const { name, avatar_url } = me.body.user;
+    expect(listed.body.users.find(({ id }) => id === ann)).toMatchObject({ name, avatar_url });
+    return { name, avatar_url };
+  };
+
+  test('are what the provider says at each sign-in, in every session at once', async () => {
+    const picture = 'https://pictures.example/ann.png?size=64';
+    expect(await signedIn({ name: 'Ann Lee', picture })).toEqual({ name: 'Ann Lee', avatar_url: picture });
+    const before = await signIn();
+    expect(await signedIn({ name: 'Ann Moss' })).toEqual({ name: 'Ann Moss', avatar_url: null });
+    const me = await server.call<{ user: { name: string } }>(200, 'GET /auth/me', before.who);
+    expect(me.body.user.name).toBe('Ann Moss');
+    // no name is no reason to forget one, nor to stay out where userinfo does not answer either
+    expect(await signedIn({ name: undefined, picture })).toEqual({ name: 'Ann Moss', avatar_url: picture });
+    provider.misbehavior = { answer: { '/userinfo': status(500) } };
+    expect(await signedIn({ name: undefined })).toEqual({ name: 'Ann Moss', avatar_url: null });
+    // by userinfo alone
+    provider.misbehavior = { claims: ({ name: _, picture: __, ...claims }) => claims };
+    expect(await signedIn({ name: 'Ann', picture })).toEqual({ name: 'Ann', avatar_url: picture });
+  });
+
+  test('are text on one line, and an https address, however they come', async () => {
+    for (const [given, shown] of [
+      ['Ann\u202e\u2066ecila\u0007', 'Ann ecila'],
+      [' Ann\r\n\u2028Lee\t ', 'Ann Lee'],
+      ['Ann\u200d👩\ud800', 'Ann\u200d👩'],
+      ['<b>Ann</b>', '<b>Ann</b>'],
+      ['😀'.repeat(5000), '😀'.repeat(200)],
+      ['\u0000\u200b', 'Ann'],
+      ['', 'Ann'],
+      [{ given: 'Eve' }, 'Ann'],
+      [7, 'Ann'],
+    ] as const) {
+      await signedIn({ name: 'Ann' });
+      expect((await signedIn({ name: given })).name, JSON.stringify(given).slice(0, 60)).toBe(shown);
+    }
+    for (const picture of [
+      'http://pictures.example/a.png',
+      'javascript:alert(1)',
+      'data:image/svg+xml,<svg/>',
+      '//pictures.example/a.png',
+      'https://ann:secret@pictures.example/',
+      `https://pictures.example/${'x'.repeat(2000)}`,
+      ['https://pictures.example/'],
+      'https://',
+      '',
+    ]) {
+      expect((await signedIn({ picture })).avatar_url, String(picture).slice(0, 60)).toBeNull();
+    }
+    // quotes and brackets are escaped, and nothing stands before or behind
+    const odd = await signedIn({ picture: ' https://pictures.example/"><script>\n' });
+    expect(odd.avatar_url).toBe('https://pictures.example/%22%3E%3Cscript%3E');
+  });
 });
 
 let stranger: { publicKey: JWK; privateKey: webcrypto.CryptoKey };
@@ -456,13 +542,19 @@ const PEOPLE: Attack[] = [
       claims: ({ email_verified: _, ...claims }) => claims,
     }),
   ],
+  ...['false', 'yes', 'TRUE', ' true', '', 0, 2, '0', ['true'], { value: true }].map(
+    (said): Attack => [
+      `an address of which it says ${JSON.stringify(said)}`,
+      'SSO172E',
+      'sso_no_access',
+      () => ({ claims: ({ email_verified: _, ...claims }) => ({ ...claims, email_verified: said, xms_edov: said }) }),
+    ],
+  ),
   [
-    'an address that is "true" in words',
+    'no more than words of another address',
     'SSO172E',
     'sso_no_access',
-    () => ({
-      claims: (claims) => ({ ...claims, email_verified: 'true' }),
-    }),
+    () => ({ claims: ({ email_verified: _, name: __, ...claims }) => claims }),
   ],
   [
     'a false address that another claim would vouch for',
@@ -642,13 +734,10 @@ describe('a provider whose discovery holds', () => {
   test.each(DOCUMENTS)('%s is refused as %s, and nothing is stored', async (_what, code, _error, misbehavior) => {
     const other = await server.tenant();
     provider.misbehavior = misbehavior();
-    const refused = await server.call<{ errors: { pointer: string }[] }>(400, 'PUT /v1/settings/sso', other.admin, {
-      issuer_url: provider.issuer,
-      ...CLIENT,
-    });
+    const refused = await setProvider(server, other, { issuer_url: provider.issuer, ...CLIENT }, 400);
     expect(refused.body.errors).toMatchObject([{ pointer: '/issuer_url' }]);
     expect(refused.text).not.toContain(CLIENT.client_secret);
-    expect((await audited(server, other))[0]).toMatchObject({ code, actor: { type: 'api_key' } });
+    expect((await audited(server, other))[0]).toMatchObject({ code, actor: { type: 'user' } });
     expect((await server.call(200, 'GET /v1/settings/sso', other.admin)).body.configured).toBe(false);
   });
 
@@ -697,7 +786,7 @@ describe('keys', () => {
       keySet: (keys) => ({ keys: [...keys, { ...stranger.publicKey, kid: 'new', alg: 'RS256', use: 'sig' }] }),
       idToken: (claims, sign) => sign(claims, { kid: 'new' }, stranger.privateKey),
     };
-    server.clock.advance(31_000);
+    // at its first use, however short a time ago the set was fetched
     provider.misbehavior = rotated;
     expect(await signIn()).toMatchObject({ path: '/policies' });
     expect(fetches()).toBe(before + 1);
@@ -706,6 +795,55 @@ describe('keys', () => {
       await expectRefused(await signIn(), 'SSO155E', 'sso_failed');
     }
     expect(fetches()).toBe(before + 1);
+    provider.misbehavior = {};
+    await anew();
+  });
+
+  test('and algorithms that are new are known at their first use, also at another address or without a name', async () => {
+    await anew();
+    await signIn();
+    const { privateKey, publicKey } = await generateKeyPair('ES256', { extractable: true });
+    const jwk = { ...(await exportJWK(publicKey)), alg: 'ES256', use: 'sig' };
+    const sets = () => provider.requests.filter((line) => line.startsWith('GET /new')).length;
+    provider.misbehavior = {
+      document: (document) => ({
+        ...document,
+        id_token_signing_alg_values_supported: ['RS256', 'ES256'],
+        jwks_uri: `${provider.issuer}/new-keys`,
+      }),
+      answer: { '/new-keys': (_, response) => void response.end(JSON.stringify({ keys: [{ ...jwk, kid: 'es' }] })) },
+      idToken: (claims, sign) => sign(claims, { alg: 'ES256', kid: 'es' }, privateKey),
+    };
+    expect(await signIn()).toMatchObject({ path: '/policies' });
+    expect(sets()).toBe(1);
+    // a key without a name in place of another one
+    const nameless = { ...jwk, ...stranger.publicKey, crv: undefined, x: undefined, y: undefined, alg: 'RS256' };
+    provider.misbehavior = {
+      keySet: (keys) => ({ keys: keys.map(({ kid: _, ...key }) => key) }),
+      idToken: (claims, sign) => sign(claims, { kid: undefined as never }),
+    };
+    await anew();
+    expect(await signIn()).toMatchObject({ path: '/policies' });
+    provider.misbehavior = {
+      keySet: () => ({ keys: [nameless] }),
+      idToken: (claims, sign) => sign(claims, { kid: undefined as never }, stranger.privateKey),
+    };
+    expect(await signIn()).toMatchObject({ path: '/policies' });
+    provider.misbehavior = {};
+    await anew();
+  });
+
+  test('that are known go on to work when a newer set cannot be had', async () => {
+    await anew();
+    await signIn();
+    provider.misbehavior = {
+      answer: { '/jwks': status(500), [WELL_KNOWN]: status(500) },
+      idToken: (claims, sign) => sign(claims, { kid: 'unknown' }, stranger.privateKey),
+    };
+    const outcome = await signIn();
+    expect(outcome).toMatchObject({ path: '/sign-in', error: 'sso_unavailable' });
+    provider.misbehavior = { answer: { '/jwks': status(500), [WELL_KNOWN]: status(500) } };
+    expect(await signIn()).toMatchObject({ path: '/policies' });
     provider.misbehavior = {};
     await anew();
   });
@@ -816,12 +954,49 @@ describe('a response', () => {
     expect((await browser.send(`${callback}&state=x`)).status).toBe(400);
   });
 
+  test('that was used before leads a browser that is signed in home, as who it was', async () => {
+    const { browser, callback } = await onTheWay();
+    const first = await finish(server, browser, callback);
+    const state = new URL(callback).searchParams.get('state')!;
+    for (const again of [callback, callback.replace(state, 'forged')]) {
+      expect(await finish(server, browser, again)).toEqual({ ...first, requestId: null });
+    }
+    expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO122E' });
+    await server.call(200, 'GET /auth/me', first.who);
+    // but what is wrong with the provider or the account is told
+    const other = await onTheWay(browser);
+    provider.misbehavior = { claims: (claims) => ({ ...claims, email_verified: false }) };
+    expect(await finish(server, browser, other.callback)).toMatchObject({ path: '/sign-in', error: 'sso_no_access' });
+  });
+
   test('never sends the browser anywhere else', async () => {
     for (const more of ['&next=https://evil.example', '&redirect_uri=https://evil.example', '&RelayState=//evil']) {
       const { browser, callback } = await onTheWay();
       const answer = await browser.send(callback + more);
       expect(answer.headers.get('location')).toBe('/policies');
     }
+  });
+
+  test('ends the session that the browser had; another site cannot begin a sign-in for one who is signed in', async () => {
+    const first = await onTheWay();
+    const before = await finish(server, first.browser, first.callback);
+    const second = await onTheWay(first.browser);
+    const after = await finish(server, first.browser, second.callback);
+    await server.call(401, 'GET /auth/me', before.who);
+    await server.call(200, 'GET /auth/me', after.who);
+    const from = (site: string, path = `/auth/login?tenant=${tenant.id}`) =>
+      first.browser.send(BASE_URL + path, { headers: { 'sec-fetch-site': site } });
+    for (const path of [`/auth/login?tenant=${tenant.id}`, '/auth/sso/start?email=ann%40example.test%22%3E']) {
+      const asked = await from('cross-site', path);
+      expect([asked.status, asked.headers.getSetCookie()]).toEqual([200, []]);
+      const text = await asked.text();
+      expect(text).toContain('signed in as <strong>ann@example.test</strong>');
+      expect(text).toContain(`<a href="${path}">Sign in anew</a>`);
+    }
+    // from the server's own pages, by hand, and for one who is nobody yet it goes to the provider at once
+    for (const site of ['same-origin', 'none']) expect((await from(site)).status).toBe(302);
+    first.browser.cookies(BASE_URL).delete('svc_session');
+    expect((await from('cross-site')).headers.get('location')).toContain(provider.issuer);
   });
 
   test('in two tabs of one browser signs in in both', async () => {
@@ -838,7 +1013,7 @@ describe('two tenants', () => {
     other = await server.tenant();
     await verifyDomain(server, dns, other.admin, 'other.test');
     await addMember(server, other, 'olga@other.test', 'admin');
-    await server.call(200, 'PUT /v1/settings/sso', other.admin, { issuer_url: provider.issuer, ...CLIENT });
+    await configure(other);
   });
 
   test('with the same subject at their providers have two people', async () => {
@@ -868,6 +1043,99 @@ describe('two tenants', () => {
   test('both configured: the sign-in page asks whose', async () => {
     const response = await newBrowser(server).send(`${BASE_URL}/auth/login`);
     expect(response.headers.get('location')).toBe('/sign-in');
+  });
+});
+
+describe('a mix-up of identity providers', () => {
+  // `provider` is the attacker's, of `tenant`. The victims' is a good one that knows nothing of RFC 9207: no `iss`.
+  let honest: HostileProvider;
+  let victims: TestTenant;
+  const stolen: string[] = [];
+  beforeAll(async () => {
+    honest = await HostileProvider.start(() => server.clock.now());
+    honest.misbehavior = {
+      document: ({ authorization_response_iss_parameter_supported: _, ...document }) => document,
+      response: (query) => query.delete('iss'),
+    };
+    honest.person = { sub: 'vera', email: 'vera@victims.test', email_verified: true };
+    victims = await server.tenant();
+    honest.redirectUris = [redirectUriOf(victims)];
+    await verifyDomain(server, dns, victims.admin, 'victims.test');
+    await addMember(server, victims, 'vera@victims.test', 'admin');
+    await configure(victims, honest.issuer);
+  });
+  afterAll(() => honest?.stop());
+
+  /** The attacker's token endpoint: it keeps whatever code it is sent. */
+  const thief: Misbehavior = {
+    document: ({ authorization_response_iss_parameter_supported: _, ...document }) => document,
+    answer: {
+      '/token': async (request, response) => {
+        const chunks: Buffer[] = [];
+        for await (const chunk of request) chunks.push(chunk as Buffer);
+        stolen.push(new URLSearchParams(Buffer.concat(chunks).toString()).get('code')!);
+        status(500)(request, response);
+      },
+    },
+  };
+  /** Where the sign-in of a tenant sends this browser. */
+  async function question(browser: ReturnType<typeof newBrowser>, of: TestTenant): Promise<URL> {
+    const start = await browser.send(`${BASE_URL}/auth/login?tenant=${of.id}`);
+    return new URL(start.headers.get('location')!);
+  }
+
+  test('gives the code of a tenant’s administrator to no other tenant’s provider', async () => {
+    provider.misbehavior = thief;
+    await anew();
+    const [attacker, victim] = [newBrowser(server), newBrowser(server)];
+    const own = await question(attacker, victims);
+    expect(own.searchParams.get('redirect_uri')).toBe(redirectUriOf(victims));
+    // the victim was lured into a sign-in of the attacker's tenant, whose provider sends the browser on to the victim's,
+    // asking for a code that fits the attacker's own sign-in there
+    const lured = await question(victim, tenant);
+    expect(lured.searchParams.get('redirect_uri')).toBe(redirectUriOf(tenant));
+    const asked = new URL(own);
+    asked.searchParams.set('state', lured.searchParams.get('state')!);
+    const outcome = await finish(server, victim, await honest.authorize(asked.href));
+    await expectRefused(outcome, 'SSO127E', 'sso_failed');
+    expect((await audited(server, tenant))[0]).toMatchObject({ severity: 'critical' });
+    expect(stolen).toEqual([]);
+    // what the attacker would do with it
+    const takeover = new URL(redirectUriOf(victims));
+    takeover.searchParams.set('code', stolen[0] ?? 'none');
+    takeover.searchParams.set('state', own.searchParams.get('state')!);
+    expect(await finish(server, attacker, takeover.href)).toMatchObject({ path: '/sign-in', who: undefined });
+    // the victim's own sign-in goes on to work
+    const again = newBrowser(server);
+    const back = await honest.authorize((await question(again, victims)).href);
+    expect(await finish(server, again, back)).toMatchObject({ path: '/policies' });
+  });
+
+  test('does not work by the attacker’s own redirect URI, the shared one of old, or their own state', async () => {
+    provider.misbehavior = thief;
+    await anew();
+    const [attacker, victim] = [newBrowser(server), newBrowser(server)];
+    const own = await question(attacker, victims);
+    const lured = await question(victim, tenant);
+    for (const uri of [redirectUriOf(tenant), `${BASE_URL}/auth/callback`, `${redirectUriOf(victims)}/`]) {
+      const asked = new URL(own);
+      asked.searchParams.set('redirect_uri', uri);
+      await expect(honest.authorize(asked.href)).rejects.toThrow('redirect_uri is not registered');
+    }
+    // the response itself, brought elsewhere
+    const response = new URL(await honest.authorize(own.href));
+    const shared = new URL(`${BASE_URL}/auth/callback${response.search}`);
+    shared.searchParams.set('state', lured.searchParams.get('state')!);
+    const answer = await victim.send(shared.href, { headers: { accept: 'text/html' } });
+    expect([answer.status, await answer.text()]).toEqual([404, expect.stringContaining('own connection')]);
+    for (const id of ['', victims.id.toUpperCase(), `${victims.id}%00`, 'none', '%2e%2e']) {
+      const moved = `${BASE_URL}/auth/callback/${id}${response.search}`;
+      expect((await finish(server, attacker, moved)).who).toBeUndefined();
+    }
+    // the attacker's state in the victim's browser signs the victim in as nobody
+    const planted = await finish(server, victim, response.href);
+    expect(planted).toMatchObject({ error: 'sso_expired', who: undefined });
+    expect(stolen).toEqual([]);
   });
 });
 
@@ -904,7 +1172,7 @@ test('a member who was removed is refused, and userinfo at an address within is 
   await expectRefused(await signIn(), 'SSO141E', 'sso_unavailable');
   provider.misbehavior = {};
   await anew();
-  await server.call(400, 'PUT /v1/settings/sso', tenant.admin, { issuer_url: 'https://169.254.169.254', ...CLIENT });
+  await setProvider(server, tenant, { issuer_url: 'https://169.254.169.254', ...CLIENT }, 400);
   expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO101E' });
 });
 

@@ -8,7 +8,16 @@ import { AUDIT_ACTIONS, OPERATOR } from '../../server/auth/audit.ts';
 import { dump } from '../helpers/api.ts';
 import { TestDns } from '../helpers/dns.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
-import { addMember, audited, BASE_URL, finish, newBrowser, verifyDomain } from '../helpers/sso.ts';
+import {
+  addMember,
+  audited,
+  BASE_URL,
+  finish,
+  newBrowser,
+  redirectUriOf,
+  setProvider,
+  verifyDomain,
+} from '../helpers/sso.ts';
 import type { Visitor } from '../helpers/visitor.ts';
 
 /** Single sign-on with a certified OpenID provider, from the settings page to the session, through its own login form. */
@@ -26,11 +35,14 @@ const server = useServer({
 const SECRETS = { basic: 'first secret: 100% + more', post: 'a secret for the form' };
 const client = (id: string, more: Partial<ClientMetadata>): ClientMetadata => ({
   client_id: id,
-  redirect_uris: [`${BASE_URL}/auth/callback`],
+  redirect_uris: [`${BASE_URL}/auth/callback/none`],
   response_types: ['code'],
   grant_types: ['authorization_code'],
   ...more,
 });
+
+/** What the tenants have registered at the providers beside it: each its own redirect URI. */
+const registered = new Set<string>();
 
 /** The people that the provider knows, by what they type as login. */
 const people: Record<string, { email: string; email_verified: boolean; name: string }> = {};
@@ -62,6 +74,7 @@ async function startProvider(
     findAccount: (_, id) => (people[id] ? { accountId: id, claims: () => ({ sub: id, ...people[id] }) } : undefined),
     ...(options.methods && { clientAuthMethods: options.methods }),
   });
+  provider.Client.prototype.redirectUriAllowed = (uri: string) => registered.has(uri);
   http.on('request', provider.callback());
   return issuer;
 }
@@ -85,7 +98,7 @@ beforeAll(async () => {
     [client('svc', { client_secret: SECRETS.post, token_endpoint_auth_method: 'client_secret_post' })],
     { claimsInToken: true, methods: ['client_secret_post'] },
   );
-  tenant = await server.tenant();
+  tenant = await newTenant();
 });
 afterAll(async () => {
   for (const http of servers) {
@@ -95,13 +108,15 @@ afterAll(async () => {
   await dns?.stop();
 });
 
-const configure = (who = tenant.admin, more: Record<string, unknown> = {}, expected = 200) =>
-  server.call<Record<string, unknown>>(expected, 'PUT /v1/settings/sso', who, {
-    issuer_url: issuer,
-    client_id: 'svc',
-    client_secret: SECRETS.basic,
-    ...more,
-  });
+/** A tenant that has registered its redirect URI. */
+async function newTenant(): Promise<TestTenant> {
+  const made = await server.tenant();
+  registered.add(redirectUriOf(made));
+  return made;
+}
+
+const configure = (of = tenant, more: Record<string, unknown> = {}, expected = 200) =>
+  setProvider(server, of, { issuer_url: issuer, client_id: 'svc', client_secret: SECRETS.basic, ...more }, expected);
 
 /** Signs in at the provider's own form, as a person does, and comes back. */
 async function signIn(login: string, start = `/auth/login?tenant=${tenant.id}`, browser: Visitor = newBrowser(server)) {
@@ -127,7 +142,7 @@ test('an admin sets it up, step by step, and is the first to come in', async () 
   const { admin } = tenant;
   // what must be registered at the provider is known before anything is configured
   const before = await server.call(200, 'GET /v1/settings/sso', admin);
-  expect(before.body).toEqual({ configured: false, redirect_uri: `${BASE_URL}/auth/callback` });
+  expect(before.body).toEqual({ configured: false, redirect_uri: redirectUriOf(tenant) });
   const saved = await configure();
   expect(saved.body).toMatchObject({ configured: true, issuer_url: issuer, client_id: 'svc' });
   expect(saved.body).not.toHaveProperty('proven_at');
@@ -170,7 +185,7 @@ test('GET /auth/login goes to the provider at once where one tenant has one', as
   expect(Object.fromEntries(to.searchParams)).toMatchObject({
     response_type: 'code',
     client_id: 'svc',
-    redirect_uri: `${BASE_URL}/auth/callback`,
+    redirect_uri: redirectUriOf(tenant),
     code_challenge_method: 'S256',
     scope: 'openid email profile',
   });
@@ -243,11 +258,19 @@ describe('an invited person', () => {
     await server.call(204, `DELETE /v1/invites/${body.id}`, tenant.admin);
     expect(await signIn('ole')).toMatchObject({ error: 'sso_no_access', who: undefined });
     expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO175E' });
+    // one whose seven days are over lets nobody in either, and one whose days are not does
+    const { id } = (await invite('ole@acme.test')).body;
+    const endsAt = (when: string) =>
+      server.core.db.owner.query(`update invitation set expires_at = $2 where id = $1`, [id, when]);
+    await endsAt(new Date(server.clock.now() - 1000).toISOString());
+    expect(await signIn('ole')).toMatchObject({ error: 'sso_no_access', who: undefined });
+    await endsAt(new Date(server.clock.now() + 60_000).toISOString());
+    expect(await signIn('ole')).toMatchObject({ path: '/policies' });
   });
 
   test('does not join another tenant that invited the same address and has not verified its domain', async () => {
-    const other = await server.tenant();
-    await configure(other.admin);
+    const other = await newTenant();
+    await configure(other);
     await server.call(201, 'POST /v1/invites', other.admin, { email: 'ida@acme.test', role: 'admin' });
     expect(await signIn('ida', `/auth/login?tenant=${other.id}`)).toMatchObject({ error: 'sso_no_access' });
     expect((await audited(server, other))[0]).toMatchObject({ code: 'SSO173E' });
@@ -279,7 +302,7 @@ describe('the client secret', () => {
 
   test('that is wrong lets nobody in until it is rotated to the right one', async () => {
     const bound = await audited(server, tenant, '&action=sso.identity_bound');
-    await configure(tenant.admin, { client_secret: 'wrong' });
+    await configure(tenant, { client_secret: 'wrong' });
     expect(await signIn('root')).toMatchObject({ path: '/sign-in', error: 'sso_unavailable' });
     expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO136E' });
     await configure();
@@ -289,25 +312,48 @@ describe('the client secret', () => {
   });
 
   test('stays when it is left out, and is never taken over to another issuer or client', async () => {
-    await configure(tenant.admin, { client_secret: undefined });
+    await configure(tenant, { client_secret: undefined });
     expect(await signIn('root')).toMatchObject({ path: '/policies' });
     for (const other of [{ issuer_url: formIssuer }, { client_id: 'svc-es256' }]) {
-      const refused = await configure(tenant.admin, { ...other, client_secret: undefined }, 400);
+      const refused = await configure(tenant, { ...other, client_secret: undefined }, 400);
       expect(refused.body.errors).toMatchObject([{ pointer: '/client_secret' }]);
     }
     expect((await server.call(200, 'GET /v1/settings/sso', tenant.admin)).body.issuer_url).toBe(issuer);
   });
 });
 
+test('where approval is required, no admin swaps the provider to sign in as the second person', async () => {
+  const own = await newTenant();
+  const alone = await own.person('admin');
+  await configure(own);
+  await own.set({ approval_required: true });
+  const asked = { approval_required: false, reason: 'it is in the way' };
+  const { body } = await server.call<{ waiting: { id: string } }>(200, 'PATCH /v1/settings', alone, asked);
+  // at another provider the admin is whoever they like
+  const other = { issuer_url: formIssuer, client_id: 'svc', client_secret: SECRETS.post, reason: 'we move' };
+  const put = async (input: object) =>
+    (await server.call<{ waiting: string | null; issuer_url: string }>(200, 'PUT /v1/settings/sso', alone, input)).body;
+  expect(await put(other)).toMatchObject({ issuer_url: issuer, waiting: expect.any(String) });
+  const second = await put({ ...other, issuer_url: issuer, client_id: 'svc-es256' });
+  expect(second).toMatchObject({ client_id: 'svc', waiting: expect.any(String) });
+  for (const id of [body.waiting.id, second.waiting]) {
+    await server.call(403, `POST /v1/settings/changes/${id}/approve`, alone, {});
+  }
+  expect((await server.call(200, 'GET /v1/settings/sso', alone)).body).toMatchObject({ client_id: 'svc' });
+  // with a second person it goes
+  await server.call(200, `POST /v1/settings/changes/${second.waiting}/approve`, await own.person('approver'), {});
+  expect((await server.call(200, 'GET /v1/settings/sso', alone)).body).toMatchObject({ client_id: 'svc-es256' });
+});
+
 test('a token signed with ES256 is taken', async () => {
-  await configure(tenant.admin, { client_id: 'svc-es256' });
+  await configure(tenant, { client_id: 'svc-es256' });
   expect(await signIn('root')).toMatchObject({ path: '/policies' });
   await configure();
 });
 
 test('a tenant whose provider wants the secret in the form, and puts the claims into the token', async () => {
-  const other = await server.tenant();
-  await configure(other.admin, { issuer_url: formIssuer, client_secret: SECRETS.post });
+  const other = await newTenant();
+  await configure(other, { issuer_url: formIssuer, client_secret: SECRETS.post });
   await verifyDomain(server, dns, other.admin, 'form.test');
   await addMember(server, other, 'fay@form.test', 'author');
   people.fay = { email: 'fay@form.test', email_verified: true, name: 'Fay' };
@@ -320,8 +366,8 @@ test('a tenant whose provider wants the secret in the form, and puts the claims 
 });
 
 test('a new issuer binds anew; the accounts of the one before mean nothing to it', async () => {
-  const mine = await server.tenant();
-  await configure(mine.admin);
+  const mine = await newTenant();
+  await configure(mine);
   await verifyDomain(server, dns, mine.admin, 'moving.test');
   await addMember(server, mine, 'mo@moving.test', 'viewer');
   people.mo = { email: 'mo@moving.test', email_verified: true, name: 'Mo' };
@@ -331,7 +377,7 @@ test('a new issuer binds anew; the accounts of the one before mean nothing to it
   // a second account of the same address at the same provider is not the same person
   expect(await signIn('mo-2', start)).toMatchObject({ error: 'sso_no_access' });
   expect((await audited(server, mine))[0]).toMatchObject({ code: 'SSO177E', severity: 'critical' });
-  await configure(mine.admin, { issuer_url: formIssuer, client_secret: SECRETS.post });
+  await configure(mine, { issuer_url: formIssuer, client_secret: SECRETS.post });
   expect((await audited(server, mine))[0]).toMatchObject({ code: 'SSO001I', severity: 'critical' });
   expect(await signIn('mo-2', start)).toMatchObject({ path: '/policies' });
   const { body } = await server.call<{ identities: { user_id: string; issuer: string; subject: string }[] }>(
@@ -343,17 +389,20 @@ test('a new issuer binds anew; the accounts of the one before mean nothing to it
     new Set([`${issuer} mo`, `${formIssuer} mo-2`]),
   );
   // an admin can let another account take the member's place
-  await server.call(204, `DELETE /v1/settings/sso/identities/${body.identities[0]!.user_id}`, mine.admin);
+  const line = `DELETE /v1/settings/sso/identities/${body.identities[0]!.user_id}`;
+  await server.call(200, line, await mine.enter(mine.admin.userId), { reason: 'a new account' });
   expect((await audited(server, mine))[0]).toMatchObject({ code: 'SSO006I' });
   expect(await signIn('mo', start)).toMatchObject({ path: '/policies' });
   // and another tenant's admin cannot
-  await server.call(404, `DELETE /v1/settings/sso/identities/${body.identities[0]!.user_id}`, tenant.admin);
+  await server.call(404, line, await tenant.enter(tenant.admin.userId), { reason: 'a new account' });
 });
 
 describe('SSO only', () => {
   let guarded: TestTenant;
+  let boss: { cookie?: string };
   beforeAll(async () => {
-    guarded = await server.tenant();
+    guarded = await newTenant();
+    boss = await guarded.person('admin');
     await addMember(server, guarded, 'gil@guarded.test', 'admin');
     await addMember(server, guarded, 'vic@guarded.test', 'viewer');
     people.gil = { email: 'gil@guarded.test', email_verified: true, name: 'Gil' };
@@ -361,19 +410,19 @@ describe('SSO only', () => {
   });
   const start = () => `/auth/login?tenant=${guarded.id}`;
   const enforce = (expected: number, on = true) =>
-    server.call(expected, 'PATCH /v1/settings', guarded.admin, { sso_only: on });
+    server.call(expected, 'PATCH /v1/settings', boss, { sso_only: on, reason: 'one way in' });
 
   test('cannot be switched on before an admin has come in with the present configuration', async () => {
     await enforce(409);
     expect((await audited(server, guarded))[0]).toMatchObject({ code: 'SSO004E', severity: 'warning' });
-    await configure(guarded.admin);
+    await configure(guarded);
     await verifyDomain(server, dns, guarded.admin, 'guarded.test');
     await enforce(409);
     // another person than an admin proves nothing
     expect(await signIn('vic', start())).toMatchObject({ path: '/policies' });
     await enforce(409);
     expect(await signIn('gil', start())).toMatchObject({ path: '/policies' });
-    await configure(guarded.admin);
+    await configure(guarded);
     // a new configuration, even with the same words, is to be shown again
     await enforce(409);
     expect(await signIn('gil', start())).toMatchObject({ path: '/policies' });
@@ -382,12 +431,12 @@ describe('SSO only', () => {
   });
 
   test('holds what it needs: provider and domain stay, the secret may be rotated', async () => {
-    await configure(guarded.admin, { client_id: 'svc-es256' }, 409);
+    await configure(guarded, { client_id: 'svc-es256' }, 409);
     expect((await audited(server, guarded))[0]).toMatchObject({ code: 'SSO001E' });
-    await configure(guarded.admin, { issuer_url: formIssuer, client_secret: SECRETS.post }, 409);
-    await server.call(409, 'DELETE /v1/settings/sso', guarded.admin);
+    await configure(guarded, { issuer_url: formIssuer, client_secret: SECRETS.post }, 409);
+    await server.call(409, 'DELETE /v1/settings/sso', boss, { reason: 'we leave it' });
     await server.call(409, 'DELETE /v1/settings/sso/domains/guarded.test', guarded.admin);
-    await configure(guarded.admin);
+    await configure(guarded);
     expect(await signIn('vic', start())).toMatchObject({ path: '/policies' });
     // a domain that no admin has may go
     await verifyDomain(server, dns, guarded.admin, 'spare.test');
@@ -403,9 +452,9 @@ describe('SSO only', () => {
     const response = await newBrowser(server).send(`${BASE_URL}/auth/magic-link/verify?token=${token}`);
     expect(response.headers.get('location')).toBe('/policies');
     await enforce(200, false);
-    await server.call(204, 'DELETE /v1/settings/sso', guarded.admin);
+    await server.call(200, 'DELETE /v1/settings/sso', boss, { reason: 'we leave it' });
     expect((await audited(server, guarded))[0]).toMatchObject({ code: 'SSO002I' });
-    await server.call(404, 'DELETE /v1/settings/sso', guarded.admin);
+    await server.call(404, 'DELETE /v1/settings/sso', boss, { reason: 'we leave it' });
     const { body } = await server.call<{ identities: object[] }>(200, 'GET /v1/settings/sso/identities', guarded.admin);
     expect(body.identities).toEqual([]);
   });

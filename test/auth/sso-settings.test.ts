@@ -3,10 +3,11 @@ import type { AddressInfo } from 'node:net';
 import { createServer, type Server } from 'node:net';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { FORBIDDEN_ADDRESSES, forbiddenUrls } from '../helpers/addresses.ts';
+import { sql } from '../helpers/api.ts';
 import { TestDns } from '../helpers/dns.ts';
 import { CLIENT, HostileProvider } from '../helpers/hostile-provider.ts';
-import { useServer } from '../helpers/server.ts';
-import { audited } from '../helpers/sso.ts';
+import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
+import { addMember, audited, setProvider, verifyDomain } from '../helpers/sso.ts';
 
 let dns: TestDns;
 beforeAll(async () => {
@@ -19,7 +20,13 @@ const dnsServers = {
 };
 /** A server as it comes, and one whose operator lets loopback through. */
 const server = useServer(dnsServers);
-const open = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32', SVC_BASE_URL: 'https://control.test' });
+const open = useServer({
+  SVC_EGRESS_ALLOW: '127.0.0.1/32',
+  SVC_BASE_URL: 'https://control.test',
+  get SVC_DNS_SERVERS() {
+    return dns.server;
+  },
+});
 
 let provider: HostileProvider;
 let listener: Server;
@@ -38,11 +45,14 @@ afterAll(async () => {
   await dns?.stop();
 });
 
+const reason = 'as agreed';
 const faultsOf = (body: Record<string, unknown>) => body.errors as { pointer: string; message: string }[];
 
 describe('an issuer that leads inside', () => {
   test('is refused in every spelling, as issuer and as key set, and nothing is dialled', async () => {
-    const { admin } = await server.tenant();
+    const tenant = await server.tenant();
+    const { cookie } = await tenant.enter(tenant.admin.userId);
+    const headers = { cookie: cookie!, origin: server.origin, 'content-type': 'application/json' };
     const { port } = listener.address() as AddressInfo;
     const urls = forbiddenUrls(port);
     expect(urls.length).toBeGreaterThan(90);
@@ -52,15 +62,23 @@ describe('an issuer that leads inside', () => {
       if (url === '') continue;
       const saved = await fetch(`${server.url}/v1/settings/sso`, {
         method: 'PUT',
-        headers: { authorization: `Bearer ${admin.key}`, 'content-type': 'application/json' },
-        body: JSON.stringify({ issuer_url: url, client_id: 'c', client_secret: 's' }),
+        headers,
+        body: JSON.stringify({ issuer_url: url, client_id: 'c', client_secret: 's', reason: 'as agreed' }),
       });
       const listed = await fetch(`${server.url}/v1/settings/token-issuers`, {
         method: 'PUT',
-        headers: { authorization: `Bearer ${admin.key}`, 'content-type': 'application/json' },
+        headers,
         body: JSON.stringify({
           token_issuers: [
-            { issuer: 'https://i.example', jwks_uri: url, audience: 'a', agent_id_claim: 'sub', agent_role_claim: 'r' },
+            {
+              issuer: 'https://i.example',
+              jwks_uri: url,
+              audience: 'a',
+              agent_id_claim: 'sub',
+              agent_role_claim: 'r',
+              agent_ids: ['*'],
+              agent_roles: ['r'],
+            },
           ],
         }),
       });
@@ -72,13 +90,15 @@ describe('an issuer that leads inside', () => {
 
   test('is refused by what its name resolves to', async () => {
     const tenant = await server.tenant();
+    const who = await tenant.enter(tenant.admin.userId);
     const { port } = listener.address() as AddressInfo;
     // the resolver reads that one as 8.8.8.8, which is free to dial (see the guard's own test)
     for (const [at, address] of FORBIDDEN_ADDRESSES.filter((one) => one !== '::8.8.8.8').entries()) {
       dns.names[`n${at}.example`] = [address];
-      const { body } = await server.call(400, 'PUT /v1/settings/sso', tenant.admin, {
+      const { body } = await server.call(400, 'PUT /v1/settings/sso', who, {
         issuer_url: `https://n${at}.example:${port}`,
         ...CLIENT,
+        reason,
       });
       expect(faultsOf(body)[0]!.message, address).toContain('private, loopback');
     }
@@ -92,7 +112,7 @@ describe('an issuer that leads inside', () => {
     const tenant = await server.tenant();
     dns.names['broken.example'] = 'SERVFAIL';
     for (const host of ['nowhere.example', 'broken.example']) {
-      await server.call(400, 'PUT /v1/settings/sso', tenant.admin, { issuer_url: `https://${host}`, ...CLIENT });
+      await setProvider(server, tenant, { issuer_url: `https://${host}`, ...CLIENT }, 400);
       expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO100E' });
     }
   });
@@ -114,63 +134,191 @@ describe('an issuer', () => {
     [' https://idp.example', 'must be written as https://idp.example/'],
     ['https:\\\\idp.example', 'must be written as https://idp.example/'],
   ])('%s is refused before anything is asked: %s', async (issuer_url, message) => {
-    const { admin } = await open.tenant();
-    const { body } = await open.call(400, 'PUT /v1/settings/sso', admin, { issuer_url, ...CLIENT });
+    const { body } = await setProvider(open, await open.tenant(), { issuer_url, ...CLIENT }, 400);
     expect(faultsOf(body)).toEqual([{ pointer: '/issuer_url', message }]);
   });
 
   test('may be on plain http only at an address that the operator exempted', async () => {
-    const { admin } = await open.tenant();
-    await open.call(200, 'PUT /v1/settings/sso', admin, { issuer_url: provider.issuer, ...CLIENT });
+    const tenant = await open.tenant();
+    await setProvider(open, tenant, { issuer_url: provider.issuer, ...CLIENT });
     for (const host of ['127.0.0.2', '[::1]', '192.168.0.1', '8.8.8.8']) {
-      const { body } = await open.call(400, 'PUT /v1/settings/sso', admin, { issuer_url: `http://${host}`, ...CLIENT });
+      const { body } = await setProvider(open, tenant, { issuer_url: `http://${host}`, ...CLIENT }, 400);
       expect(faultsOf(body)[0]!.message).toBe('must be an https address');
     }
   });
 
   test('that is refused leaves the one before as it was', async () => {
-    const { admin } = await open.tenant();
+    const tenant = await open.tenant();
     const input = { issuer_url: provider.issuer, ...CLIENT };
-    const saved = await open.call(200, 'PUT /v1/settings/sso', admin, input);
+    const { waiting, ...saved } = (await setProvider(open, tenant, input)).body;
+    expect(waiting).toBeNull();
     provider.misbehavior = { document: (document) => ({ ...document, issuer: 'https://other.example' }) };
-    await open.call(400, 'PUT /v1/settings/sso', admin, { ...input, client_id: 'other' });
+    await setProvider(open, tenant, { ...input, client_id: 'other' }, 400);
     provider.misbehavior = {};
-    expect((await open.call(200, 'GET /v1/settings/sso', admin)).body).toEqual(saved.body);
+    expect((await open.call(200, 'GET /v1/settings/sso', tenant.admin)).body).toEqual(saved);
   });
 });
 
 describe('the settings of single sign-on', () => {
   test('are those of the tenant alone', async () => {
     const [mine, other] = [await open.tenant(), await open.tenant()];
-    await open.call(200, 'PUT /v1/settings/sso', mine.admin, { issuer_url: provider.issuer, ...CLIENT });
+    await setProvider(open, mine, { issuer_url: provider.issuer, ...CLIENT });
     await open.call(201, 'POST /v1/settings/sso/domains', mine.admin, { domain: 'mine.example' });
     expect((await open.call(200, 'GET /v1/settings/sso', other.admin)).body.configured).toBe(false);
     expect((await open.call(200, 'GET /v1/settings/sso/domains', other.admin)).body).toEqual({ domain_records: [] });
-    await open.call(404, 'DELETE /v1/settings/sso', other.admin);
+    await open.call(404, 'DELETE /v1/settings/sso', await other.enter(other.admin.userId), { reason });
     await open.call(404, 'DELETE /v1/settings/sso/domains/mine.example', other.admin);
     await open.call(404, 'POST /v1/settings/sso/domains/mine.example/verify', other.admin);
     expect((await open.call(200, 'GET /v1/settings/sso', mine.admin)).body.configured).toBe(true);
   });
 
   test('on https give the browser a cookie that no other host can plant', async () => {
-    const { id, admin } = await open.tenant();
-    const { body } = await open.call(200, 'PUT /v1/settings/sso', admin, { issuer_url: provider.issuer, ...CLIENT });
-    expect(body.redirect_uri).toBe('https://control.test/auth/callback');
+    const tenant = await open.tenant();
+    const { id } = tenant;
+    const { body } = await setProvider(open, tenant, { issuer_url: provider.issuer, ...CLIENT });
+    expect(body.redirect_uri).toBe(`https://control.test/auth/callback/${id}`);
     const { headers } = await open.call(302, `GET /auth/login?tenant=${id}`, undefined);
     expect(headers.get('set-cookie')).toMatch(
       /^__Host-svc_sso=[\w-]{43}; Max-Age=600; Path=\/; HttpOnly; Secure; SameSite=Lax$/,
     );
   });
 
-  test('are for admins: people and keys', async () => {
+  test('are for admins', async () => {
     const tenant = await open.tenant();
     for (const role of ['viewer', 'author', 'approver']) {
       const person = await tenant.person(role);
       await open.call(403, 'GET /v1/settings/sso', person);
-      await open.call(403, 'PUT /v1/settings/sso', person, { issuer_url: provider.issuer, ...CLIENT });
-      await open.call(403, 'PATCH /v1/settings', person, { sso_only: true });
+      await open.call(403, 'PUT /v1/settings/sso', person, { issuer_url: provider.issuer, ...CLIENT, reason });
+      await open.call(403, 'PATCH /v1/settings', person, { sso_only: true, reason: 'one way in' });
     }
     await open.call(200, 'GET /v1/settings/sso', await tenant.person('admin'));
+  });
+});
+
+describe('how people sign in', () => {
+  const input = () => ({ issuer_url: provider.issuer, ...CLIENT, reason });
+  const put = (expected: number, who: Credential, body: object = input()) =>
+    open.call<{ waiting: string | null; issuer_url?: string; configured: boolean }>(
+      expected,
+      'PUT /v1/settings/sso',
+      who,
+      body,
+    );
+  const decide = (expected: number, who: Credential, id: string, verdict = 'approve') =>
+    open.call(expected, `POST /v1/settings/changes/${id}/${verdict}`, who, verdict === 'reject' ? { reason } : {});
+  const view = async (who: Credential) => (await open.call(200, 'GET /v1/settings/sso', who)).body;
+  /** Where approval is required, with two admins. */
+  const guarded = async () => {
+    const tenant = await open.tenant();
+    await tenant.set({ approval_required: true });
+    return { tenant, mallory: await tenant.person('admin'), boss: await tenant.person('admin') };
+  };
+  const bind = (tenant: TestTenant, subject: string) =>
+    sql(open, `insert into sso_identity values ($1, 'https://idp.example', $2, $3, now(), now())`, [
+      tenant.id,
+      subject,
+      tenant.admin.userId,
+    ]);
+
+  test('is changed by no key, and by nobody without a reason', async () => {
+    const tenant = await open.tenant();
+    await bind(tenant, 'one');
+    const unbind = `DELETE /v1/settings/sso/identities/${tenant.admin.userId}`;
+    for (const key of [tenant.admin, tenant.operatorKey]) {
+      await put(403, key);
+      await open.call(403, 'DELETE /v1/settings/sso', key, { reason });
+      await open.call(403, unbind, key, { reason });
+    }
+    const person = await tenant.person('admin');
+    await put(400, person, { ...input(), reason: undefined });
+    await open.call(400, 'DELETE /v1/settings/sso', person);
+    await open.call(400, unbind, person);
+    expect((await put(200, person)).body).toMatchObject({ configured: true, waiting: null });
+    expect((await audited(open, tenant))[0]).toMatchObject({ action: 'sso.configured', reason });
+    expect((await open.call(200, unbind, person, { reason })).body).toEqual({ waiting: null });
+    expect((await open.call(200, 'DELETE /v1/settings/sso', person, { reason })).body).toEqual({ waiting: null });
+  });
+
+  test('gives one admin alone no way to come in as a colleague with a provider of their own', async () => {
+    const { tenant, mallory, boss } = await guarded();
+    await addMember(open, tenant, 'ann@colleagues.example', 'approver');
+    await verifyDomain(open, dns, tenant.admin, 'colleagues.example');
+    provider.person = { sub: 'ann', email: 'ann@colleagues.example', email_verified: true, name: 'Ann' };
+    const { waiting } = (await put(200, mallory)).body;
+    expect(await view(mallory)).toMatchObject({ configured: false });
+    const atOnce = await open.call(302, `GET /auth/login?tenant=${tenant.id}`, undefined);
+    expect(atOnce.headers.get('location')).toContain('/sign-in');
+    expect((await decide(403, mallory, waiting!)).body.code).toBe('SELF_APPROVAL');
+    expect(await view(mallory)).toMatchObject({ configured: false });
+    // with a second person it is the company's decision, and the secret that rested sealed works
+    await decide(200, boss, waiting!);
+    expect(await view(mallory)).toMatchObject({ configured: true, issuer_url: provider.issuer });
+    const { secret } = (await open.core.connections.open(tenant.id))!;
+    expect(secret).toBe(CLIENT.client_secret);
+    const actions = (await audited(open, tenant)).map(({ action }) => action);
+    expect(actions.slice(0, 2)).toEqual(['sso.configured', 'settings.change_approved']);
+  });
+
+  test('shows what waits, but not the secret, which is gone once the change is decided', async () => {
+    const { tenant, mallory, boss } = await guarded();
+    const [first, second] = [(await put(200, mallory)).body.waiting!, (await put(200, mallory)).body.waiting!];
+    const { text } = await open.call(200, 'GET /v1/settings/changes?status=pending', boss);
+    expect(JSON.parse(text).changes[0]).toMatchObject({
+      id: second,
+      proposed_by: mallory.userId,
+      reason,
+      changes: [
+        {
+          setting: 'sso_provider',
+          from: null,
+          to: { issuer_url: provider.issuer, client_id: CLIENT.client_id },
+          loosens: true,
+        },
+      ],
+    });
+    const rows = () =>
+      sql<{ row: string; sealed: boolean }>(
+        open,
+        `select c::text as row, secret_sealed is not null as sealed from settings_change c
+         where tenant_id = $1 order by id`,
+        [tenant.id],
+      );
+    const told = [text, JSON.stringify(await audited(open, tenant)), JSON.stringify(await rows())];
+    for (const place of [...told, open.logged.join('\n')]) {
+      expect(place).not.toContain(CLIENT.client_secret);
+      expect(place).not.toContain(Buffer.from(CLIENT.client_secret).toString('hex'));
+    }
+    expect((await rows()).map(({ sealed }) => sealed)).toEqual([true, true]);
+    await decide(200, boss, first, 'reject');
+    await open.call(200, `DELETE /v1/users/${mallory.userId}/roles/admin`, boss);
+    expect((await rows()).map(({ sealed }) => sealed)).toEqual([false, false]);
+    expect((await decide(409, boss, second)).body.code).toBe('INVALID_STATUS');
+    expect(await view(boss)).toMatchObject({ configured: false });
+  });
+
+  test('waits for a second person also when the provider goes or an account is forgotten, not for a new secret', async () => {
+    const { tenant, mallory, boss } = await guarded();
+    await decide(200, boss, (await put(200, mallory)).body.waiting!);
+    await bind(tenant, 'one');
+    const unbind = `DELETE /v1/settings/sso/identities/${tenant.admin.userId}`;
+    const ask = async (line: string) =>
+      (await open.call<{ waiting: string }>(200, line, mallory, { reason })).body.waiting;
+    const identities = async () =>
+      (await open.call<{ identities: object[] }>(200, 'GET /v1/settings/sso/identities', mallory)).body.identities;
+    const [gone, unbound] = [await ask('DELETE /v1/settings/sso'), await ask(unbind)];
+    expect(await view(mallory)).toMatchObject({ configured: true });
+    expect(await identities()).toHaveLength(1);
+    expect((await put(200, mallory, { ...input(), client_secret: 'rotated' })).body.waiting).toBeNull();
+    // another account is bound meanwhile: what the second person read is not what would happen
+    await sql(open, `update sso_identity set subject = 'two' where tenant_id = $1`, [tenant.id]);
+    expect((await decide(409, boss, unbound)).body.code).toBe('CONFLICT');
+    expect(await identities()).toHaveLength(1);
+    await decide(200, boss, await ask(unbind));
+    expect(await identities()).toEqual([]);
+    const late = await ask('DELETE /v1/settings/sso');
+    await decide(200, boss, gone);
+    expect(await view(mallory)).toMatchObject({ configured: false });
+    expect((await decide(409, boss, late)).body.code).toBe('CONFLICT');
   });
 });
 
@@ -180,6 +328,8 @@ describe('token issuers', () => {
     audience: 'agents',
     agent_id_claim: 'sub',
     agent_role_claim: 'role',
+    agent_ids: ['bot-*'],
+    agent_roles: ['clerk'],
     ...more,
   });
   const put = (expected: number, who: { key: string }, ...token_issuers: object[]) =>
@@ -257,6 +407,12 @@ describe('token issuers', () => {
     await put(400, admin, issuer({ allowed_algs: [] }));
     await put(400, admin, issuer({ agent_id_claim: '' }));
     await put(400, admin, issuer({ surprise: true }));
+    // who may be named is said, or nothing is stored
+    for (const name of ['agent_ids', 'agent_roles']) {
+      for (const list of [undefined, [], ['a**'], ['*-*'], ['a b'], ['ä*'], [''], 'bot', ['x'.repeat(201)]]) {
+        await put(400, admin, issuer({ [name]: list }));
+      }
+    }
     await put(400, admin, ...Array.from({ length: 21 }, (_, i) => issuer({ issuer: `https://${i}.example` })));
   });
 });

@@ -40,7 +40,7 @@ const INPUT = {
  */
 export async function bench(ctx: BenchContext): Promise<Figure[]> {
   return withProgram(ctx.url, async ({ url, core, tenantId }) => {
-    const by = { person: 'bench', actor: { type: 'operator', id: 'bench' } as const };
+    const by = { person: 'bench', signedIn: false, admin: false, actor: { type: 'operator', id: 'bench' } as const };
     for (let tool = 0; tool < 10; tool++) {
       await core.policies.create(tenantId, { id: `p${tool}`, dsl_source: policyText(tool) }, by);
       await core.policies.approve(tenantId, `p${tool}`, 1, undefined, by);

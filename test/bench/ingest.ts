@@ -127,7 +127,12 @@ async function serving<T>(
   };
   const app = Fastify();
   registerIngest(app, {
-    authenticate: (request) => ({ tenantId: request.headers.authorization!.slice('Bearer '.length) }),
+    authenticate: (request) => ({
+      tenantId: request.headers.authorization!.slice('Bearer '.length),
+      keyId: 'key_bench',
+      stillValid: async () => true,
+    }),
+    holders: async () => new Map(),
     append: (tenantId, events) => of(tenantId).append(tenantId, events),
   });
   const url = await app.listen({ port: 0, host: '127.0.0.1' });

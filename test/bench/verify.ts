@@ -1,14 +1,16 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { performance } from 'node:perf_hooks';
+import Fastify from 'fastify';
 import { openDatabase } from '../../db/index.ts';
 import { openAppender } from '../../server/chain/appender.ts';
 import { copyRows } from '../../server/chain/copy.ts';
 import { chainHash, type DecisionEvent } from '../../server/chain/record.ts';
 import { verifyChain } from '../../server/chain/verification.ts';
+import { registerIngest } from '../../server/decisions/ingest.ts';
 import { systemClock } from '../../server/lib/clock.ts';
 import { createLog } from '../../server/lib/log.ts';
-import { type BenchContext, type Figure, figure, median, wireEvent } from './lib.ts';
+import { type BenchContext, type Figure, figure, load, median, wireEvent } from './lib.ts';
 
 const SIZES = [100_000, 1_000_000];
 const ROUNDS = 3;
@@ -52,7 +54,72 @@ export async function bench(ctx: BenchContext): Promise<Figure[]> {
   figures.push(figure('peak memory, verify of 100 k records', peaks.small, 'MB'));
   figures.push(figure('peak memory, verify of 1 M records', peaks.large, 'MB'));
   figures.push(figure('memory of 1 M beyond that of 100 k', peaks.large - peaks.small, 'MB', 40, true));
+  figures.push(...(await beside(ctx, large)));
   return figures;
+}
+
+const INGEST = { connections: 8, eventsPerRequest: 20, seconds: 6, warmSeconds: 2, rate: 4000 };
+
+/**
+ * Ingest (open loop, 4,000 events/s) alone, and while the same process verifies a chain of a million records over and
+ * over, round by round on one machine: what a verification costs the requests beside it.
+ */
+async function beside(ctx: BenchContext, verified: string): Promise<Figure[]> {
+  const print = ctx.print ?? console.log;
+  const db = await openDatabase(ctx.url, { poolSize: 5 });
+  const tenantId = `beside_${Date.now().toString(36)}`;
+  await db.owner.query(`insert into tenant values ($1, $1, '{}', now())`, [tenantId]);
+  const appender = openAppender({ db, clock: systemClock, log: createLog('error'), fingerprint: () => 'sha256:' });
+  const app = Fastify();
+  registerIngest(app, {
+    authenticate: () => ({ tenantId, keyId: 'key_bench', stillValid: async () => true }),
+    append: (to, events) => appender.append(to, events),
+    holders: async () => new Map(),
+  });
+  const url = await app.listen({ port: 0, host: '127.0.0.1' });
+  const tenants = [{ authorization: 'Bearer bench', tenantId }];
+  const ratios: number[] = [];
+  const p99 = { alone: [] as number[], beside: [] as number[] };
+  let records = 0;
+  try {
+    for (let round = 0; round < ROUNDS; round++) {
+      const alone = await load({ url, tenants, ...INGEST });
+      const stop = new AbortController();
+      const verifying = (async () => {
+        while (!stop.signal.aborted) {
+          const onProgress = ({ checked }: { checked: number }) => {
+            if (checked > 0) records += 1;
+          };
+          const options = { keys: [], busy: () => appender.busy, signal: stop.signal, chunk: 10_000, onProgress };
+          await verifyChain(db, verified, 'forensics', options);
+        }
+      })().catch((error: Error) => {
+        if (error.name !== 'AbortError') throw error;
+      });
+      const both = await load({ url, tenants, ...INGEST });
+      stop.abort();
+      await verifying;
+      if (alone.errors + both.errors > 0) throw new Error(`ingest failed: ${alone.firstError ?? both.firstError}`);
+      p99.alone.push(alone.p99);
+      p99.beside.push(both.p99);
+      ratios.push(both.p99 / alone.p99);
+      print(`round ${round + 1}: ingest p99 alone ${alone.p99.toFixed(1)} ms, beside ${both.p99.toFixed(1)} ms`);
+    }
+  } finally {
+    await app.close();
+    await appender.stop();
+    await db.close();
+  }
+  return [
+    figure('ingest alone: p99', median(p99.alone), 'ms'),
+    figure('ingest beside a verification: p99', median(p99.beside), 'ms'),
+    figure(
+      'records verified beside',
+      (records * 10_000) / (ROUNDS * (INGEST.seconds + INGEST.warmSeconds)),
+      'records/s',
+    ),
+    figure('p99 beside a verification / alone', median(ratios), 'ratio', 2, true),
+  ];
 }
 
 async function fill(url: string, size: number): Promise<string> {

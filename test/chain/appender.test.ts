@@ -1,4 +1,5 @@
 import { setTimeout as delay } from 'node:timers/promises';
+import { hash as blake3 } from 'blake3';
 import fc from 'fast-check';
 import { afterEach, describe, expect, test } from 'vitest';
 import { Fenced } from '../../server/actors/host.ts';
@@ -8,6 +9,7 @@ import { decisionLine } from '../../server/chain/record.ts';
 import { AppError } from '../../server/errors.ts';
 import { systemClock } from '../../server/lib/clock.ts';
 import { useDatabase } from '../helpers/database.ts';
+import { until } from '../helpers/until.ts';
 import { anyEvent, appenderOn, event, eventsOf, newTenant, signer, silent, storedRows, verdictOf } from './helpers.ts';
 
 const box = useDatabase();
@@ -26,14 +28,14 @@ const stored = (result: Appended | undefined) => (result && 'seq' in result ? re
 
 /** Tries again while the answer is UNAVAILABLE, as a client does. */
 async function persistently(append: () => ReturnType<Appender['append']>): Promise<Appended[]> {
-  for (;;) {
+  return until(async () => {
     try {
       return (await append()).results;
     } catch (error) {
       if (!(error instanceof AppError) || error.problem !== 'UNAVAILABLE') throw error;
-      await delay(10);
+      return undefined;
     }
-  }
+  }, 'an answer other than UNAVAILABLE');
 }
 
 /** The backends that hold a chain writer's connection. */
@@ -391,7 +393,7 @@ describe('a connection that breaks', () => {
     expect(writer.waiting).toBe(0);
     await expect(writer.append(tenantId, events)).rejects.toEqual(refusal('UNAVAILABLE'));
     away = false;
-    await expect.poll(async () => (await writer.append(tenantId, events)).results.length, { timeout: 5000 }).toBe(3);
+    await expect.poll(async () => (await writer.append(tenantId, events)).results.length).toBe(3);
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 5 });
   });
 });
@@ -427,6 +429,55 @@ describe('bounds', () => {
     await Promise.all(accepted);
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 2001 });
     expect(await writerPids()).toEqual([]);
+  });
+
+  test('inputs give their place in the mailbox back, stored or refused: far more than fits at once goes through in turn', async () => {
+    const tenantId = await newTenant(box.db);
+    const writer = appender();
+    const input = 'x'.repeat(8 * 1024 * 1024);
+    for (let i = 0; i < 9; i++) {
+      await expect(writer.append('nobody', [{ event: event(), input }])).rejects.toEqual(refusal('NOT_FOUND'));
+      const { results } = await writer.append(tenantId, [{ event: event(), input }]);
+      expect(results).toMatchObject([{ duplicate: false }]);
+    }
+    // and at once it does not
+    const together = await Promise.allSettled(
+      Array.from({ length: 9 }, () => writer.append(tenantId, [{ event: event(), input }])),
+    );
+    expect(together.map(({ status }) => status)).toEqual([...Array(8).fill('fulfilled'), 'rejected']);
+  });
+
+  test('a chain that could not be opened is opened by the next call', async () => {
+    const tenantId = await newTenant(box.db);
+    let failures = 2;
+    const owner = new Proxy(box.db.owner, {
+      get: (pool, name) => {
+        const value = Reflect.get(pool, name) as unknown;
+        if (name !== 'query' || failures === 0) return typeof value === 'function' ? value.bind(pool) : value;
+        failures--;
+        return () => Promise.reject(new Error('connection refused'));
+      },
+    });
+    const writer = appender({ db: { owner, connectOwner: () => box.db.connectOwner() } });
+    // those who wait for one opening fail together, and none of them is held against the next
+    const two = await Promise.allSettled([1, 2].map(() => writer.append(tenantId, eventsOf(1))));
+    expect(two.map(({ status }) => status)).toEqual(['rejected', 'rejected']);
+    await expect(writer.append(tenantId, eventsOf(1))).rejects.toEqual(refusal('UNAVAILABLE'));
+    expect((await writer.append(tenantId, eventsOf(1))).results).toMatchObject([{ seq: 2 }]);
+    expect(writer.waiting).toBe(0);
+  });
+
+  test('a long line that is not ASCII is stored and verified as its bytes', async () => {
+    const tenantId = await newTenant(box.db);
+    const writer = appender();
+    for (const text of ['ü'.repeat(9000), '€'.repeat(20_000), '𝄞'.repeat(70_000), 'x\u2028\ufeff'.repeat(30_000)]) {
+      await writer.append(tenantId, [{ event: event({ deny_reason: text }) }, ...eventsOf(2)]);
+    }
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 13 });
+    for (const { line, hash, seq } of (await storedRows(box.db, tenantId)).slice(1)) {
+      const previous = (await storedRows(box.db, tenantId))[seq - 2]!.hash.toString('hex');
+      expect(hash.toString('hex')).toBe(String(blake3(Buffer.from(`${previous}\n${line}`)).toString('hex')));
+    }
   });
 
   test('a tenant may be called anything', async () => {

@@ -4,13 +4,13 @@ import path from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { Appender } from '../../server/chain/appender.ts';
 import {
+  ChainClosed,
   type Checkpoint,
   type CheckpointOptions,
   Checkpoints,
-  checkpointFile,
   InconsistentChain,
-  newestInFile,
 } from '../../server/chain/checkpoint.ts';
+import { checkpointFile, highestInFile } from '../../server/chain/checkpoint-file.ts';
 import { openHead } from '../../server/chain/note.ts';
 import { chainHash, genesisLine, ZERO_HASH } from '../../server/chain/record.ts';
 import { useDatabase } from '../helpers/database.ts';
@@ -88,6 +88,32 @@ describe('checkpoints', () => {
     expect((await checkpoints.list(tenantId, 'forensics', 100, 250)).map(({ seq }) => seq)).toEqual([121, 181, 241]);
   });
 
+  test('is told to nobody before its commit, and never when that fails', async () => {
+    const tenantId = await newTenant(box.db);
+    const checkpoints = checkpointsOf({ everyRecords: 10 });
+    const seen: [string, number][] = [];
+    const hooks = {
+      sent: () => seen.push(['sent', told.length]),
+      committed: () => seen.push(['committed', told.length]),
+    };
+    const writer = appenderOn(box.db, { clock: { now: () => now }, checkpoints, hooks });
+    open.unshift(writer);
+    await writer.append(tenantId, eventsOf(20));
+    expect(seen).toEqual([
+      ['sent', 0],
+      ['committed', 0],
+    ]);
+    expect(told.map(({ seq }) => seq)).toEqual([21]);
+    // another writer takes the chain: the next checkpoint is signed and its transaction fails
+    await appender().open(tenantId);
+    await expect(writer.append(tenantId, eventsOf(20))).rejects.toThrow();
+    await checkpoints.flushed();
+    expect(seen.length).toBeGreaterThan(2);
+    expect(told).toHaveLength(1);
+    expect(await highestInFile(directory, tenantId, 'forensics', keys)).toMatchObject([{ seq: 21 }]);
+    expect(checkpoints.acknowledged.local(tenantId, 'forensics')).toMatchObject({ seq: 21 });
+  });
+
   test('a chain with few new records is signed after the interval, once', async () => {
     const [busy, idle] = [await newTenant(box.db), await newTenant(box.db)];
     const checkpoints = checkpointsOf();
@@ -121,7 +147,7 @@ describe('checkpoints', () => {
     const hash = chainHash(Buffer.from(ZERO_HASH, 'hex'), line);
     const { owner } = box.db;
     await owner.query(`insert into chain_head values ($1, 'audit', 1, $2, 0)`, [tenantId, hash]);
-    await owner.query(`insert into audit_record values ($1, 1, 'genesis_audit', $2, $3, $4)`, [
+    await owner.query(`insert into audit_record values ($1, 1, 'genesis_audit', $2, '', '', '', '', '', $3, $4)`, [
       tenantId,
       new Date(now),
       hash,
@@ -131,8 +157,8 @@ describe('checkpoints', () => {
     expect(checkpoint).toMatchObject({ chain: 'audit', seq: 1, hash: hash.toString('hex') });
     expect(await checkpoints.take(tenantId, 'audit')).toBeUndefined();
     await checkpoints.flushed();
-    expect(await newestInFile(directory, tenantId, 'audit', keys)).toMatchObject({ seq: 1 });
-    expect(await newestInFile(directory, tenantId, 'forensics', keys)).toBeUndefined();
+    expect(await highestInFile(directory, tenantId, 'audit', keys)).toMatchObject([{ seq: 1 }]);
+    expect(await highestInFile(directory, tenantId, 'forensics', keys)).toEqual([]);
   });
 
   test('signed from two sides under load, no two contradict each other', async () => {
@@ -150,31 +176,55 @@ describe('checkpoints', () => {
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 781 });
   });
 
-  test('a chain that contradicts its last checkpoint is not signed again, by sweep or by writer; it still grows', async () => {
-    for (const kind of ['rewritten', 'cut', 'edited'] as const) {
+  test('a chain that contradicts what was signed is closed: nothing is added, nothing signed, by sweep or by writer', async () => {
+    for (const kind of ['rewritten', 'cut', 'cut with its checkpoints'] as const) {
       const tenantId = await newTenant(box.db);
       const checkpoints = checkpointsOf({ everyRecords: 10 });
       const { owner } = box.db;
-      await appender().append(tenantId, eventsOf(30));
-      await checkpoints.take(tenantId, 'forensics');
+      const before = appender(checkpoints);
+      await before.append(tenantId, eventsOf(20));
+      await before.append(tenantId, eventsOf(10));
+      await checkpoints.flushed();
       if (kind === 'rewritten') await rewrite(box.db, tenantId, 4, (record) => ({ ...record, method: 'forged' }));
-      if (kind === 'cut') {
+      else {
         await owner.query('delete from forensic_record where tenant_id = $1 and seq > 20', [tenantId]);
         const { hash } = (await storedRows(box.db, tenantId)).at(-1)!;
         await owner.query('update chain_head set seq = 20, hash = $2 where tenant_id = $1', [tenantId, hash]);
+        if (kind !== 'cut') await owner.query('delete from chain_checkpoint where tenant_id = $1', [tenantId]);
       }
-      if (kind === 'edited') {
-        await owner.query(
-          `update chain_checkpoint set note = replace(note, E'\\n31\\n', E'\\n32\\n') where tenant_id = $1`,
-          [tenantId],
-        );
+      const rows = await storedRows(box.db, tenantId);
+      const signed = (await checkpoints.latest(tenantId, 'forensics'))?.seq;
+      // one process that saw it all, and one that knows the database and the file only
+      for (const knowing of [checkpoints, checkpointsOf({ everyRecords: 10 })]) {
+        await expect(appender(knowing).append(tenantId, eventsOf(50))).rejects.toThrow(ChainClosed);
+        await expect(knowing.take(tenantId, 'forensics')).rejects.toThrow(InconsistentChain);
+        await knowing.sweep();
+        expect(knowing.closed).toBe(1);
       }
-      await appender(checkpoints).append(tenantId, eventsOf(50));
-      await expect(checkpoints.take(tenantId, 'forensics')).rejects.toThrow(InconsistentChain);
-      await checkpoints.sweep();
-      expect((await checkpoints.latest(tenantId, 'forensics'))?.seq).toBe(31);
-      expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true });
+      expect((await checkpoints.latest(tenantId, 'forensics'))?.seq).toBe(signed);
+      expect(await storedRows(box.db, tenantId)).toEqual(rows);
+      const events = await owner.query(
+        `select payload from event_outbox where tenant_id = $1 and event_type = 'forensics.chain_closed'`,
+        [tenantId],
+      );
+      expect(events.rows).toMatchObject([{ payload: { chain: 'forensics', known_seq: 31 } }]);
     }
+  });
+
+  test('a chain whose last checkpoint does not open is not signed any more; it still grows', async () => {
+    const tenantId = await newTenant(box.db);
+    const checkpoints = checkpointsOf({ everyRecords: 10 });
+    await appender().append(tenantId, eventsOf(30));
+    await checkpoints.take(tenantId, 'forensics');
+    await box.db.owner.query(
+      `update chain_checkpoint set note = replace(note, E'\\n31\\n', E'\\n32\\n') where tenant_id = $1`,
+      [tenantId],
+    );
+    await appender(checkpoints).append(tenantId, eventsOf(50));
+    await expect(checkpoints.take(tenantId, 'forensics')).rejects.toThrow(InconsistentChain);
+    await checkpoints.sweep();
+    expect((await checkpoints.latest(tenantId, 'forensics'))?.seq).toBe(31);
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 81 });
   });
 
   test('a rotated key signs at once, and the one before still opens what it signed', async () => {
@@ -219,24 +269,24 @@ describe('the checkpoint file', () => {
     for (let cut = 1; cut < newest.note.length; cut += 7) {
       await writeFile(file, text);
       await truncate(file, Buffer.byteLength(text) - cut);
-      const head = await newestInFile(directory, tenantId, 'forensics', keys);
+      const [head] = await highestInFile(directory, tenantId, 'forensics', keys);
       expect(head?.seq).toBe(before.seq);
       if (cut % 3 === 0) {
         checkpoints.publish([newest]);
         await checkpoints.flushed();
-        expect((await newestInFile(directory, tenantId, 'forensics', keys))?.seq).toBe(newest.seq);
+        expect(await highestInFile(directory, tenantId, 'forensics', keys)).toMatchObject([{ seq: newest.seq }]);
       }
     }
   });
 
-  test('a forged newest entry is an error, not an older answer', async () => {
+  test('a forged highest entry is an error, not an older answer', async () => {
     const tenantId = await newTenant(box.db);
     const checkpoints = checkpointsOf();
     await appender().append(tenantId, eventsOf(10));
     const { note } = (await checkpoints.take(tenantId, 'forensics'))!;
     await checkpoints.flushed();
-    await appendFile(checkpointFile(directory, tenantId, 'forensics'), `${note.replace('\n11\n', '\n10\n')}\n`);
-    await expect(newestInFile(directory, tenantId, 'forensics', keys)).rejects.toThrow(/no signature/);
+    await appendFile(checkpointFile(directory, tenantId, 'forensics'), `${note.replace('\n11\n', '\n12\n')}\n`);
+    await expect(highestInFile(directory, tenantId, 'forensics', keys)).rejects.toThrow(/no signature/);
   });
 
   test('an unwritable directory is logged and stops nothing', async () => {

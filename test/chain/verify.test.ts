@@ -438,6 +438,43 @@ describe('checkpoints', () => {
   });
 });
 
+describe('many checkpoints', () => {
+  const rows = chainOf(2600);
+  const places = rows.map(place);
+  const wrong = (at: number): ChainPlace => ({ seq: at, hash: 'ab'.repeat(32) });
+
+  test('more than a thousand that are given on the way are each compared, and those done with are forgotten', () => {
+    for (const at of [undefined, 1001, 1002, 1003, 2003, 2600]) {
+      const verifier = new ChainVerifier({ tenantId: TENANT, chain: 'forensics' });
+      // always 50 ahead, as a long chain's are
+      for (const [i, row] of rows.entries()) {
+        const ahead = i === 0 ? places.slice(0, 51) : places.slice(i + 50, i + 51);
+        for (const each of ahead) verifier.expect(each.seq === at ? wrong(at) : each);
+        verifier.add(row);
+      }
+      const verdict = verifier.finish();
+      expect(verdict.verified).toBe(at === undefined);
+      expect(verdict.first_mismatch_seq).toBe(at);
+    }
+  });
+
+  test('two of one record: both count, in either order', () => {
+    for (const at of [1, 700, 2600]) {
+      for (const two of [
+        [places[at - 1]!, wrong(at)],
+        [wrong(at), places[at - 1]!],
+      ]) {
+        expect(verify(rows, { checkpoints: two })).toMatchObject({
+          verified: false,
+          code: 'checkpoint_mismatch',
+          first_mismatch_seq: at,
+        });
+      }
+      expect(verify(rows, { checkpoints: [places[at - 1]!, places[at - 1]!] }).verified).toBe(true);
+    }
+  });
+});
+
 describe('the audit chain', () => {
   interface AuditColumns {
     action: string;

@@ -1,8 +1,10 @@
 import { existsSync, readFileSync } from 'node:fs';
 import path from 'node:path';
 import { expect, test } from 'vitest';
+import { migrate } from '../../db/index.ts';
 import { useDatabase } from '../helpers/database.ts';
 import { freePort } from '../helpers/ports.ts';
+import { until } from '../helpers/until.ts';
 import { ended, start, svc, svcHere, temporaryDirectory } from './svc.ts';
 
 /** Commands without a server: PostgreSQL runs for as long as they need it. */
@@ -39,18 +41,18 @@ test('a server that starts while a command runs keeps the PostgreSQL that the co
   const env = { SVC_DATA_DIR: dir, PORT: String(await freePort()) };
   await svcHere(0, env, 'tenant', 'create', '--name', 'First', '--admin-email', 'a@example.com');
   const command = svc(0, env, 'backup', path.join(dir, 'one.svc'));
-  while (!running(dir)) await new Promise((resolve) => setTimeout(resolve, 5));
+  await until(() => running(dir), 'the command has begun a PostgreSQL', { everyMs: 5 });
   const child = start('server/main.ts', env);
   const end = ended(child);
   await command;
-  let status = 0;
-  for (const until = Date.now() + 15_000; status !== 200 && Date.now() < until; ) {
-    await new Promise((resolve) => setTimeout(resolve, 50));
-    status = await fetch(`http://127.0.0.1:${env.PORT}/readyz`).then(
-      (answer) => answer.status,
-      () => 0,
-    );
-  }
+  const status = await until(
+    () =>
+      fetch(`http://127.0.0.1:${env.PORT}/readyz`).then(
+        (answer) => answer.status === 200 && answer.status,
+        () => undefined,
+      ),
+    'the server is ready',
+  );
   child.kill('SIGTERM');
   const { code, stderr } = await end;
   expect(stderr).toBe('');
@@ -64,7 +66,7 @@ test('a command that is interrupted stops its PostgreSQL and leaves no half file
   await svcHere(0, { SVC_DATA_DIR: dir }, 'tenant', 'create', '--name', 'First', '--admin-email', 'a@example.com');
   const child = start('server/cli.ts', env, 'backup', path.join(dir, 'one.svc'));
   const end = ended(child);
-  while (!running(dir)) await new Promise((resolve) => setTimeout(resolve, 5));
+  await until(() => running(dir), 'the command has begun a PostgreSQL', { everyMs: 5 });
   child.kill('SIGINT');
   const { code } = await end;
   // it may have come too late to matter; then the backup is whole
@@ -95,10 +97,10 @@ test('with DATABASE_URL that database is used, and its master key is never made 
 test('a database that is not migrated, or was by a newer program, is not worked on', async () => {
   const key = Buffer.alloc(32, 3).toString('base64');
   const env = { DATABASE_URL: box.url, SVC_MASTER_KEY: key, SVC_DATA_DIR: path.join(base, 'migrations') };
-  const { rows } = await box.db.owner.query<{ name: string }>(
-    'select name from schema_migration order by id desc limit 1',
+  const { rows } = await box.db.owner.query<{ name: string; checksum: string }>(
+    'select name, checksum from schema_migration order by id desc limit 1',
   );
-  const newest = rows[0]!.name;
+  const { name: newest, checksum } = rows[0]!;
   await box.db.owner.query(`update schema_migration set name = '9999-later' where name = $1`, [newest]);
   try {
     for (const words of [['tenant', 'list'], ['migrate'], ['doctor']]) {
@@ -111,9 +113,35 @@ test('a database that is not migrated, or was by a newer program, is not worked 
     expect((await svcHere(1, env, 'doctor')).stdout).toMatch(/^FAIL +migrations +not run/m);
   } finally {
     await box.db.owner.query('delete from schema_migration where name = $1', ['9999-later']);
-    await box.db.owner.query('insert into schema_migration (name) values ($1)', [newest]);
+    await box.db.owner.query('insert into schema_migration (name, checksum) values ($1, $2)', [newest, checksum]);
   }
 }, 60_000);
+
+test('a database that was migrated with another text than the program has is refused', async () => {
+  const key = Buffer.alloc(32, 3).toString('base64');
+  const env = { DATABASE_URL: box.url, SVC_MASTER_KEY: key, SVC_DATA_DIR: path.join(base, 'changed') };
+  const { rows } = await box.db.owner.query<{ name: string; checksum: string }>(
+    'select name, checksum from schema_migration order by id',
+  );
+  expect(rows.length).toBeGreaterThan(0);
+  for (const { checksum } of rows) expect(checksum).toMatch(/^[0-9a-f]{64}$/);
+  const { name, checksum } = rows[0]!;
+  // what ran then, and what a program that recorded no checksum leaves
+  for (const other of ['0'.repeat(64), null]) {
+    await box.db.owner.query('update schema_migration set checksum = $2 where name = $1', [name, other]);
+    try {
+      for (const words of [['tenant', 'list'], ['migrate'], ['doctor']]) {
+        const { stderr, stdout } = await svcHere(1, env, ...words);
+        expect(stderr + stdout).not.toMatch(/\n\s+at /);
+        expect(stderr + stdout).toContain(`the database was migrated with another text of ${name}`);
+      }
+      await expect(migrate(box.url)).rejects.toThrow(/the checksums differ/);
+    } finally {
+      await box.db.owner.query('update schema_migration set checksum = $2 where name = $1', [name, checksum]);
+    }
+  }
+  await svcHere(0, env, 'migrate');
+});
 
 test('openapi prints the document that is committed, or says that it is stale', async () => {
   const { stdout } = await svc(0, {}, 'openapi');

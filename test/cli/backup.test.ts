@@ -1,11 +1,15 @@
 import { randomBytes } from 'node:crypto';
-import { existsSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { cpSync, existsSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { gunzipSync, gzipSync } from 'node:zlib';
-import { afterAll, beforeAll, expect, inject, test } from 'vitest';
+import { afterAll, beforeAll, expect, inject, test, vi } from 'vitest';
 import { openDatabase } from '../../db/index.ts';
+import { createProgram } from '../../server/app.ts';
 import { verifyChain } from '../../server/chain/verification.ts';
+import { readConfig } from '../../server/config.ts';
 import { readTar, writeTar } from '../../server/forensics/archive.ts';
+import { createLog } from '../../server/lib/log.ts';
+import { deploy } from '../helpers/api.ts';
 import { asAdmin } from '../helpers/database.ts';
 import { useServer } from '../helpers/server.ts';
 import { svc, svcHere, temporaryDirectory } from './svc.ts';
@@ -96,11 +100,180 @@ test('a backup restores every row as it was, chains and all, in another database
   const { tables, master_key_id } = json<{ tables: { name: string; rows: number }[]; master_key_id: string }>();
   expect(tables.find((table) => table.name === 'forensic_record')?.rows).toBe(21);
   expect(master_key_id).toMatch(/^[0-9a-f]{16}$/);
-  expect(await contents(url)).toEqual(rows);
-  expect(await verdicts(url)).toEqual(before);
+  // what was alive has ended, which is tested below, and what was restored is written down; all else is as it was
+  const touched = [
+    'api_key',
+    'agent_key',
+    'audit_record',
+    'chain_head',
+    'credential',
+    'escrow_hold',
+    'invitation',
+    'mail_message',
+    'session',
+    'sign_in_link',
+  ];
+  const restored = await contents(url);
+  for (const name of touched) for (const all of [rows, restored]) delete all[name];
+  expect(restored).toEqual(rows);
+  const [decisions, audit] = await verdicts(url);
+  expect(decisions).toEqual(before[0]);
+  expect(audit).toMatchObject({ verified: true, records_checked: before[1]!.records_checked + 1 });
   expect((await svcHere(1, env(url), 'restore', file)).stderr).toContain('the database is not empty');
   expect((await svcHere(1, env(url), 'doctor')).stdout.match(/^FAIL.*/gm)).toHaveLength(1);
 });
+
+test('a restored backup brings nothing back to life', async () => {
+  const tenant = await server.tenant();
+  const person = await tenant.person('viewer');
+  const pipeline = await tenant.key('pipeline');
+  const bot = await tenant.agent('payer', 'clerk');
+  const GUARD =
+    '@escrow("single") @ttl("1h") permit(principal in AgentRole::"clerk", action, resource == Tool::"pay");';
+  await deploy(server, tenant.admin, 'guard', GUARD);
+  const pay = { action_type: 'tool_call', tool_name: 'pay' };
+  await server.call(200, 'POST /v1/evaluate', bot, pay);
+  await server.call(201, 'POST /v1/invites', tenant.admin, { email: 'new@example.test', role: 'viewer' });
+  const admin = await tenant.person('admin');
+  await tenant.set({ approval_required: true });
+  await server.call(200, 'PATCH /v1/settings', admin, { approval_required: false, reason: 'it is in the way' });
+  const old = path.join(dir, 'old.svc');
+  await svcHere(0, env(server.databaseUrl), 'backup', old);
+  // afterwards: the person signs out, the key is revoked, the hold is withdrawn
+  await server.call(200, 'GET /auth/me', person);
+
+  const url = await emptyDatabase();
+  const { json } = await svc(0, env(url), 'restore', old, '--json');
+  const { ended } = json<{ ended: Record<string, number> }>();
+  expect(ended.sessions).toBeGreaterThan(0);
+  expect(ended.invitations).toBeGreaterThan(0);
+  expect(ended.holds).toBeGreaterThan(0);
+  expect(ended.changes).toBe(1);
+  expect(ended.keys).toBeGreaterThan(2);
+  const data = await contents(url);
+  expect(data.session).toEqual([]);
+  expect(data.sign_in_link).toEqual([]);
+  expect(data.settings_change!.filter((row) => row.includes(',pending,'))).toEqual([]);
+  expect(data.escrow_hold!.every((row) => /,cancelled,/.test(row))).toBe(true);
+  const config = readConfig({
+    SVC_BASE_URL: 'http://control.test',
+    SVC_DATA_DIR: path.join(dir, 'restored'),
+    SVC_MASTER_KEY: key,
+    PORT: '0',
+  });
+  const log = createLog('silent', { write: () => true });
+  const program = await createProgram({ config, databaseUrl: url, log });
+  const address = await program.listen();
+  try {
+    const status = async (target: string, headers: Record<string, string>) => {
+      const response = await fetch(address + target, { headers });
+      await response.arrayBuffer();
+      return response.status;
+    };
+    const bearer = (who: { key?: string }) => ({ authorization: `Bearer ${who.key}` });
+    expect(await status('/auth/me', { cookie: person.cookie! })).toBe(401);
+    expect(await status('/v1/policies', bearer(pipeline))).toBe(401);
+    expect(await status('/v1/escrow', bearer(tenant.admin))).toBe(401);
+    expect(await program.core!.fleet.agentKeys(tenant.id)).toEqual([]);
+    const [held] = await program.core!.db.query<{ id: string }>(
+      tenant.id,
+      `select id from escrow_hold where tenant_id = $1`,
+      [tenant.id],
+    );
+    // confirmed by the operator, key by key or all at once, while the server runs
+    const [row] = await program.core!.db.query<{ id: string }>(
+      tenant.id,
+      `select id from api_key where tenant_id = $1 and 'pipeline' = any(scopes)`,
+      [tenant.id],
+    );
+    await svcHere(0, env(url), 'key', 'confirm', '--tenant', tenant.id, '--id', row!.id);
+    await vi.waitFor(async () => expect(await status('/v1/policies', bearer(pipeline))).toBe(200), 10_000);
+    expect(await status('/auth/me', bearer(tenant.admin))).toBe(401);
+    await svcHere(0, env(url), 'key', 'confirm', '--tenant', tenant.id, '--all');
+    await vi.waitFor(async () => expect(await status('/auth/me', bearer(tenant.admin))).toBe(200), 10_000);
+    expect(await program.core!.fleet.agentKeys(tenant.id)).toHaveLength(1);
+    const hold = await fetch(`${address}/v1/escrow/${held!.id}`, { headers: bearer(tenant.admin) });
+    expect(await hold.json()).toMatchObject({ status: 'cancelled' });
+    const audit = await fetch(`${address}/v1/audit?action=database.restored`, { headers: bearer(tenant.admin) });
+    const { records } = (await audit.json()) as { records: { severity: string; detail: string }[] };
+    expect(records).toMatchObject([{ severity: 'critical', detail: expect.stringContaining('Cancelled: ') }]);
+  } finally {
+    await program.stop();
+  }
+  expect((await svcHere(2, env(url), 'key', 'confirm', '--tenant', tenant.id)).stderr).toContain('--all');
+}, 60_000);
+
+test('a backup behind known checkpoints is restored by an explicit act only, which each chain records', async () => {
+  const older = path.join(dir, 'older.svc');
+  await svcHere(0, env(server.databaseUrl), 'backup', older);
+  await decide(2);
+  for (const chain of CHAINS) await server.core.checkpoints.take(tenantId, chain);
+  await server.core.checkpoints.flushed();
+  const home = path.join(dir, 'behind');
+  cpSync(path.join(server.dataDir, 'checkpoints'), path.join(home, 'checkpoints'), { recursive: true });
+  const url = await emptyDatabase();
+  const place = { ...env(url), SVC_DATA_DIR: home };
+  const { stderr } = await svcHere(1, place, 'restore', older);
+  expect(stderr).toContain(`tenant ${tenantId}, forensics: record`);
+  expect(stderr).toContain('--behind-checkpoints');
+  expect(await tenantsIn(url)).toBe(0);
+  await svcHere(0, place, 'restore', older, '--behind-checkpoints');
+  const db = await openDatabase(url, { poolSize: 2 });
+  try {
+    const lines = await db.owner.query<{ line: string }>('select line from audit_record where tenant_id = $1', [
+      tenantId,
+    ]);
+    const text = lines.rows.map(({ line }) => line).join('\n');
+    expect(text).toContain('chain.loss_accepted');
+    expect(text).toMatch(/database\.restored.*|.*Lost: tenant/);
+    expect(text).toContain(`Lost: tenant ${tenantId}, `);
+  } finally {
+    await db.close();
+  }
+}, 60_000);
+
+test('there is no moment in which the old state is there and no audit log tells that it was restored', async () => {
+  const url = await emptyDatabase();
+  const db = await openDatabase(url, { poolSize: 1 });
+  let done = false;
+  try {
+    const restoring = svcHere(0, env(url), 'restore', file).finally(() => {
+      done = true;
+    });
+    let seen: { tenants: number; told: number };
+    do {
+      const { rows } = await db.owner.query<{ tenants: number; told: number }>(
+        `select (select count(*) from tenant)::int as tenants,
+           (select count(distinct tenant_id) from audit_record where line like '%"database.restored"%')::int as told`,
+      );
+      seen = rows[0]!;
+    } while (seen.tenants === 0 && !done);
+    await restoring;
+    expect(seen.tenants).toBeGreaterThan(0);
+    expect(seen.told).toBe(seen.tenants);
+  } finally {
+    await db.close();
+  }
+}, 60_000);
+
+test('a tenant that the backup does not hold at all is beyond it too', async () => {
+  const older = path.join(dir, 'before-tenant.svc');
+  await svcHere(0, env(server.databaseUrl), 'backup', older);
+  const late = await server.tenant();
+  for (const chain of CHAINS) await server.core.checkpoints.take(late.id, chain);
+  await server.core.checkpoints.flushed();
+  const home = path.join(dir, 'before-tenant');
+  const files = path.join('checkpoints', `${late.id}.audit.txt`);
+  cpSync(path.join(server.dataDir, files), path.join(home, files), { recursive: true });
+  const url = await emptyDatabase();
+  const place = { ...env(url), SVC_DATA_DIR: home };
+  expect((await svcHere(1, place, 'restore', older)).stderr).toContain(`tenant ${late.id}, audit: record`);
+  expect(await tenantsIn(url)).toBe(0);
+  await svcHere(0, place, 'restore', older, '--behind-checkpoints');
+  expect(await tenantsIn(url)).toBeGreaterThan(0);
+  // whose audit log could tell of it is gone: the others learn nothing of a tenant
+  expect((await contents(url)).audit_record!.filter((row) => row.includes(late.id))).toEqual([]);
+}, 60_000);
 
 test('a backup is one snapshot, however busy the server is', async () => {
   const busy = path.join(dir, 'busy.svc');
@@ -119,6 +292,27 @@ test('a backup is one snapshot, however busy the server is', async () => {
   const [now] = await verdicts(server.databaseUrl);
   expect(decisions!.head.seq).toBeLessThanOrEqual(now!.head.seq);
   expect(decisions!.head.seq).toBeGreaterThanOrEqual(21);
+});
+
+test('a table that ends where a part is full is in the backup, and restores', async () => {
+  const part = 4 * 1024 * 1024;
+  // the overhead of the row is 60 to 90 bytes: one ends just before a part, one in the chunk that fills it, one after
+  for (const size of [part - 200, part + 10, part + 12_000, part + 23_000, part + 70_000]) {
+    const brim = path.join(dir, `brim-${size}.svc`);
+    await server.core.db.owner.query(
+      `insert into decision_input (tenant_id, event_id, created_at, input) values ($1, $2, now(), repeat('x', $3))`,
+      [tenantId, `brim-${size}`, size],
+    );
+    await svcHere(0, env(server.databaseUrl), 'backup', brim);
+    await server.core.db.owner.query('delete from decision_input where event_id = $1', [`brim-${size}`]);
+    const members = readTar(gunzipSync(readFileSync(brim)));
+    const parts = [...members].filter(([name]) => name.startsWith('tables/decision_input/'));
+    expect(parts.reduce((sum, [, bytes]) => sum + bytes.length, 0)).toBeGreaterThan(size);
+    if (size !== part + 12_000) continue;
+    const url = await emptyDatabase();
+    await svcHere(0, env(url), 'restore', brim);
+    expect((await contents(url)).decision_input?.some((row) => row.includes(`brim-${size}`))).toBe(true);
+  }
 });
 
 test('a file is for its owner only, lists with tar, and holds no secret that opens anything', () => {

@@ -122,14 +122,18 @@ describe('tenants', () => {
     expect(await shown()).not.toBe(7);
     const set = (expected: number, ...pairs: string[]) =>
       svcHere(expected, server.env, 'settings', 'set', '--tenant', 'default', '--json', ...pairs);
-    expect((await set(0, 'poll_seconds=7', 'approver_groups={"finance":[]}')).json()).toMatchObject({
+    expect(
+      (await set(0, '--reason', 'a group', 'poll_seconds=7', 'approver_groups={"finance":[]}')).json(),
+    ).toMatchObject({
       poll_seconds: 7,
       approver_groups: { finance: [] },
     });
     // a notice of the database tells the server of it, some milliseconds after the commit
-    await expect.poll(shown, { timeout: 5000 }).toBe(7);
+    await expect.poll(shown).toBe(7);
     expect((await run('settings', 'get', '--tenant', 'default', '--json')).json()).toMatchObject({ poll_seconds: 7 });
+    expect((await set(0, 'poll_seconds=null')).json()).toMatchObject({ poll_seconds: 15 });
     expect((await set(2, 'poll_seconds=soon')).stderr).toContain('poll_seconds');
+    expect((await set(1, 'approval_required=true')).stderr).toContain('/reason');
     expect((await set(2, 'pol_seconds=7')).stderr).toContain('did you mean poll_seconds?');
   });
 });

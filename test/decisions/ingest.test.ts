@@ -24,8 +24,9 @@ beforeAll(async () => {
     append: (tenant, events) => appender.append(tenant, events),
     authenticate: async (request) => {
       if (request.headers.authorization !== 'Bearer good') throw new AppError('UNAUTHENTICATED');
-      return { tenantId };
+      return { tenantId, keyId: 'key_1', stillValid: async () => true };
     },
+    holders,
   });
 });
 afterAll(async () => {
@@ -33,6 +34,7 @@ afterAll(async () => {
   await appender.stop();
 });
 
+const holders = async () => new Map([['esc_1', { agent_id: 'agt_1', agent_role: 'support' }]]);
 let made = 0;
 const wire = (given: Record<string, unknown> = {}): Record<string, unknown> => ({
   event_id: `evt_w${++made}`,
@@ -51,7 +53,8 @@ const wire = (given: Record<string, unknown> = {}): Record<string, unknown> => (
   total_latency_ms: 14,
   ...given,
 });
-const take = (body: unknown) => ingest({ append: (tenant, events) => appender.append(tenant, events) }, tenantId, body);
+const take = (body: unknown) =>
+  ingest({ append: (tenant, events) => appender.append(tenant, events), holders }, { tenantId, keyId: 'key_1' }, body);
 const post = async (options: Partial<InjectOptions> & { raw?: string | Buffer; json?: unknown }) => {
   const { raw, json, headers, ...rest } = options;
   const response = await app.inject({
@@ -124,13 +127,13 @@ describe('what is accepted is stored as it came', () => {
     const drawn = fc.sample(fc.string({ unit: 'binary', minLength: 1, maxLength: 60 }), { numRuns: 400, seed: 1 });
     const usable = [...inline, ...drawn].filter((text) => !text.includes('\0'));
     expect(usable.length).toBeGreaterThan(300);
-    const events = usable.map((text) => wire({ agent_id: text, tool_name: text, deny_reason: text }));
+    const events = usable.map((text) => wire({ session_id: text, tool_name: text, deny_reason: text }));
     for (let i = 0; i < events.length; i += 100) {
       const chunk = events.slice(i, i + 100);
       expect(await take({ events: chunk })).toEqual({ accepted: chunk.length, duplicates: 0, rejected: [] });
     }
     const rows = new Map((await storedRows(box.db, tenantId)).map((row) => [row.event_id, JSON.parse(row.line)]));
-    for (const event of events) expect(rows.get(event.event_id as string)?.agent_id).toBe(event.agent_id);
+    for (const event of events) expect(rows.get(event.event_id as string)?.session_id).toBe(event.session_id);
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true });
   });
 
@@ -148,8 +151,10 @@ describe('a bad event is rejected with its index and the others are stored', () 
     ['an empty id', { event_id: '' }],
     ['an id of another type', { event_id: 7 }],
     ['an id too long', { event_id: 'x'.repeat(129) }],
-    ['NUL', { agent_id: 'a\0b' }],
-    ['a lone surrogate', { agent_id: '\ud800' }],
+    ['NUL', { tool_name: 'a\0b' }],
+    ['a lone surrogate', { tool_name: '\ud800' }],
+    ['an agent with a name of other letters', { agent_id: 'аgent' }],
+    ['a role with a space', { agent_role: 'finance bot' }],
     ['text too long', { tool_name: 'x'.repeat(201) }],
     ['an unknown decision', { decision: 'maybe', event_type: 'decision.maybe' }],
     ['an event_type of another decision', { event_type: 'decision.deny' }],
@@ -220,10 +225,12 @@ describe('a bad event is rejected with its index and the others are stored', () 
     const append = async (_: string, events: readonly AppendEvent[]) => ({
       results: events.map((_, i) => (i === 0 ? { refused: true as const } : { seq: 1, hash: '', duplicate: false })),
     });
-    expect(await ingest({ append }, tenantId, { events: [wire(), wire()] })).toMatchObject({
-      accepted: 1,
-      rejected: [{ index: 0, code: 'VALIDATION_FAILED' }],
-    });
+    expect(await ingest({ append, holders }, { tenantId, keyId: 'key_1' }, { events: [wire(), wire()] })).toMatchObject(
+      {
+        accepted: 1,
+        rejected: [{ index: 0, code: 'VALIDATION_FAILED' }],
+      },
+    );
   });
 });
 
@@ -245,9 +252,13 @@ describe('a bad body is refused whole', () => {
 
   test('what append throws comes through', async () => {
     const append = () => Promise.reject(new AppError('UNAVAILABLE'));
-    await expect(ingest({ append }, tenantId, { events: [wire()] })).rejects.toMatchObject({ problem: 'UNAVAILABLE' });
+    await expect(ingest({ append, holders }, { tenantId, keyId: 'key_1' }, { events: [wire()] })).rejects.toMatchObject(
+      { problem: 'UNAVAILABLE' },
+    );
     // with nothing to store it is not even called
-    expect(await ingest({ append }, tenantId, { events: [{}] })).toMatchObject({ accepted: 0 });
+    expect(await ingest({ append, holders }, { tenantId, keyId: 'key_1' }, { events: [{}] })).toMatchObject({
+      accepted: 0,
+    });
   });
 });
 
@@ -308,7 +319,7 @@ describe('over HTTP', () => {
   });
 
   test('brackets within text do not count as depth, and 32 levels do not either', async () => {
-    const { status } = await post({ json: { events: [wire({ agent_role: '[{"\\'.repeat(20) })] } });
+    const { status } = await post({ json: { events: [wire({ tool_name: '[{"\\'.repeat(20) })] } });
     expect(status).toBe(202);
     const { body } = await post({ raw: nested(32) });
     expect(body.errors).toEqual([{ pointer: '/x', message: 'is not known here' }]);

@@ -4,6 +4,7 @@ import type { Appender } from '../../server/chain/appender.ts';
 import { DECISIONS, type DecisionEvent, idHash } from '../../server/chain/record.ts';
 import { EventQuery, type EventSummary, getEvent, searchEvents } from '../../server/decisions/search.ts';
 import { appenderOn, event, eventsOf, newTenant } from '../chain/helpers.ts';
+import { COLLIDING } from '../helpers/collisions.ts';
 import { useDatabase } from '../helpers/database.ts';
 
 const box = useDatabase();
@@ -84,6 +85,35 @@ async function all(tenantId: string, query: EventQuery, scanRecords?: number): P
 }
 
 describe('a search', () => {
+  test('tells ids of one hash apart, knows roles exactly, and its cursor stays within its window', async () => {
+    const tenantId = await newTenant(box.db);
+    const [one, other] = COLLIDING;
+    now += 1000;
+    const from = now;
+    const add = (more: Partial<DecisionEvent>) => appender.append(tenantId, [{ event: event(more) }]);
+    for (const id of [one, other, one])
+      await add({ session_id: id, agent_id: id, agent_role: id === one ? 'op' : 'ops' });
+    const ids = async (query: EventQuery) => (await all(tenantId, query)).map(({ session_id }) => session_id);
+    expect(await ids({ session_id: one })).toEqual([one, one]);
+    expect(await ids({ agent_id: other })).toEqual([other]);
+    expect(await ids({ agent_role: 'op' })).toEqual([one, one]);
+    expect(await ids({ agent_role: 'ops' })).toEqual([other]);
+    // a poller whose window has ended stays there, whatever comes later
+    const until = new Date(from + 500).toISOString();
+    const first = await searchEvents(box.db, tenantId, { order: 'asc', until });
+    expect(first).toMatchObject({ has_more: false, events: { length: 3 } });
+    now += 1000;
+    await add({ session_id: 'later' });
+    const next = await searchEvents(box.db, tenantId, { after: first.next_cursor!, until });
+    expect(next).toMatchObject({ events: [], has_more: false, next_cursor: first.next_cursor });
+    const beyond = await searchEvents(box.db, tenantId, { after: next.next_cursor! });
+    expect(beyond.events.map(({ session_id }) => session_id)).toEqual(['later']);
+    // the bound of a scan: a page may be short, and goes on behind what was looked at
+    const bounded = await searchEvents(box.db, tenantId, { agent_role: 'ops', order: 'asc' }, { scanRecords: 1 });
+    expect(bounded).toMatchObject({ events: [], has_more: true });
+    expect(await all(tenantId, { agent_role: 'ops', order: 'asc' }, 1)).toHaveLength(1);
+  });
+
   test('finds what a naive filter over all events finds, in order, whatever the page size and the bound of a scan', async () => {
     const { tenantId, known } = await newHistory(150);
     const times = known.map(({ at }) => at);
@@ -137,7 +167,7 @@ describe('a search', () => {
         method: e.method,
         decision: e.decision,
         policy_id: e.policy_id,
-        ...(e.deny_reason !== undefined && { deny_reason: e.deny_reason }),
+        deny_reason: e.deny_reason ?? null,
         evaluation_us: e.evaluation_us,
         created_at: new Date(at).toISOString(),
       });
@@ -290,6 +320,7 @@ describe('a single event', () => {
     const { policy_version, policy_content_hash, bundle_hash, ...shown } = rest;
     expect(await getEvent(box.db, tenantId, event_id)).toEqual({
       ...shown,
+      deny_reason: null,
       id: event_id,
       event_type: 'decision.escrow',
       created_at: new Date(now).toISOString(),

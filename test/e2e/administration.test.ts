@@ -1,4 +1,5 @@
 import { expect, test } from 'vitest';
+import { sql } from '../helpers/api.ts';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { HostileProvider } from '../helpers/hostile-provider.ts';
 import { useServer } from '../helpers/server.ts';
@@ -76,13 +77,15 @@ describeInBrowser('administration', () => {
       proxy_id: 'edge-2',
       bundle_hash: headers.get('x-svc-bundle-hash'),
       bundle_seq: Number(headers.get('x-svc-bundle-seq')),
+      refused_bundle: 'rollback',
     });
     // the list asks again by itself
     await page
       .getByRole('row')
       .filter({ hasText: 'edge-2' })
-      .getByText(/number 1 built/)
+      .getByText(new RegExp(`number ${headers.get('x-svc-bundle-seq')} built`))
       .waitFor();
+    await page.getByRole('row').filter({ hasText: 'edge-2' }).getByText('refused a bundle: rollback').waitFor();
     await assertAccessible();
   });
 
@@ -91,16 +94,32 @@ describeInBrowser('administration', () => {
     const { page, open, assertAccessible, expectFault } = await browser.visitor(await tenant.person('admin'));
     await open('/settings');
     await assertAccessible();
-    await page.getByLabel('A version is enforced only after somebody else approved it').click();
-    await page.getByText('Saved').first().waitFor();
+    const dialog = page.getByRole('dialog');
+    const giveReason = async () => {
+      await dialog.getByLabel('Reason').fill('as agreed');
+      await dialog.getByRole('button', { name: 'Change' }).click();
+      await dialog.waitFor({ state: 'detached' });
+    };
     await page.getByLabel('Days that inputs of decisions are kept').fill('7');
     await page.getByRole('button', { name: 'Save' }).first().click();
+    await dialog.getByLabel('Reason').waitFor();
+    expect(await dialog.getByRole('button', { name: 'Change' }).isDisabled()).toBe(true);
+    await assertAccessible();
+    await giveReason();
     await page.getByLabel('That write, one a line').fill('deploy\nread');
     expectFault(/400/);
     await page.getByRole('button', { name: 'Save' }).last().click();
+    await dialog.getByLabel('Reason').fill('as agreed');
+    await dialog.getByRole('button', { name: 'Change' }).click();
+    await page.getByText('already something else').first().waitFor();
+    await page.keyboard.press('Escape');
+    await dialog.waitFor({ state: 'detached' });
     await page.getByRole('alert').getByText('already something else').first().waitFor();
     await page.getByLabel('That write, one a line').fill('deploy');
     await page.getByRole('button', { name: 'Save' }).last().click();
+    await giveReason();
+    await page.getByLabel('A version is enforced only after somebody else approved it').click();
+    await giveReason();
     await expect
       .poll(async () => (await server.call(200, 'GET /v1/settings', tenant.admin)).body)
       .toMatchObject({
@@ -108,6 +127,38 @@ describeInBrowser('administration', () => {
         input_retention_days: 7,
         action_types: { read: [], write: ['deploy'] },
       });
+
+    // from now on nobody takes a safeguard away alone: the other person sees what would change, and approves
+    await page.getByLabel('Days that inputs of decisions are kept').fill('3');
+    await page.getByRole('button', { name: 'Save' }).first().click();
+    await giveReason();
+    const waiting = page.getByRole('region', { name: 'Waiting changes' });
+    await waiting.getByText('Days that inputs are kept: 7 → 3').waitFor();
+    await waiting.getByRole('button', { name: 'Withdraw' }).waitFor();
+    expect(await waiting.getByRole('button', { name: 'Approve' }).count()).toBe(0);
+    await assertAccessible();
+    const kept = async () => (await server.call(200, 'GET /v1/settings', tenant.admin)).body.input_retention_days;
+    expect(await kept()).toBe(7);
+    const second = await browser.visitor(await tenant.person('approver'));
+    await second.open('/settings');
+    await second.page.getByText('as agreed').waitFor();
+    await second.page.getByRole('button', { name: 'Approve' }).click();
+    const sure = second.page.getByRole('dialog');
+    await sure.getByText('Days that inputs are kept: 7 → 3').waitFor();
+    await second.assertAccessible();
+    await sure.getByRole('button', { name: 'Approve' }).click();
+    await second.page.getByRole('region', { name: 'Waiting changes' }).waitFor({ state: 'detached' });
+    expect(await kept()).toBe(3);
+
+    // so does a change of who a member is at the identity provider
+    await sql(server, `insert into sso_identity values ($1, 'https://idp.example', 'account-7', $2, now(), now())`, [
+      tenant.id,
+      tenant.admin.userId,
+    ]);
+    const line = `DELETE /v1/settings/sso/identities/${tenant.admin.userId}`;
+    await server.call(200, line, await tenant.person('admin'), { reason: 'a new account' });
+    await second.open('/settings');
+    await second.page.getByText(/is no longer account-7 at https:\/\/idp\.example/).waitFor();
 
     const reader = await browser.visitor(await tenant.person('viewer'));
     await reader.open('/settings');
@@ -121,12 +172,10 @@ describeInBrowser('administration', () => {
       const tenant = await server.tenant();
       const { page, open, assertAccessible, expectFault } = await browser.visitor(await tenant.person('admin'));
       const stored = async () => {
-        const { body } = await server.call<{ token_issuers: { issuer: string; agent_role_claim: string }[] }>(
-          200,
-          'GET /v1/settings/token-issuers',
-          tenant.admin,
-        );
-        return body.token_issuers.map(({ issuer, agent_role_claim }) => [issuer, agent_role_claim]);
+        const { body } = await server.call<{
+          token_issuers: { issuer: string; agent_role_claim: string; agent_ids: string[]; agent_roles: string[] }[];
+        }>(200, 'GET /v1/settings/token-issuers', tenant.admin);
+        return body.token_issuers.map((one) => [one.issuer, one.agent_role_claim, one.agent_ids, one.agent_roles]);
       };
       await open('/settings');
       const section = page.getByRole('region', { name: 'Token issuers' });
@@ -135,6 +184,8 @@ describeInBrowser('administration', () => {
       const form = page.getByRole('dialog', { name: 'Add a token issuer' });
       await form.getByRole('textbox', { name: 'Audience' }).fill('agents');
       await form.getByRole('textbox', { name: 'Claim with the agent’s role' }).fill('role');
+      await form.getByRole('textbox', { name: 'Agents that it may name' }).fill('refunds-* billing');
+      await form.getByRole('textbox', { name: 'Roles that it may name' }).fill('support');
       expectFault(/400/);
       for (const [issuer, reason] of [
         ['https://10.0.0.1', /private/],
@@ -150,7 +201,8 @@ describeInBrowser('administration', () => {
       await form.getByRole('button', { name: 'Check and add' }).click();
       const line = section.getByRole('listitem').filter({ hasText: provider.issuer });
       await line.getByText('role from role').waitFor();
-      expect(await stored()).toEqual([[provider.issuer, 'role']]);
+      await line.getByText('refunds-*, billing').waitFor();
+      expect(await stored()).toEqual([[provider.issuer, 'role', ['refunds-*', 'billing'], ['support']]]);
 
       await line.getByRole('button', { name: 'Remove' }).click();
       const question = page.getByRole('dialog', { name: 'Remove a token issuer' });

@@ -118,7 +118,7 @@ export async function fillDemo(server: TestServer, receiver: Receiver): Promise<
     await server.call(200, `POST /v1/policies/${id}/approve`, approver, { version: 1, comment: 'Reads well.' });
     first.push(await bundleOf());
   }
-  await server.call(200, 'PATCH /v1/settings', tenant.admin, {
+  await tenant.set({
     approval_required: true,
     approver_groups: { finance: [people.aisha, people.lin], security: [people.maria] },
   });

@@ -48,6 +48,34 @@ describeInBrowser('evidence', () => {
     await other.page.getByText('the first mismatch is record 17').waitFor();
   });
 
+  test('a chain that lacks what was acknowledged is shown closed, and an accepted loss with what it kept', async () => {
+    const tenant = await tenantWithDecisions();
+    const rows = await sql<{ hash: Buffer }>(
+      server,
+      'select hash from forensic_record where tenant_id = $1 and seq = 30',
+      [tenant.id],
+    );
+    await sql(server, 'delete from forensic_record where tenant_id = $1 and seq > 30', [tenant.id]);
+    await sql(server, `update chain_head set seq = 30, hash = $2 where tenant_id = $1 and chain = 'forensics'`, [
+      tenant.id,
+      rows[0]!.hash,
+    ]);
+    await server.core.checkpoints.inspectAll();
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('viewer'));
+    await open('/forensics');
+    await page.getByRole('alert').getByText('record 41 is not there').waitFor();
+    await page.getByRole('button', { name: 'Verify now' }).click();
+    await page.getByText('The chain is broken').waitFor();
+    await assertAccessible();
+    await server.core.acceptLoss(tenant.id, 'forensics', 'the drill', { actor: { type: 'operator', id: 'operator' } });
+    await open('/forensics');
+    await page.getByRole('button', { name: 'Verify now' }).click();
+    await page.getByText('other than what an operator has accepted').waitFor();
+    await page.getByText('after record 30, known up to 41: the drill').waitFor();
+    expect(await page.getByRole('alert').count()).toBe(0);
+    await assertAccessible();
+  });
+
   test('an export tells how many records it holds before it is made, and is downloaded as it was signed', async () => {
     const tenant = await tenantWithDecisions();
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('viewer'));
@@ -66,7 +94,7 @@ describeInBrowser('evidence', () => {
 
   test('the audit log is filtered in the address, opened, verified and saved as a file', async () => {
     const tenant = await tenantWithDecisions();
-    await server.call(200, 'PATCH /v1/settings', tenant.admin, { self_approval: true });
+    await tenant.set({ self_approval: true });
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('viewer'));
     await open('/audit');
     await page.getByLabel('Action').selectOption({ value: 'settings.changed' });

@@ -20,7 +20,11 @@ describeInBrowser('a held action', () => {
     await first.open('/approvals');
     await first.page.getByRole('heading', { name: 'Nobody waits for you' }).waitFor();
     const { escrow } = await evaluate(server, tenant, 'pay');
-    await first.page.getByRole('link', { name: 'pay the bill of November' }).click();
+    await first.page.getByRole('link', { name: 'pay (tool_call)' }).click();
+    // what the action is stands above; what the agent wrote is marked as its words
+    const said = first.page.getByRole('region', { name: 'What the agent says' });
+    await said.getByText('pay the bill of November').waitFor();
+    await first.page.getByRole('region', { name: 'arguments' }).getByText('ACME').waitFor();
     await first.page.getByText('0 of 2').first().waitFor();
     await first.assertAccessible();
 
@@ -44,6 +48,26 @@ describeInBrowser('a held action', () => {
     await first.assertAccessible();
     const { body } = await server.call(200, `GET /v1/escrow/${escrow!.id}`, tenant.admin);
     expect(body).toMatchObject({ status: 'released', current_approvals: 2 });
+  });
+
+  test('whose number is reached says which seat of its quorum is missing', async () => {
+    const tenant = await server.tenant();
+    const quorum = PAY.replace('@approvals("2")', '@quorum("finance:1,security:1")');
+    await deploy(server, tenant.admin, 'bills', quorum);
+    const [finance, other, third] = await Promise.all([1, 2, 3].map(() => tenant.person('approver')));
+    await tenant.set({ approver_groups: { finance: [finance!.userId], security: [third!.userId] } });
+    const { escrow } = await evaluate(server, tenant, 'pay');
+    const vote = (who: typeof finance) =>
+      server.call<{ missing_seats: unknown[] }>(200, `POST /v1/escrow/${escrow!.id}/vote`, who!, {
+        decision: 'approve',
+        reason: '',
+      });
+    await vote(finance);
+    expect((await vote(other)).body.missing_seats).toEqual([{ group: 'security', count: 1 }]);
+    const visitor = await browser.visitor(third!);
+    await visitor.open(`/approvals/${escrow!.id}`);
+    await visitor.page.getByText('The number is reached. Still missing: 1 approval from security.').waitFor();
+    await visitor.assertAccessible();
   });
 
   test('is rejected by one vote, and who may not vote is told why', async () => {
@@ -90,7 +114,7 @@ describeInBrowser('a held action', () => {
     const { page } = viewer;
     const rows = page.getByRole('table', { name: /soonest/ }).getByRole('row');
     await viewer.open('/');
-    await page.getByRole('link', { name: 'ends in 10 minutes' }).waitFor();
+    await page.getByText('ends in 10 minutes').waitFor();
     await viewer.open('/approvals');
     await rows.nth(1).getByText('ends in 10 minutes').waitFor();
     await page.getByText('50 of 52').waitFor();
@@ -112,7 +136,7 @@ describeInBrowser('a held action', () => {
     await evaluate(server, tenant, 'pay');
     const { page, open } = await browser.visitor(await tenant.person('approver'));
     await open('/approvals');
-    const link = page.getByRole('link', { name: 'pay the bill of November' });
+    const link = page.getByRole('link', { name: 'pay (tool_call)' });
     await link.waitFor();
     const { keyboard } = page;
     const has = (it: Locator) => it.evaluate((element) => element.matches(':focus'));
@@ -133,7 +157,7 @@ describeInBrowser('a held action', () => {
     await keyboard.press('Enter');
     await tabTo(link);
     await keyboard.press('Enter');
-    await page.getByRole('heading', { name: 'pay the bill of November' }).waitFor();
+    await page.getByRole('heading', { name: 'pay (tool_call)' }).waitFor();
     expect(await has(page.getByRole('main'))).toBe(true);
 
     await tabTo(page.getByLabel('Reason'));

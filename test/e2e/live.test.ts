@@ -108,7 +108,7 @@ describeLive('live, over tabs and processes', () => {
     // a hold shows everywhere
     const id = await hold('Wire 900 EUR to Nordwind');
     const pages = [first, second, voter];
-    await Promise.all(pages.map((page) => page.getByRole('link', { name: 'Wire 900 EUR to Nordwind' }).click()));
+    await Promise.all(pages.map((page) => page.getByRole('link', { name: 'payment', exact: true }).click()));
     await Promise.all(pages.map((page) => shows(page, '0 of 5')));
     // what a page that is loaded again would have lost
     const marked = 'globalThis.sameAsBefore';

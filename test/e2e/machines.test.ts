@@ -24,7 +24,7 @@ describeInBrowser('the machines', () => {
   test('light where a policy stands, and tell what happened to it and who may do what next', async () => {
     const tenant = await server.tenant();
     const author = await tenant.person('author');
-    await server.call(200, 'PATCH /v1/settings', tenant.admin, { approval_required: true });
+    await tenant.set({ approval_required: true });
     await server.call(201, 'POST /v1/policies', author, {
       id: 'desk',
       dsl_source: 'permit(principal in AgentRole::"support", action, resource);',

@@ -17,6 +17,8 @@ const CLIENT = { id: 'governance', secret: 'a secret of the test' };
 beforeAll(async () => {
   dns = await TestDns.start();
 });
+/** The redirect URIs that the provider knows. */
+const registered = new Set<string>();
 const server = useServer(
   {
     SVC_EGRESS_ALLOW: '127.0.0.1/32',
@@ -36,7 +38,7 @@ beforeAll(async () => {
       {
         client_id: CLIENT.id,
         client_secret: CLIENT.secret,
-        redirect_uris: [`${server.url}/auth/callback`],
+        redirect_uris: [`${server.url}/auth/callback/none`],
         id_token_signed_response_alg: 'ES256',
       },
     ],
@@ -49,6 +51,7 @@ beforeAll(async () => {
       claims: () => ({ sub: id, email: `${id}@meridian.test`, email_verified: true, name: id }),
     }),
   });
+  provider.Client.prototype.redirectUriAllowed = (uri: string) => registered.has(uri);
   http.on('request', provider.callback());
 });
 afterAll(async () => {
@@ -80,9 +83,14 @@ describeInBrowser('people', () => {
     const { page, open, assertAccessible, expectFault } = await browser.visitor(await tenant.enter(adminId));
     await open('/sign-on');
     await assertAccessible();
+    // the address that the page shows is what the provider is told
+    const redirectUri = await page.getByRole('region', { name: 'redirect URI' }).textContent();
+    expect(redirectUri).toBe(`${server.url}/auth/callback/${tenant.id}`);
+    registered.add(redirectUri!);
     await page.getByLabel('Issuer').fill('http://127.0.0.1:9/');
     await page.getByLabel('Client id').fill(CLIENT.id);
     await page.getByLabel('Client secret').first().fill(CLIENT.secret);
+    await page.getByLabel('Reason').fill('the company signs on here');
     expectFault(/400/);
     await page.getByRole('button', { name: 'Check and save' }).click();
     await page.getByRole('alert').first().waitFor();
@@ -107,7 +115,12 @@ describeInBrowser('people', () => {
 
     // not before an admin came in through it
     expectFault(/409/);
-    await page.getByLabel('People sign in through the provider alone').click();
+    const makeOnly = async () => {
+      await page.getByLabel('People sign in through the provider alone').click();
+      await page.getByRole('dialog').getByLabel('Reason').fill('its second factor');
+      await page.getByRole('button', { name: 'Make it the only way' }).click();
+    };
+    await makeOnly();
     await page
       .getByRole('listitem', { name: /Step 4/ })
       .getByRole('alert')
@@ -127,7 +140,7 @@ describeInBrowser('people', () => {
 
     await open('/sign-on');
     await page.getByText(/An admin came in this way/).waitFor();
-    await page.getByLabel('People sign in through the provider alone').click();
+    await makeOnly();
     await page.getByText('Single sign-on is the only way in').waitFor();
   });
 
@@ -189,6 +202,7 @@ describeInBrowser('people', () => {
     await page.getByRole('button', { name: 'New group' }).first().click();
     await page.getByLabel('Name').fill('finance');
     await page.getByLabel('Aisha').check();
+    await page.getByLabel('Reason').fill('pays the bills');
     await assertAccessible();
     await page.getByRole('button', { name: 'Save' }).click();
     const row = page.getByRole('row').filter({ hasText: 'finance' });
@@ -196,6 +210,7 @@ describeInBrowser('people', () => {
     const groups = async () => (await server.call(200, 'GET /v1/settings', tenant.admin)).body.approver_groups;
     expect(await groups()).toEqual({ finance: [approver] });
     await row.getByRole('button', { name: 'Delete' }).click();
+    await page.getByLabel('Reason').fill('over');
     await page.getByRole('button', { name: 'Delete the group' }).click();
     await row.waitFor({ state: 'detached' });
     expect(await groups()).toEqual({});
@@ -241,6 +256,7 @@ describeInBrowser('people', () => {
     await find('Find by name or address', 'person 237');
     await page.getByLabel('Person 237').check();
     expect(await page.getByLabel('Person 238').isChecked()).toBe(true);
+    await page.getByLabel('Reason').fill('night shift');
     await assertAccessible();
     await page.getByRole('button', { name: 'Save' }).click();
     await page.getByRole('row').filter({ hasText: 'Person 238, Person 237' }).waitFor();

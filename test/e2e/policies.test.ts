@@ -11,8 +11,8 @@ describeInBrowser('a policy', () => {
 
   test('is written, submitted, approved by someone else, and a decision changes', async () => {
     const tenant = await server.tenant();
-    await server.call(200, 'PATCH /v1/settings', tenant.admin, { approval_required: true });
-    const author = await browser.visitor(await tenant.person('author'));
+    await tenant.set({ approval_required: true });
+    const author = await browser.visitor(await tenant.person('author', 'approver'));
     const approver = await browser.visitor(await tenant.person('approver'));
     await approver.open('/review');
     await approver.page.getByRole('heading', { name: 'Nothing waits for review' }).waitFor();
@@ -41,7 +41,7 @@ describeInBrowser('a policy', () => {
 
     // their own version: not theirs to approve, and the page says why
     await page.getByRole('link', { name: 'Review', exact: true }).last().click();
-    await page.getByText('the author of a version cannot approve it').waitFor();
+    await page.getByText('who wrote or submitted a version cannot approve it').waitFor();
     expect(await page.getByRole('button', { name: 'Approve version 1' }).isDisabled()).toBe(true);
     await author.assertAccessible();
 
@@ -75,7 +75,7 @@ describeInBrowser('a policy', () => {
 
   test('that changes under review says so, shows what changed, and is not approved unseen', async () => {
     const tenant = await server.tenant();
-    await server.call(200, 'PATCH /v1/settings', tenant.admin, { approval_required: true });
+    await tenant.set({ approval_required: true });
     const author = await tenant.person('author');
     const put = (line: string, source: string) => server.call(line.startsWith('PUT') ? 200 : 201, line, author, source);
     await put('POST /v1/policies', JSON.stringify({ id: 'guard', dsl_source: GUARD }));
@@ -140,7 +140,7 @@ describeInBrowser('a policy', () => {
     await page.getByText('not enforced').waitFor();
     expect(await evaluate(server, tenant, 'read')).toMatchObject({ decision: 'deny' });
 
-    await server.call(200, 'PATCH /v1/settings', tenant.admin, { approval_required: true });
+    await tenant.set({ approval_required: true });
     await page.getByRole('button', { name: 'Break glass' }).click();
     await dialog.getByLabel('Reason').fill('incident 7');
     await dialog.getByLabel('Type guard to confirm').fill('guard');
@@ -166,10 +166,12 @@ describeInBrowser('a policy', () => {
     await page.getByRole('link', { name: 'close the review' }).click();
     await page.getByText('who broke the glass cannot close its review').waitFor();
     await approver.page.getByRole('link', { name: 'guard' }).click();
-    await approver.page.getByText('Approving closes the review').waitFor();
+    // also when the policy has gone on since
+    await server.call(200, 'PUT /v1/policies/guard', author, { dsl_source: GUARD });
+    await approver.page.getByRole('heading', { name: 'Close the review of version 3' }).waitFor();
     await approver.assertAccessible();
-    await approver.page.getByRole('button', { name: 'Approve version 3' }).click();
-    await approver.page.getByRole('dialog').getByRole('button', { name: 'Approve' }).click();
+    await approver.page.getByRole('button', { name: 'Close the review' }).click();
+    await approver.page.getByRole('dialog').getByRole('button', { name: 'Close the review' }).click();
     await approver.page.getByText('Nothing to decide').waitFor();
     await approver.page.getByRole('link', { name: 'Review 1 waiting' }).click();
     await queue.nth(1).getByText('other').waitFor();

@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { gzipSync } from 'node:zlib';
 import { expect, test } from 'vitest';
+import { makeWorld } from '../helpers/api.ts';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 
@@ -16,6 +17,26 @@ describeInBrowser('the shell', () => {
     expect(new URL(visitor.page.url()).pathname).toBe('/sign-in');
     expect(new URL(visitor.page.url()).searchParams.get('next')).toBe('/?x=1');
     await visitor.assertAccessible();
+  });
+
+  test('shows every page whatever else its address says', async () => {
+    const world = await makeWorld(server);
+    const visitor = await browser.visitor(world.credential.admin);
+    const source = readFileSync(new URL('../../web/routes.tsx', import.meta.url), 'utf8');
+    const ids: Record<string, string> = {
+      '/policies/$id': world.policy,
+      '/review/$id': world.policy,
+      '/approvals/$id': world.hold,
+      '/subscriptions/$id': world.subscription,
+    };
+    const paths = [...source.matchAll(/^ {2}path: '([^']+)'/gm)].map(([, path]) => path!);
+    expect(paths.length).toBeGreaterThan(18);
+    for (const path of paths.filter((one) => one !== '/sign-in')) {
+      expect(path.includes('$') ? ids[path] : path, path).toBeTruthy();
+      // a request that the server refuses, or an error in the page, fails the visit
+      await visitor.open(`${path.replace('$id', ids[path] ?? '')}?nonsense=1&page=zzz`);
+      await visitor.page.getByRole('heading', { level: 1 }).waitFor();
+    }
   });
 
   test('tells on the sign-in page why single sign-on did not lead in, and nothing that the address makes up', async () => {

@@ -56,6 +56,39 @@ describeInBrowser('in a browser', () => {
     expect((await scanner.context.request.get(`${server.url}/auth/me`)).status()).toBe(401);
   });
 
+  test('a link of another person asks first; an image with its address does nothing', async () => {
+    const tenant = await server.tenant();
+    const [mine, theirs] = [`browser${++counter}@example.test`, `browser${++counter}@example.test`];
+    const id = await tenant.member({ email: mine, roles: ['viewer'] });
+    await tenant.member({ email: theirs, roles: ['viewer'] });
+    await server.call(200, 'POST /auth/magic-link', undefined, { email: theirs });
+    const { link } = await mailed(theirs);
+    const { page, context, open, assertAccessible, expectFault } = await browser.visitor(await tenant.enter(id));
+    const me = async () => (await (await context.request.get(`${server.url}/auth/me`)).json()) as object;
+    await open('/policies');
+    expectFault(/403|Content Security Policy|Content-Security-Policy/);
+    // written as text: these run in the page, where there is a document
+    const status = await page.evaluate(`(async () => {
+      const called = await fetch(${JSON.stringify(link)}, { redirect: 'manual' });
+      await new Promise((done) => {
+        const image = Object.assign(new Image(), { onload: done, onerror: done });
+        image.src = ${JSON.stringify(link)};
+      });
+      return called.status;
+    })()`);
+    expect(status).toBe(403);
+    await page.goto(link);
+    await page.getByText(`You are signed in as ${mine}`).waitFor();
+    await assertAccessible();
+    await page.getByRole('link', { name: `Stay signed in as ${mine}` }).click();
+    await page.waitForURL(`${server.url}/policies`);
+    expect(await me()).toMatchObject({ user: { email: mine } });
+    await page.goto(link);
+    await page.getByRole('button', { name: `Sign in as ${theirs}` }).click();
+    await page.waitForURL(`${server.url}/policies`);
+    expect(await me()).toMatchObject({ user: { email: theirs } });
+  });
+
   test('a sign-in link with a button signs in by it', async () => {
     const tenant = await server.tenant();
     await server.call(200, 'PATCH /v1/settings', tenant.admin, { magic_link_confirm: true });

@@ -10,6 +10,7 @@ import { startJobs } from '../../server/jobs/jobs.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { Tenants } from '../../server/tenants/tenants.ts';
 import { useDatabase } from '../helpers/database.ts';
+import { holdRequest } from '../helpers/holds.ts';
 import { TestClock } from '../helpers/server.ts';
 
 const SIEGE = process.env.SVC_SIEGE === '1';
@@ -22,7 +23,7 @@ let tenants: Tenants;
 let holds: Holds;
 
 beforeAll(() => {
-  tenants = new Tenants(box.db, clock, audit);
+  tenants = new Tenants(box.db, clock, audit, { poll_seconds: 15 });
   holds = make();
 });
 
@@ -43,24 +44,9 @@ async function tenant(): Promise<{ id: string; approvers: string[] }> {
   return { id, approvers };
 }
 
-const request = (more: Partial<HoldRequest> = {}): HoldRequest => ({
-  agent_role: 'clerk',
-  agent_id: 'agent',
-  agent_owner: null,
-  action_type: 'payment',
-  action_summary: 'pays',
-  action_hash: `sha256:${'a'.repeat(64)}`,
-  hold_type: 'single',
-  required_approvals: 1,
-  ttl_seconds: 60,
-  policy_id: null,
-  rule_ids: [],
-  notify_targets: [],
-  ...more,
-});
 const open = (tenantId: string, more: Partial<HoldRequest> = {}, through = holds) =>
-  through.create(tenantId, request(more), by, { requestedBy: null });
-const action = { agent_role: 'clerk', agent_id: 'agent', action_hash: request().action_hash };
+  through.create(tenantId, holdRequest(more), by);
+const action = { agent_role: 'clerk', agent_id: 'agent', action_hash: holdRequest().action_hash };
 
 async function codeOf(work: Promise<unknown>): Promise<string> {
   try {
@@ -96,7 +82,7 @@ const state = (tenantId: string) =>
 
 describe('a change is whole or it is not', () => {
   const changes: [string, (h: Holds, tenantId: string, id: string, approver: string) => Promise<unknown>][] = [
-    ['open', (h, tenantId) => h.open(tenantId, request(), by)],
+    ['open', (h, tenantId) => h.open(tenantId, holdRequest(), by)],
     ['create', (h, tenantId) => open(tenantId, {}, h)],
     ['vote', (h, t, id, userId) => h.vote(t, id, { userId, decision: 'approve', reason: 'r' }, by)],
     ['reject', (h, t, id, userId) => h.vote(t, id, { userId, decision: 'reject', reason: 'r' }, by)],
@@ -181,7 +167,7 @@ describe('races', () => {
 
   test('identical requests at once share one hold, also where an old one has just run out', async () => {
     const t = await tenant();
-    const ask = () => Promise.all(Array.from({ length: 20 }, () => holds.open(t.id, request(), by)));
+    const ask = () => Promise.all(Array.from({ length: 20 }, () => holds.open(t.id, holdRequest(), by)));
     const first = await ask();
     expect(new Set(first.map(({ hold }) => hold.id)).size).toBe(1);
     expect(first.filter(({ opened }) => opened)).toHaveLength(1);
@@ -212,10 +198,63 @@ describe('timers', () => {
     await expect(dying.wake(tenantId, first)).rejects.toThrow('killed');
     expect(await outbox(tenantId, 'escrow.expired')).toBe(0);
     const pollers = [1, 2].map(() => startJobs([holdTimers(make(), log)], log));
-    await expect.poll(async () => (await holds.due(1)).holds.length, { timeout: 20_000 }).toBe(0);
+    await expect.poll(async () => (await holds.due(1)).holds.length).toBe(0);
     await Promise.all(pollers.map((poller) => poller.stop()));
     for (const [tenantId, id] of made) expect((await holds.get(tenantId, id)).status).toBe('expired');
     for (const t of some) expect(await outbox(t.id, 'escrow.expired')).toBe(60);
+  });
+
+  test('a timer that comes after both the release and its end tells of both, in order and with their own times', async () => {
+    const t = await tenant();
+    const delayed = { hold_type: 'time_delayed' as const, required_approvals: 0, release_after_seconds: 10 };
+    const { id, created_at } = await open(t.id, { ...delayed, ttl_seconds: 60, execute_within_seconds: 20 });
+    const at = (seconds: number) => new Date(Date.parse(created_at) + seconds * 1000).toISOString();
+    clock.advance(55_000);
+    expect(await holds.wake(t.id, [id])).toBe(1);
+    expect(await holds.wake(t.id, [id])).toBe(0);
+    expect(await holds.get(t.id, id)).toMatchObject({ status: 'expired', released_at: at(10), expired_at: at(30) });
+    const events = await sql<{ event_type: string }>(
+      'select event_type from event_outbox where tenant_id = $1 order by created_at',
+      [t.id],
+    );
+    expect(events.map(({ event_type }) => event_type)).toEqual(
+      ['created', 'released', 'expired'].map((e) => `escrow.${e}`),
+    );
+    // nothing is left for a timer to look at
+    expect(await sql('select id from escrow_hold where id = $1 and wake_at is not null', [id])).toEqual([]);
+
+    // one that was approved, and whose time was over before any timer came, expires from its release
+    const approved = await open(t.id, { execute_within_seconds: 5 });
+    await holds.vote(t.id, approved.id, { userId: t.approvers[0]!, decision: 'approve', reason: '' }, by);
+    clock.advance(3600_000);
+    expect(await holds.wake(t.id, [approved.id])).toBe(1);
+    const { released_at, expired_at } = await holds.get(t.id, approved.id);
+    expect(Date.parse(expired_at!) - Date.parse(released_at!)).toBe(5000);
+  });
+
+  test('of a batch with a hold that cannot be read, the others are woken once, and that one is set aside', async () => {
+    const t = await tenant();
+    const made: string[] = [];
+    for (let n = 0; n < 5; n++) made.push((await open(t.id)).id);
+    const bad = made[2]!;
+    await sql(`update escrow_hold set machine_context = machine_context - 'votes' - 'conditions' where id = $1`, [bad]);
+    clock.advance(61_000);
+    const lines: string[] = [];
+    const poller = startJobs(
+      [holdTimers(holds, createLog('error', { write: (line: string) => lines.push(line) }))],
+      log,
+    );
+    await expect.poll(() => outbox(t.id, 'escrow.expired')).toBe(4);
+    // the timers go on with what comes after it
+    const next = await open(t.id, { ttl_seconds: 1 });
+    clock.advance(2000);
+    await expect.poll(async () => (await holds.get(t.id, next.id)).status).toBe('expired');
+    await expect.poll(() => outbox(t.id, 'escrow.expired')).toBe(5);
+    await poller.stop();
+    expect(lines.filter((line) => line.includes(bad))).toHaveLength(1);
+    expect((await holds.due(9)).holds).toEqual([{ tenant_id: t.id, id: bad }]);
+    expect((await holds.due(9, [bad])).holds).toEqual([]);
+    await sql('delete from escrow_hold where id = $1', [bad]);
   });
 
   test('without any timer, nothing is consumed late and nothing reads as what it no longer is', async () => {
@@ -242,7 +281,7 @@ describe('timers', () => {
     await sql('update escrow_hold set machine_version = 99 where id = $1', [bad.id]);
     clock.advance(61_000);
     const poller = startJobs([holdTimers(holds, log)], log);
-    await expect.poll(() => outbox(t.id, 'escrow.expired'), { timeout: 5000 }).toBe(1);
+    await expect.poll(() => outbox(t.id, 'escrow.expired')).toBe(1);
     await poller.stop();
     expect((await holds.get(t.id, good.id)).status).toBe('expired');
     await expect(holds.assertReadable()).rejects.toThrow('held of version 99');
@@ -257,7 +296,7 @@ describe('timers', () => {
     expect(Math.abs(Date.parse(created_at) - Date.now())).toBeLessThan(5000);
     expect(Date.parse(expires_at) - Date.parse(created_at)).toBe(1000);
     const poller = startJobs([holdTimers(real, log)], log);
-    await expect.poll(() => outbox(t.id, 'escrow.expired'), { timeout: 5000 }).toBe(1);
+    await expect.poll(() => outbox(t.id, 'escrow.expired')).toBe(1);
     await poller.stop();
     expect((await real.get(t.id, id)).status).toBe('expired');
   });

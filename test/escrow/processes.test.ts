@@ -11,6 +11,7 @@ import { systemClock } from '../../server/lib/clock.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { Tenants } from '../../server/tenants/tenants.ts';
 import { useDatabase } from '../helpers/database.ts';
+import { holdRequest } from '../helpers/holds.ts';
 import { useServer } from '../helpers/server.ts';
 
 const SIEGE = process.env.SVC_SIEGE === '1';
@@ -90,28 +91,10 @@ test(`${CALLS} consumes at once on each of ${HOLDS} released holds, through thre
 test('a program that cannot read a stored hold does not start', async () => {
   const { db, url } = elsewhere;
   const audit = auditWriter(systemClock, () => 'fingerprint');
-  const tenants = new Tenants(db, systemClock, audit);
+  const tenants = new Tenants(db, systemClock, audit, { poll_seconds: 15 });
   await tenants.create({ id: 't', name: 't', adminEmail: 'a@t.test' }, { type: 'operator', id: 'test' });
   const holds = new Holds({ db, audit, settings: (id) => tenants.settings(id) });
-  await holds.create(
-    't',
-    {
-      agent_role: 'clerk',
-      agent_id: 'agent',
-      agent_owner: null,
-      action_type: 'payment',
-      action_summary: 'pays',
-      action_hash: 'h',
-      hold_type: 'single',
-      required_approvals: 1,
-      ttl_seconds: 60,
-      policy_id: null,
-      rule_ids: [],
-      notify_targets: [],
-    },
-    { actor: { type: 'api_key', id: 'k' } },
-    { requestedBy: null },
-  );
+  await holds.create('t', holdRequest(), { actor: { type: 'api_key', id: 'k' } });
   await db.owner.query('update escrow_hold set machine_version = 2');
   const start = () => createProgram({ config, databaseUrl: url, log });
   await expect(start()).rejects.toThrow(/cannot read the holds/);

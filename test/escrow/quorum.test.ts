@@ -34,7 +34,24 @@ test('a quorum is met exactly when its seats can be taken by different people, w
         const valid = [...new Set(votes)].filter((one) => eligible.includes(one));
         const seats = quorum.flatMap(({ group, count }) => Array<string>(count).fill(group));
         const counted = tally(votes, quorum, { has: (one) => eligible.includes(one), groups });
-        expect(counted).toEqual({ approvals: valid.length, seated: seatable(seats, valid, groups) });
+        expect(counted).toMatchObject({ approvals: valid.length, seated: seatable(seats, valid, groups) });
+        // what is missing is enough, and not one seat less is
+        const missing = counted.missing ?? [];
+        const newcomers = missing.flatMap(({ group, count }) =>
+          Array.from({ length: count }, (_, n) => ({ id: `${group} ${n}`, group })),
+        );
+        const filled = (some: typeof newcomers) =>
+          tally([...votes, ...some.map(({ id }) => id)], quorum, {
+            has: (one) => eligible.includes(one) || one.includes(' '),
+            groups: new Map(
+              [...groups].map(([name, ids]) => [
+                name,
+                new Set([...ids, ...some.filter(({ group }) => group === name).map(({ id }) => id)]),
+              ]),
+            ),
+          }).seated;
+        expect(filled(newcomers)).toBe(true);
+        if (newcomers.length > 0) expect(filled(newcomers.slice(1))).toBe(false);
       },
     ),
     { numRuns: 3000 },
@@ -43,5 +60,9 @@ test('a quorum is met exactly when its seats can be taken by different people, w
 
 test('a group that does not exist is never seated', () => {
   const electorate = { has: () => true, groups: new Map() };
-  expect(tally(['a'], [{ group: 'toString', count: 1 }], electorate)).toEqual({ approvals: 1, seated: false });
+  expect(tally(['a'], [{ group: 'toString', count: 1 }], electorate)).toEqual({
+    approvals: 1,
+    seated: false,
+    missing: [{ group: 'toString', count: 1 }],
+  });
 });

@@ -1,10 +1,22 @@
 import { execFileSync, spawnSync } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync, symlinkSync, unlinkSync, writeFileSync } from 'node:fs';
+import { sign } from 'node:crypto';
+import { mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync, unlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import fc from 'fast-check';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { ArchiveError, readTar, splitNotes, writeTar } from '../../server/forensics/archive.ts';
+import { chainHash, ZERO_HASH } from '../../server/chain/record.ts';
+import {
+  ArchiveError,
+  fileSums,
+  type Manifest,
+  readTar,
+  splitNotes,
+  sumLists,
+  writeTar,
+} from '../../server/forensics/archive.ts';
+import { checkPackage } from '../../server/forensics/check-package.ts';
+import { canonicalJson } from '../../server/lib/canonical-json.ts';
 import { keyFingerprint, sha256Tag } from '../../server/lib/crypto.ts';
 import { vectorKey } from '../vectors/chain/samples.ts';
 import {
@@ -12,9 +24,13 @@ import {
   chain,
   FINGERPRINT,
   goldenBroken,
+  goldenEmpty,
   goldenRange,
+  goldenRewritten,
+  goldenSession,
   makePackage,
   note,
+  windowOf,
 } from '../vectors/package/generate.ts';
 
 const tools = ['openssl', 'sha256sum', 'b3sum', 'bash', 'tar'];
@@ -41,11 +57,11 @@ function bash(directory: string, ...args: string[]): { status: number | null; ou
 }
 
 describe('a package', () => {
-  test('has the same bytes whenever it is made of equal parts', () => {
+  test('has the same bytes whenever it is made of equal parts', async () => {
     const rows = chain(6);
     const parts = { checkpoints: [note(rows[5]!)] };
-    const one = makePackage(rows, parts);
-    const other = makePackage(
+    const one = await makePackage(rows, parts);
+    const other = await makePackage(
       rows.map((row) => ({ ...row, line: Buffer.from(row.line) as unknown as string })),
       parts,
     );
@@ -53,23 +69,25 @@ describe('a package', () => {
     expect(one.package_hash).toBe(sha256Tag(one.bytes));
   });
 
-  test('states in its manifest what is in it', () => {
+  test('states in its manifest what is in it', async () => {
     const rows = chain(8);
-    const { manifest } = goldenRange();
+    const { manifest } = await goldenRange();
     expect(manifest).toMatchObject({
       first_seq: 3,
       last_seq: 6,
       record_count: 4,
       prev_hash_before_first: rows[1]!.hash.toString('hex'),
       head_hash: rows[5]!.hash.toString('hex'),
+      checkpoint_seq: 8,
+      session_id: null,
       chain_intact: true,
       public_key_fingerprint: FINGERPRINT,
     });
     expect(manifest).not.toHaveProperty('first_mismatch_id');
   });
 
-  test('holds exactly the files of its format, of which the manifest lists all but itself and its signature', () => {
-    const { bytes, manifest } = goldenRange();
+  test('holds exactly the files of its format, of which the manifest lists all but itself and its signature', async () => {
+    const { bytes, manifest } = await goldenRange();
     const names = [...readTar(bytes).keys()];
     expect(names).toEqual([
       'B3SUMS',
@@ -78,6 +96,7 @@ describe('a package', () => {
       `bundles/${bundle.hash.slice(7)}.svcb`,
       'check.sh',
       'checkpoints.txt',
+      'lead.txt',
       'manifest.json',
       'manifest.json.sig',
       'pubkey.pem',
@@ -86,44 +105,132 @@ describe('a package', () => {
     expect(Object.keys(manifest.files).sort()).toEqual(names.filter((name) => !name.startsWith('manifest.json')));
   });
 
-  test('of a broken chain is made like any other and names the record where it starts', () => {
-    const { manifest } = goldenBroken();
+  test('of a broken chain is made like any other and names the record where it starts', async () => {
+    const { manifest } = await goldenBroken();
     expect(manifest).toMatchObject({ chain_intact: false, first_mismatch_id: 'evt_000004', record_count: 6 });
     const rows = chain(6).toSpliced(3, 1);
-    expect(makePackage(rows).manifest).toMatchObject({ chain_intact: false, first_mismatch_id: 'evt_000005' });
+    expect((await makePackage(rows)).manifest).toMatchObject({ chain_intact: false, first_mismatch_id: 'evt_000005' });
     const forged = { ...chain(6)[2]!, hash: Buffer.alloc(32) };
-    expect(makePackage(chain(6), { checkpoints: [note(forged)] }).manifest).toMatchObject({
+    expect((await makePackage(chain(6), { checkpoints: [note(forged)] })).manifest).toMatchObject({
       chain_intact: false,
       first_mismatch_id: 'evt_000003',
     });
   });
 
-  test('of a record with a newline forged into it is made too', () => {
+  test('of a record with a newline forged into it is made too', async () => {
     const rows = chain(4);
     rows[1] = { ...rows[1]!, line: rows[1]!.line.replace(',', '\n,') };
-    expect(makePackage(rows).manifest).toMatchObject({ chain_intact: false, last_seq: 4, record_count: 5 });
+    expect((await makePackage(rows)).manifest).toMatchObject({ chain_intact: false, last_seq: 4, record_count: 5 });
   });
 
-  test('may hold no record at all', () => {
-    const { manifest } = makePackage([]);
-    expect(manifest).toMatchObject({ first_seq: null, last_seq: null, record_count: 0, chain_intact: true });
+  test('is intact only with a checkpoint at or after its last record, and what leads there', async () => {
+    const rows = chain(8);
+    const span = windowOf(rows.slice(0, 4));
+    const intact = async (lead: typeof rows, ...notes: string[]) => {
+      const { manifest } = await makePackage(rows.slice(0, 4), { lead, checkpoints: notes, span });
+      return [manifest.chain_intact, manifest.checkpoint_seq];
+    };
+    expect(await intact([], note(rows[3]!))).toEqual([true, 4]);
+    expect(await intact(rows.slice(4, 6), note(rows[1]!), note(rows[5]!))).toEqual([true, 6]);
+    // none; one before the last record; one that is not led to; a lead beyond it; a gap on the way
+    expect(await intact([])).toEqual([false, null]);
+    expect(await intact([], note(rows[2]!))).toEqual([false, null]);
+    expect(await intact(rows.slice(4, 6), note(rows[2]!))).toEqual([false, null]);
+    expect(await intact(rows.slice(4, 5), note(rows[5]!))).toEqual([false, null]);
+    expect(await intact(rows.slice(4, 7), note(rows[5]!))).toEqual([false, null]);
+    expect(await intact(rows.slice(5, 6), note(rows[5]!))).toEqual([false, null]);
+  });
+
+  test('of records that were rewritten together with their hashes is not intact', async () => {
+    const { manifest } = await goldenRewritten();
+    // they follow from each other; what was signed later does not follow from them
+    expect(manifest).toMatchObject({ chain_intact: false, first_mismatch_id: 'evt_000007', checkpoint_seq: null });
+    const rows = chain(4).map((row) => ({ ...row, line: row.line.replaceAll('stripe', 'paypal') }));
+    let previous: Buffer = Buffer.alloc(32);
+    const whole = rows.map((row, n) => {
+      previous = chainHash(n === 0 ? Buffer.from(ZERO_HASH, 'hex') : previous, row.line);
+      return { ...row, hash: previous };
+    });
+    expect((await makePackage(whole)).manifest).toMatchObject({ chain_intact: false });
+    const signed = await makePackage(whole, { checkpoints: [note(chain(4)[3]!)] });
+    expect(signed.manifest).toMatchObject({ chain_intact: false, first_mismatch_id: 'evt_000004' });
+  });
+
+  test('of a session states the session, and the time from its first record to its last', async () => {
+    const { manifest } = await goldenSession();
+    const rows = chain(10);
+    const { from, to } = windowOf(rows.slice(1, 9));
+    expect(manifest).toMatchObject({ session_id: 'sess_0k3', first_seq: 2, last_seq: 9, from, to, chain_intact: true });
+    // a range that begins or ends with another session is not the session's
+    const cut = await makePackage(rows.slice(1, 8), {
+      prev_hash_before_first: rows[0]!.hash.toString('hex'),
+      lead: rows.slice(8),
+      checkpoints: [note(rows[9]!)],
+      span: { session_id: 'sess_0k3' },
+    });
+    expect(cut.manifest.chain_intact).toBe(false);
+  });
+
+  test('of a window holds what was received in it, and nothing that was not', async () => {
+    const rows = chain(8);
+    const of = async (span: { from: string; to: string }) =>
+      (
+        await makePackage(rows.slice(2, 6), {
+          prev_hash_before_first: rows[1]!.hash.toString('hex'),
+          lead: rows.slice(6),
+          checkpoints: [note(rows[7]!)],
+          span,
+        })
+      ).manifest.chain_intact;
+    const { from, to } = windowOf(rows.slice(2, 6), rows[6]!);
+    const later = (time: string, ms: number) => new Date(Date.parse(time) + ms).toISOString();
+    expect(await of({ from, to })).toBe(true);
+    expect(await of({ from: later(from, 1), to })).toBe(false);
+    expect(await of({ from, to: later(to, -7) })).toBe(false);
+    expect(await of({ from, to: later(to, 1) })).toBe(false);
+  });
+
+  test('may hold no record at all, and is tied to what came after the window', async () => {
+    const { manifest } = await goldenEmpty();
+    expect(manifest).toMatchObject({
+      first_seq: null,
+      last_seq: null,
+      record_count: 0,
+      chain_intact: true,
+      checkpoint_seq: 4,
+    });
     expect(manifest.head_hash).toBe(manifest.prev_hash_before_first);
+    expect((await makePackage([])).manifest).toMatchObject({ record_count: 0, chain_intact: false });
   });
 
-  test('is refused for more than 10,000 records, for a foreign checkpoint, and for a malformed signature', () => {
+  test('is not made of records that change between its two readings', async () => {
+    const rows = chain(4);
+    let readings = 0;
+    const records = () => {
+      const line = readings++ === 0 ? rows[1]!.line : rows[1]!.line.replace('stripe', 'paypal');
+      return rows.map((row, n) => ({ seq: row.seq, hash: row.hash.toString('hex'), line: n === 1 ? line : row.line }));
+    };
+    await expect(makePackage(rows, { records })).rejects.toThrow('records.txt changed while it was packed');
+  });
+
+  test('is refused for more than 10,000 records, for a foreign checkpoint, and for a malformed signature', async () => {
     const many = Array.from({ length: 10_001 }, (_, i) => ({ seq: i + 1, hash: '0'.repeat(64), line: '{}' }));
-    expect(() => makePackage([], { records: many })).toThrow(RangeError);
-    expect(() => makePackage(chain(2), { sign: () => new Uint8Array(63) })).toThrow(RangeError);
-    expect(() => makePackage(chain(2), { checkpoints: [note(chain(2)[1]!, vectorKey(9))] })).toThrow('known key');
-    expect(() => makePackage(chain(2), { tenant_id: 'tnt_b', checkpoints: [note(chain(2)[1]!)] })).toThrow(
+    await expect(makePackage([], { records: () => many })).rejects.toThrow(RangeError);
+    await expect(makePackage(chain(2), { sign: () => new Uint8Array(63) })).rejects.toThrow(RangeError);
+    await expect(makePackage(chain(2), { checkpoints: [note(chain(2)[1]!, vectorKey(9))] })).rejects.toThrow(
+      'known key',
+    );
+    await expect(makePackage(chain(2), { tenant_id: 'tnt_b', checkpoints: [note(chain(2)[1]!)] })).rejects.toThrow(
       ArchiveError,
     );
-    expect(() => makePackage(chain(2), { bundles: [{ hash: '../x', bytes: bundle.bytes }] })).toThrow(RangeError);
+    await expect(
+      makePackage(chain(2), { bundles: async () => [{ hash: '../x', read: () => bundle.bytes }] }),
+    ).rejects.toThrow(RangeError);
   });
 });
 
 describe('the notes of a package', () => {
-  test('are split as they were joined', () => {
+  test('are split as they were joined', async () => {
     const notes = chain(4).map((row) => note(row));
     expect(splitNotes(notes.join('\n'))).toEqual(notes);
     expect(splitNotes('')).toEqual([]);
@@ -141,7 +248,7 @@ describe('the archive', () => {
     .array(fc.tuple(name, fc.uint8Array({ maxLength: 1500 })), { maxLength: 6 })
     .map((members) => new Map(members));
 
-  test('gives back what was put into it, sorted, and has one form', () => {
+  test('gives back what was put into it, sorted, and has one form', async () => {
     fc.assert(
       fc.property(files, (members) => {
         const bytes = writeTar(members);
@@ -154,8 +261,8 @@ describe('the archive', () => {
     );
   });
 
-  test.skipIf(skipped !== '')(`is byte for byte what GNU tar writes with fixed metadata${skipped}`, () => {
-    const { bytes } = goldenRange();
+  test.skipIf(skipped !== '')(`is byte for byte what GNU tar writes with fixed metadata${skipped}`, async () => {
+    const { bytes } = await goldenRange();
     const directory = unpack(bytes);
     const how = ['-b1', '--format=ustar', '--mtime=@0', '--owner=0', '--group=0', '--numeric-owner', '--mode=0644'];
     const again = execFileSync('tar', [...how, '-cf', '-', ...readTar(bytes).keys()], { cwd: directory });
@@ -211,7 +318,7 @@ describe('the archive', () => {
     expect(() => readTar(bytes)).toThrow(ArchiveError);
   });
 
-  test('of random bytes is refused with words and nothing else', () => {
+  test('of random bytes is refused with words and nothing else', async () => {
     fc.assert(
       fc.property(fc.uint8Array({ maxLength: 2048 }), (bytes) => {
         expect(() => readTar(bytes)).toThrow(ArchiveError);
@@ -219,16 +326,22 @@ describe('the archive', () => {
     );
   });
 
-  test('takes no name that a package does not need', () => {
+  test('takes no name that a package does not need', async () => {
     for (const bad of ['/a', '../a', 'a b', 'ä', 'x'.repeat(101), '']) {
       expect(() => writeTar(new Map([[bad, new Uint8Array()]]))).toThrow(RangeError);
     }
   });
 });
 
+// the last record but one of the chain is the last of the package, and the older checkpoint is by a retired key
+const rows = chain(6);
+const { bytes, manifest } = await makePackage(rows.slice(0, 4), {
+  lead: rows.slice(4),
+  checkpoints: [note(rows[1]!, vectorKey(2)), note(rows[3]!), note(rows[5]!)],
+  span: windowOf(rows.slice(0, 4)),
+});
+
 describe.skipIf(skipped !== '')(`an auditor without this software${skipped}`, () => {
-  const rows = chain(4);
-  const { bytes, manifest } = makePackage(rows, { checkpoints: [note(rows[1]!), note(rows[3]!)] });
   /** The loop of VERIFY.md, as it is printed there. */
   function documentedLoop(directory: string): string {
     const text = readFileSync(join(directory, 'VERIFY.md'), 'utf8');
@@ -236,7 +349,7 @@ describe.skipIf(skipped !== '')(`an auditor without this software${skipped}`, ()
     return loop.replace('<prev_hash_before_first>', manifest.prev_hash_before_first);
   }
 
-  test('verifies a package with the commands that it brings, and with check.sh', () => {
+  test('verifies a package with the commands that it brings, and with check.sh', async () => {
     const directory = unpack(bytes);
     const signature =
       'openssl pkeyutl -verify -pubin -inkey pubkey.pem -rawin -in manifest.json -sigfile manifest.json.sig';
@@ -254,25 +367,32 @@ describe.skipIf(skipped !== '')(`an auditor without this software${skipped}`, ()
     expect(bash(root, join(directory, 'check.sh'))).toMatchObject({ status: 0 });
   });
 
-  test('verifies each checkpoint with the commands of VERIFY.md', () => {
+  test('verifies each checkpoint with the commands of VERIFY.md', async () => {
     const directory = unpack(bytes);
     const text = readFileSync(join(directory, 'VERIFY.md'), 'utf8');
-    const commands = [...text.matchAll(/^ {4}(?:awk|openssl.*note\.txt|grep).*$/gm)].map(([line]) => line);
-    expect(commands.length).toBe(4);
-    for (const k of [1, 2]) {
+    const commands = [...text.matchAll(/^ {4}(?:P=|awk|for k in|grep).*$/gm)].map(([line]) => line);
+    expect(commands.length).toBe(5);
+    // three notes: by a retired key, by the current one, and of a record in lead.txt
+    for (const [n, key] of [2, 1, 1].entries()) {
+      const beside = mkdtempSync(join(root, 'n-'));
+      // as they are read: one after the other
       const script = commands
-        .join(' && ')
-        .replace('NR == 1', `NR == ${2 * k - 1}`)
-        .replace('NR == 2', `NR == ${2 * k}`);
-      const { status, output } = bash(directory, '-c', script);
+        .join('\n')
+        .replace('P=../package', `P=${directory}`)
+        .replace('NR == 1', `NR == ${2 * n + 1}`)
+        .replace('NR == 2', `NR == ${2 * n + 2}`);
+      const { status, output } = bash(beside, '-c', script);
       expect(status, output).toBe(0);
-      expect(output).toContain(`"id":"${rows[2 * k - 1]!.columns.event_id}"`);
+      expect(output).toContain(`key-${key}.pem\nSignature Verified Successfully\n`);
+      expect(output).toContain(`key-${3 - key}.pem\nSignature Verification Failure\n`);
+      expect(output).toContain(`"id":"${rows[2 * n + 1]!.columns.event_id}"`);
     }
   });
 
-  test('finds one changed byte in every file', () => {
+  test('finds one changed byte in every file', async () => {
     const directory = unpack(bytes);
     for (const [name, content] of readTar(bytes)) {
+      if (content.length === 0) continue;
       const changed = Buffer.from(content);
       // In check.sh itself a comment is changed, so that it still runs.
       const at = name === 'check.sh' ? changed.indexOf('with nothing but') : changed.length >> 1;
@@ -287,14 +407,14 @@ describe.skipIf(skipped !== '')(`an auditor without this software${skipped}`, ()
     expect(bash(directory, 'check.sh').status).toBe(0);
   });
 
-  test('finds the changed record by the loop alone', () => {
+  test('finds the changed record by the loop alone', async () => {
     const directory = unpack(bytes);
     const records = readFileSync(join(directory, 'records.txt'), 'utf8');
     writeFileSync(join(directory, 'records.txt'), records.replace(/(?<="id":"evt_00000)3/, '9'));
     expect(bash(directory, '-c', documentedLoop(directory))).toEqual({ status: 1, output: 'MISMATCH 3\n' });
   });
 
-  test('finds a file too many, a file too few, a link, and another key than expected', () => {
+  test('finds a file too many, a file too few, a link, and another key than expected', async () => {
     const directory = unpack(bytes);
     expect(bash(directory, 'check.sh', keyFingerprint(vectorKey(2).publicKey)).output).toContain(FINGERPRINT);
     for (const name of ['.hidden', 'bundles/more', 'two words']) {
@@ -310,8 +430,83 @@ describe.skipIf(skipped !== '')(`an auditor without this software${skipped}`, ()
     expect(bash(directory, 'check.sh')).toMatchObject({ status: 1, output: 'MISMATCH VERIFY.md: not a plain file\n' });
   });
 
-  test('is told of a chain that was broken before', () => {
-    const directory = unpack(goldenBroken().bytes);
+  test('finds a checkpoint that was changed, is by no key of the package, or is missing, with check.sh', async () => {
+    const parts = { lead: rows.slice(4), span: windowOf(rows.slice(0, 4)) };
+    const made = async (checkpoints: string[], lead = rows.slice(4)) =>
+      bash(unpack((await makePackage(rows.slice(0, 4), { ...parts, lead, checkpoints })).bytes), 'check.sh');
+    expect(await made([note(rows[3]!), note(rows[5]!)])).toMatchObject({
+      status: 0,
+      output: expect.stringContaining('tied to the signed checkpoint of record 6'),
+    });
+    expect(await made([note(rows[3]!)])).toMatchObject({ status: 1, output: expect.stringMatching(/^MISMATCH/m) });
+    expect(await made([])).toMatchObject({ status: 1, output: expect.stringMatching(/^MISMATCH/m) });
+    expect(await made([note({ ...rows[5]!, hash: Buffer.alloc(32, 1) })])).toMatchObject({
+      status: 1,
+      output: expect.stringContaining('MISMATCH lead.txt: line 2: a checkpoint states another hash'),
+    });
+    // after an accepted loss a note has a line more
+    const later = await makePackage(rows.slice(0, 4), {
+      ...parts,
+      checkpoints: [note(rows[3]!), note(rows[5]!, vectorKey(1), 12)],
+    });
+    expect(checkPackage(later.bytes)).toMatchObject({ verified: true });
+    expect(bash(unpack(later.bytes), 'check.sh')).toMatchObject({
+      status: 0,
+      output: expect.stringContaining('tied to the signed checkpoint of record 6'),
+    });
+    // the signer itself states too much: what the script compares it finds all the same
+    const directory = unpack(bytes);
+    const key = vectorKey(1);
+    const files = readTar(bytes);
+    const text = (name: string) => Buffer.from(files.get(name)!).toString();
+    const resigned = (name: string, content: string) => {
+      const sums = fileSums(Buffer.from(content));
+      const manifest = JSON.parse(text('manifest.json')) as Manifest;
+      manifest.files[name] = sums;
+      const lists = sumLists(manifest.files);
+      for (const [list, lines] of Object.entries(lists)) {
+        manifest.files[list] = fileSums(Buffer.from(lines));
+        writeFileSync(join(directory, list), lines);
+      }
+      const signed = Buffer.from(canonicalJson(manifest));
+      writeFileSync(join(directory, name), content);
+      writeFileSync(join(directory, 'manifest.json'), signed);
+      writeFileSync(join(directory, 'manifest.json.sig'), sign(null, signed, key.privateKey));
+      const ran = bash(directory, 'check.sh');
+      writeFileSync(join(directory, name), text(name));
+      return ran.output;
+    };
+    const notes = text('checkpoints.txt');
+    expect(resigned('checkpoints.txt', notes)).toMatch(/^ok 4/);
+    expect(resigned('checkpoints.txt', notes.replace('/tnt_vectors/', '/tnt_other/'))).toMatch(/^MISMATCH checkpoints/);
+    expect(resigned('checkpoints.txt', notes.replace('\n6\n', '\n5\n'))).toContain('no key in pubkey.pem signed');
+    expect(resigned('checkpoints.txt', notes.replace('\n6\n', '\na[$(touch hacked)]\n'))).toBe(
+      'MISMATCH checkpoints.txt\n',
+    );
+    expect(resigned('checkpoints.txt', notes.slice(0, notes.lastIndexOf('svc-chain-head')))).toContain(
+      'no checkpoint at',
+    );
+    expect(resigned('checkpoints.txt', note(rows[5]!, vectorKey(9)))).toContain('no key in pubkey.pem signed');
+    const generation = notes.slice(0, notes.lastIndexOf('svc-chain-head')) + note(rows[5]!, key, 12);
+    expect(resigned('checkpoints.txt', generation)).toMatch(/^ok 4/);
+    for (const other of ['generation 13', 'generation 012', 'generation a[$(touch hacked)]', 'generations 12']) {
+      expect(resigned('checkpoints.txt', generation.replace('generation 12', other)), other).toMatch(/^MISMATCH check/);
+    }
+    expect(resigned('checkpoints.txt', generation.replace('generation 12\n', ''))).toMatch(/^MISMATCH check/);
+    expect(resigned('lead.txt', text('lead.txt').split('\n').slice(0, 1).join('\n'))).toMatch(/^MISMATCH/);
+    expect(readdirSync(directory)).not.toContain('hacked');
+  });
+
+  test('checks a session, an empty window and rewritten records with check.sh', async () => {
+    expect(bash(unpack((await goldenSession()).bytes), 'check.sh').status).toBe(0);
+    const empty = bash(unpack((await goldenEmpty()).bytes), 'check.sh');
+    expect(empty).toMatchObject({ status: 0, output: expect.stringContaining('checkpoint of record 4') });
+    const rewritten = bash(unpack((await goldenRewritten()).bytes), 'check.sh');
+    expect(rewritten).toMatchObject({ status: 1, output: expect.stringContaining('MISMATCH lead.txt: line 1') });
+  });
+
+  test('is told of a chain that was broken before', async () => {
+    const directory = unpack((await goldenBroken()).bytes);
     const { status, output } = bash(directory, 'check.sh');
     expect(status).toBe(1);
     expect(output).toBe('the manifest states a broken chain, first at: evt_000004\nMISMATCH records.txt: line 4\n');

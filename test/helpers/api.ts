@@ -20,7 +20,7 @@ interface DocumentOperation {
 
 export const document = describeApi() as {
   paths: Record<string, Record<string, DocumentOperation>>;
-  components: { schemas: Record<string, unknown> };
+  components: { schemas: Record<string, unknown>; responses: Record<string, unknown> };
 };
 
 /** Every operation that the document describes, with the access rule that its security says. */
@@ -56,13 +56,20 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /v1/users/{id}/roles': { role: 'author' },
   'POST /v1/invites': { email: 'new@example.test', role: 'viewer' },
   'POST /v1/invites/{id}/resend': {},
-  'PATCH /v1/settings': { input_retention_days: 30, approver_groups: { finance: [] } },
-  'PUT /v1/settings/sso': { issuer_url: 'https://127.0.0.1', client_id: 'svc', client_secret: 'a secret' },
-  'DELETE /v1/settings/sso': {},
+  'PATCH /v1/settings': { input_retention_days: 30, approver_groups: { finance: [] }, reason: 'as agreed' },
+  'POST /v1/settings/changes/{id}/approve': { comment: 'as agreed' },
+  'POST /v1/settings/changes/{id}/reject': { reason: 'too wide' },
+  'PUT /v1/settings/sso': {
+    issuer_url: 'https://127.0.0.1',
+    client_id: 'svc',
+    client_secret: 'a secret',
+    reason: 'as agreed',
+  },
+  'DELETE /v1/settings/sso': { reason: 'we leave it' },
   'POST /v1/settings/sso/domains': { domain: 'example.test' },
   'POST /v1/settings/sso/domains/{domain}/verify': {},
   'DELETE /v1/settings/sso/domains/{domain}': {},
-  'DELETE /v1/settings/sso/identities/{user_id}': {},
+  'DELETE /v1/settings/sso/identities/{user_id}': { reason: 'a new account' },
   'PUT /v1/settings/token-issuers': { token_issuers: [] },
   'POST /v1/policies': { id: 'new-policy', dsl_source: 'permit(principal, action, resource == Tool::"read");' },
   'POST /v1/policies/validate': { dsl_source: 'permit(principal, action, resource);' },
@@ -133,7 +140,7 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /v1/escrow/{id}/cancel': { reason: 'not needed' },
   'POST /v1/forensics/export': { purpose: 'audit' },
   'POST /v1/events/ingest': { events: [] },
-  'POST /v1/forensics/records': { records: [] },
+  'POST /v1/forensics/records': { events: [] },
   'DELETE /v1/keys/{id}': {},
   'DELETE /v1/sessions': {},
   'DELETE /v1/sessions/{id}': {},
@@ -188,6 +195,8 @@ export interface World {
   subscription: string;
   /** A record of the audit log. */
   audit: string;
+  /** A change of settings that waits. */
+  settingsChange: string;
   /** One of the subscription's. */
   delivery: string;
 }
@@ -215,6 +224,10 @@ export async function makeWorld(server: TestServer): Promise<World> {
   const subscription = await server.call<{ id: string }>(201, 'POST /v1/subscriptions', admin, {
     ...BODIES['POST /v1/subscriptions'],
   });
+  await tenant.set({ approval_required: true });
+  const loosening = { self_approval: true, reason: 'one of us is away' };
+  const change = await server.call<{ waiting: { id: string } }>(200, 'PATCH /v1/settings', admin, loosening);
+  await tenant.set({ approval_required: null });
   const audit = await server.call<{ records: { id: string }[] }>(200, 'GET /v1/audit?limit=1', admin);
   return {
     tenant,
@@ -230,6 +243,7 @@ export async function makeWorld(server: TestServer): Promise<World> {
     invite: invite.body.id,
     subscription: subscription.body.id,
     audit: audit.body.records[0]!.id,
+    settingsChange: change.body.waiting.id,
     delivery: await delivered(server, tenant.id, subscription.body.id),
   };
 }
@@ -271,6 +285,7 @@ export function idOf(world: World, path: string): string {
     invites: world.invite,
     subscriptions: world.subscription,
     audit: world.audit,
+    settings: world.settingsChange,
   };
   const id = kind && ids[kind];
   if (!id) throw new Error(`what {id} of ${path} stands for must be said here`);

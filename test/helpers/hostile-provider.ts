@@ -41,6 +41,8 @@ export const CLIENT = { client_id: 'svc-client', client_secret: 'a secret: with/
 export class HostileProvider {
   person: Person = { sub: 'subject-1', email: 'ann@example.test', email_verified: true, name: 'Ann' };
   misbehavior: Misbehavior = {};
+  /** The redirect URIs that its client registered; any will do where none is said. */
+  redirectUris: string[] | undefined;
   /** `METHOD /path` of each request. */
   readonly requests: string[] = [];
   readonly publicKey: JWK;
@@ -116,9 +118,13 @@ export class HostileProvider {
       case '/jwks':
         return json(200, this.misbehavior.keySet?.([this.publicKey]) ?? { keys: [this.publicKey] });
       case '/authorize': {
+        const redirectUri = url.searchParams.get('redirect_uri')!;
+        if (this.redirectUris && !this.redirectUris.includes(redirectUri)) {
+          return json(400, { error: 'invalid_request', error_description: 'redirect_uri is not registered' });
+        }
         const code = randomUUID();
         this.#codes.set(code, { query: url.searchParams, person: { ...this.person } });
-        const back = new URL(url.searchParams.get('redirect_uri')!);
+        const back = new URL(redirectUri);
         back.searchParams.set('code', code);
         back.searchParams.set('state', url.searchParams.get('state')!);
         back.searchParams.set('iss', this.issuer);

@@ -9,7 +9,7 @@ const given = new Set<number>();
  * the system gives to connections (from 32768 on): one of these could be taken before the process gets to listen.
  */
 export async function freePort(): Promise<number> {
-  for (;;) {
+  for (let tries = 0; tries < 1000; tries++) {
     const port = randomInt(10_000, 32_000);
     if (given.has(port)) continue;
     const probe = createServer();
@@ -22,4 +22,5 @@ export async function freePort(): Promise<number> {
     await new Promise((closed) => probe.close(closed));
     return port;
   }
+  throw new Error('no port is free');
 }

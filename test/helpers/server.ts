@@ -4,11 +4,13 @@ import path from 'node:path';
 import { afterAll, beforeAll, expect } from 'vitest';
 import { type Core, createProgram, type Program } from '../../server/app.ts';
 import { OPERATOR } from '../../server/auth/audit.ts';
+import type { Scope } from '../../server/auth/scopes.ts';
 import { readConfig } from '../../server/config.ts';
 import type { Clock } from '../../server/lib/clock.ts';
 import type { Egress } from '../../server/lib/egress.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { createTenant } from '../../server/provision.ts';
+import type { SettingsPatch } from '../../server/tenants/settings.ts';
 import { useDatabase } from './database.ts';
 import { freePort } from './ports.ts';
 
@@ -39,8 +41,13 @@ export interface Credential {
 /** A tenant of a test's own, with a key of each scope and a person of each role. */
 export interface TestTenant {
   id: string;
+  /** The first admin, with a key of theirs. */
   admin: { key: string; userId: string };
-  key(...scopes: ('proxy' | 'pipeline' | 'admin')[]): Promise<Credential>;
+  /** The admin key that the tenant was made with. It belongs to nobody. */
+  operatorKey: { key: string };
+  /** Changes settings as an operator does, whatever they guard. */
+  set(patch: Record<string, unknown>): Promise<void>;
+  key(...scopes: Scope[]): Promise<Credential>;
   /** A signed-in person with these roles. */
   person(...roles: string[]): Promise<Credential & { userId: string }>;
   /** A member who is not signed in. Resolves with their id. */
@@ -166,7 +173,6 @@ export function useServer(
         name: 'Test',
         adminEmail: 'admin@example.test',
       });
-      const adminKey = { key: made.api_key };
       const tenantId = made.tenant_id;
       const signIn = async (url: string, userAgent?: string) => {
         const headers = userAgent === undefined ? {} : { 'user-agent': userAgent };
@@ -175,17 +181,18 @@ export function useServer(
       };
       const operator = { type: 'operator', id: 'test' } as const;
       const [member] = await core.db.query<{ id: string }>(tenantId, 'select id from member');
+      const keyOf = async (...scopes: Scope[]) => {
+        const input = { label: scopes.join(' '), scopes, owner: member!.id };
+        return { key: (await core.keys.createApiKey(tenantId, input, { actor: operator })).secret };
+      };
       const tenant: TestTenant = {
         id: tenantId,
-        admin: { ...adminKey, userId: member!.id },
-        async key(...scopes) {
-          const made = await core.keys.createApiKey(
-            tenantId,
-            { label: scopes.join(' '), scopes, owner: member!.id },
-            { actor: operator },
-          );
-          return { key: made.secret };
+        admin: { ...(await keyOf('admin')), userId: member!.id },
+        operatorKey: { key: made.api_key },
+        async set(patch) {
+          await core.settingsChanges.change(tenantId, patch as SettingsPatch, { actor: OPERATOR }, 'for a test');
         },
+        key: keyOf,
         member: (who) => core.tenants.addMember(tenantId, who, { actor: OPERATOR }),
         async enter(userId, userAgent) {
           const token = await core.links.create(tenantId, userId, 600, { actor: OPERATOR });

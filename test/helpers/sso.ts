@@ -1,6 +1,6 @@
 import { OPERATOR } from '../../server/auth/audit.ts';
 import type { TestDns } from './dns.ts';
-import type { Credential, TestServer, TestTenant } from './server.ts';
+import type { Answer, Credential, TestServer, TestTenant } from './server.ts';
 import { Visitor } from './visitor.ts';
 
 /** The public address of test servers, to which providers send browsers back. */
@@ -20,6 +20,20 @@ export async function audited(server: TestServer, tenant: TestTenant, query = ''
   const { body } = await server.call<{ records: AuditRow[] }>(200, `GET /v1/audit?limit=1000${query}`, tenant.admin);
   return body.records;
 }
+
+/** Sets the tenant's provider as its first admin, signed in. */
+export async function setProvider(
+  server: TestServer,
+  tenant: TestTenant,
+  input: Record<string, unknown>,
+  expected = 200,
+): Promise<Answer> {
+  const who = await tenant.enter(tenant.admin.userId);
+  return server.call(expected, 'PUT /v1/settings/sso', who, { reason: 'as agreed', ...input });
+}
+
+/** Where the tenant's provider sends browsers back to. */
+export const redirectUriOf = (tenant: TestTenant) => `${BASE_URL}/auth/callback/${tenant.id}`;
 
 /** A browser to which the server is at its public address. */
 export function newBrowser(server: TestServer): Visitor {

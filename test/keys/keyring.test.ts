@@ -2,7 +2,7 @@ import { sign, verify } from 'node:crypto';
 import { expect, test } from 'vitest';
 import { Keyring, SealedError } from '../../server/keys/keyring.ts';
 import { systemClock } from '../../server/lib/clock.ts';
-import { SecretBox } from '../../server/lib/crypto.ts';
+import { keyThumbprint, newSigningKey, SecretBox, spkiDer } from '../../server/lib/crypto.ts';
 import { useDatabase } from '../helpers/database.ts';
 
 const box = useDatabase();
@@ -62,5 +62,40 @@ test('private keys swapped between rows do not open: each is bound to its own', 
     current!.private_key,
     current!.kid,
   ]);
+  await open();
+});
+
+test('a key that somebody put into the table, or altered there, is none: nothing it signed is believed', async () => {
+  const here = await open();
+  const forged = newSigningKey();
+  const kid = keyThumbprint(forged.publicKey);
+  const { rows } = await box.db.owner.query<{ kid: string; public_key: Buffer; private_key: Buffer }>(
+    'select kid, public_key, private_key from signing_key where retired_at is null',
+  );
+  const [own] = rows;
+  // with no private key, with one sealed under another master key, and with that of another row
+  for (const sealed of [
+    Buffer.alloc(60),
+    new SecretBox(Buffer.alloc(32, 9)).seal(
+      forged.privateKey.export({ type: 'pkcs8', format: 'der' }) as Buffer,
+      `signing_key/${kid}/private_key`,
+    ),
+    own!.private_key,
+  ]) {
+    await box.db.owner.query(
+      'insert into signing_key (kid, public_key, private_key, created_at, retired_at) values ($1, $2, $3, now(), now())',
+      [kid, spkiDer(forged.publicKey), sealed],
+    );
+    await expect(open()).rejects.toBeInstanceOf(SealedError);
+    await box.db.owner.query(`select pg_notify('svc_notice', 'signing_keys * ')`);
+    await here.settled().catch(() => undefined);
+    expect(here.find(kid)).toBeUndefined();
+    await box.db.owner.query('delete from signing_key where kid = $1', [kid]);
+  }
+  const swap = (key: Buffer) =>
+    box.db.owner.query('update signing_key set public_key = $1 where kid = $2', [key, own!.kid]);
+  await swap(spkiDer(forged.publicKey));
+  await expect(open()).rejects.toBeInstanceOf(SealedError);
+  await swap(own!.public_key);
   await open();
 });

@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import http from 'node:http';
 import https from 'node:https';
 import { type AddressInfo, createServer, type Server, type Socket } from 'node:net';
-import { networkInterfaces } from 'node:os';
+import { type NetworkInterfaceInfo, networkInterfaces } from 'node:os';
 import tls from 'node:tls';
 import fc from 'fast-check';
 import ipaddr from 'ipaddr.js';
@@ -131,6 +131,36 @@ describe('forbidden addresses', () => {
       expect((await failureOf(guard().send({ url }))).failure, url).toBe('DESTINATION_BLOCKED');
     }
     expect(connections()).toBe(0);
+  });
+
+  test("a container's own addresses are blocked where they are public, in every form, and its neighbors are not", async () => {
+    const own = (address: string, family: 'IPv4' | 'IPv6', scopeid = 0) =>
+      ({ address, family, scopeid, netmask: '', mac: '', internal: false, cidr: null }) as NetworkInterfaceInfo;
+    const interfaces = () => ({
+      lo: [own('127.0.0.1', 'IPv4')],
+      eth0: [own('93.184.216.34', 'IPv4'), own('2606:4700:4700::1111', 'IPv6')],
+      eth1: [own('::ffff:8.8.4.4', 'IPv6'), own('2a00:1450:4001::200e%eth1', 'IPv6')],
+      eth2: undefined,
+    });
+    const inside = (allow: readonly string[] = []) => new Egress({ allow, dnsServers: [dns.server], interfaces });
+    dns.names['own.test'] = ['93.184.216.34'];
+    dns.names['own6.test'] = ['2606:4700:4700:0:0:0:0:1111'];
+    dns.names['own-among-good.test'] = ['93.184.216.35', '93.184.216.34'];
+    for (const host of [
+      ...['93.184.216.34', '0x5db8d822', '1572395042', '0135.0270.0330.042', '[::ffff:93.184.216.34]'],
+      ...['[64:ff9b::93.184.216.34]', '[64:ff9b::5db8:d822]', '[2606:4700:4700::1111]', '8.8.4.4', '[::ffff:8.8.4.4]'],
+      ...['[2606:4700:4700:0:0:0:0:1111]', '[2a00:1450:4001::200e]', 'own.test', 'own6.test', 'own-among-good.test'],
+    ]) {
+      const url = `https://${host}/`;
+      expect((await failureOf(inside().check(url))).failure, url).toBe('DESTINATION_BLOCKED');
+      expect((await failureOf(inside().send({ url }))).failure, url).toBe('DESTINATION_BLOCKED');
+    }
+    for (const host of ['93.184.216.35', '8.8.8.8', '[2606:4700:4700::1112]']) await inside().check(`https://${host}/`);
+    // unless the operator says so
+    await inside(['93.184.216.34/32']).check('https://93.184.216.34/');
+    await inside(['93.184.216.34/32']).check('https://own.test/');
+    // elsewhere they are addresses like any other
+    await guard().check('https://own.test/');
   });
 
   test('a name that turns from public to private is blocked by the call that sees it', async () => {

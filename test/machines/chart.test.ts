@@ -27,7 +27,6 @@ test('what the whole machine takes stands at each of its states', () => {
   expect(edges(policy, 'break_glass')).toEqual([
     'draft → deployed',
     'pending_approval → deployed',
-    'deployed → deployed',
     'revoked → deployed',
   ]);
   expect(hold.transitions.filter(({ from }) => from === 'expired')).toEqual([]);

@@ -21,7 +21,8 @@ class Model {
   version = 1;
   live: number | null = null;
   author: string;
-  glass: { version: number; actor: string } | null = null;
+  submitter: string | null = null;
+  glass: { version: number; actor: string }[] = [];
 
   constructor(author: string) {
     this.author = author;
@@ -29,52 +30,64 @@ class Model {
 
   /** Does the operation, or says why not. */
   do(event: PolicyEvent): string | undefined {
+    const { approvalRequired, selfApproval, signedIn, admin, actor } = event;
+    const byPerson = signedIn || !approvalRequired;
     switch (event.type) {
       case 'update':
       case 'rollback': {
-        const staysLive = this.status === 'deployed' && !event.approvalRequired;
+        const staysLive = this.status === 'deployed' && !approvalRequired;
         this.version += 1;
-        this.author = event.actor;
+        this.author = actor;
+        this.submitter = null;
         if (staysLive) this.live = this.version;
         else this.status = 'draft';
         return undefined;
       }
+      case 'comment':
+        return event.version === this.version ? undefined : 'VERSION_CHANGED';
       case 'submit':
+        if (!byPerson) return 'FORBIDDEN';
         if (this.status !== 'draft') return 'INVALID_STATUS';
         this.status = 'pending_approval';
+        this.submitter = actor;
         return undefined;
       case 'approve': {
-        if (event.version !== this.version) return 'VERSION_CHANGED';
-        if (this.status === 'deployed' && this.glass) {
-          if (this.glass.actor === event.actor) return 'SELF_APPROVAL';
-          this.glass = null;
+        if (!byPerson) return 'FORBIDDEN';
+        const broken = this.glass.filter(({ version }) => version === event.version);
+        if (broken.length > 0) {
+          if (!signedIn) return 'FORBIDDEN';
+          if (broken.some((one) => one.actor === actor)) return 'SELF_APPROVAL';
+          this.glass = this.glass.filter((one) => !broken.includes(one));
           return undefined;
         }
-        const reviewable = this.status === 'pending_approval' || (this.status === 'draft' && !event.approvalRequired);
+        if (event.version !== this.version) return 'VERSION_CHANGED';
+        const reviewable = this.status === 'pending_approval' || (this.status === 'draft' && !approvalRequired);
         if (!reviewable) return 'INVALID_STATUS';
-        if (event.approvalRequired && !event.selfApproval && event.actor === this.author) return 'SELF_APPROVAL';
+        if (approvalRequired && !selfApproval && [this.author, this.submitter].includes(actor)) return 'SELF_APPROVAL';
         this.status = 'deployed';
         this.live = this.version;
-        if (this.glass && this.glass.actor !== event.actor) this.glass = null;
         return undefined;
       }
       case 'reject':
       case 'request_changes':
+        if (!byPerson) return 'FORBIDDEN';
         if (event.version !== this.version) return 'VERSION_CHANGED';
         if (this.status !== 'pending_approval') return 'INVALID_STATUS';
         this.status = 'draft';
         return undefined;
       case 'revoke':
+        if (!byPerson || (approvalRequired && !admin)) return 'FORBIDDEN';
         if (this.status === 'revoked') return 'INVALID_STATUS';
         this.status = 'revoked';
         this.live = null;
-        this.glass = null;
         return undefined;
       case 'break_glass':
+        if (!byPerson) return 'FORBIDDEN';
         if (this.status === 'deployed') return 'INVALID_STATUS';
         this.status = 'deployed';
         this.live = this.version;
-        this.glass = { version: this.version, actor: event.actor };
+        this.glass = this.glass.filter((one) => one.version !== this.version || one.actor !== actor);
+        this.glass.push({ version: this.version, actor });
         return undefined;
     }
   }
@@ -83,35 +96,40 @@ class Model {
 const people = ['ann', 'ben', 'cleo'];
 const actor = fc.constantFrom(...people);
 const rules = fc.record({ approvalRequired: fc.boolean(), selfApproval: fc.boolean() });
+/** Mostly somebody who may. */
+const who = fc.record({
+  signedIn: fc.constantFrom(true, true, true, false),
+  admin: fc.constantFrom(true, true, false),
+});
 /** How far the version that was reviewed lies behind: mostly it is the current one. */
-const behind = fc.constantFrom(0, 0, 0, 1, -1);
-const command = fc.oneof(
-  fc.record({ type: fc.constantFrom('update' as const, 'rollback' as const), actor, rules, behind }),
-  fc.record({
-    type: fc.constantFrom('submit' as const, 'revoke' as const, 'break_glass' as const),
-    actor,
-    rules,
-    behind,
-  }),
-  fc.record({ type: fc.constant('approve' as const), actor, rules, behind }),
-  fc.record({ type: fc.constantFrom('reject' as const, 'request_changes' as const), actor, rules, behind }),
-);
+const behind = fc.constantFrom(0, 0, 0, 1, 1, 2, -1);
+const TYPES = [
+  'update',
+  'rollback',
+  'submit',
+  'submit',
+  'approve',
+  'approve',
+  'approve',
+  'reject',
+  'request_changes',
+  'revoke',
+  'break_glass',
+  'comment',
+] as const;
+const command = fc.record({ type: fc.constantFrom(...TYPES), actor, who, rules, behind });
+type Command = typeof command extends fc.Arbitrary<infer C> ? C : never;
 
-function eventOf(
-  { type, actor, rules, behind }: typeof command extends fc.Arbitrary<infer C> ? C : never,
-  version: number,
-): PolicyEvent {
+function eventOf({ type, actor, who, rules, behind }: Command, version: number): PolicyEvent {
+  const circumstances = { actor, ...who, ...rules };
   switch (type) {
-    case 'update':
-    case 'rollback':
-      return { type, actor, ...rules };
     case 'approve':
-      return { type, actor, version: version - behind, ...rules };
     case 'reject':
     case 'request_changes':
-      return { type, actor, version: version - behind };
+    case 'comment':
+      return { type, version: version - behind, ...circumstances };
     default:
-      return { type, actor };
+      return { type, ...circumstances };
   }
 }
 
@@ -124,6 +142,7 @@ const AUDIT: Record<PolicyEvent['type'], string> = {
   request_changes: 'policy.changes_requested',
   revoke: 'policy.revoked',
   break_glass: 'policy.break_glass',
+  comment: 'policy.commented',
 };
 
 const stored = (snapshot: PolicySnapshot) =>
@@ -149,6 +168,16 @@ describe('the policy machine', () => {
           expect(refusal?.code, JSON.stringify({ from, event })).toBe(expected);
           if (refusal) {
             expect(refusal.detail).not.toBe('');
+            // the machine itself stays where it is
+            const [stays, none] = stepPolicy(
+              restorePolicy(before.value, before.context, POLICY_MACHINE_VERSION),
+              event,
+            );
+            expect([stays.value, stays.context, none], JSON.stringify(event)).toEqual([
+              before.value,
+              before.context,
+              [],
+            ]);
             refused.set(`${event.type} ${refusal.code}`, (refused.get(`${event.type} ${refusal.code}`) ?? 0) + 1);
             continue;
           }
@@ -165,30 +194,44 @@ describe('the policy machine', () => {
             version: model.version,
             liveVersion: model.live,
             author: model.author,
-            openReview: model.glass,
+            submitter: model.submitter,
+            openReviews: model.glass,
           });
+          const closes = before.context.openReviews.length > model.glass.length;
           expect(effects.filter(({ type }) => type === 'audit')).toEqual([
             {
               type: 'audit',
-              params: { action: AUDIT[event.type], severity: event.type === 'break_glass' ? 'critical' : 'info' },
+              params: {
+                action: closes ? 'policy.review_closed' : AUDIT[event.type],
+                severity: event.type === 'break_glass' ? 'critical' : 'info',
+              },
             },
           ]);
+          // a review ends by an approval of its version alone, by another person who is signed in
+          if (closes) expect([event.type, event.signedIn]).toEqual(['approve', true]);
           // what proxies enforce never changes without new bundles
           if (model.live !== live) expect(effects.some(({ type }) => type === 'publish')).toBe(true);
         }
       }),
-      { numRuns: 1500 },
+      { numRuns: 4000 },
     );
     expect([...refused.keys()].sort()).toEqual([
+      'approve FORBIDDEN',
       'approve INVALID_STATUS',
       'approve SELF_APPROVAL',
       'approve VERSION_CHANGED',
+      'break_glass FORBIDDEN',
       'break_glass INVALID_STATUS',
+      'comment VERSION_CHANGED',
+      'reject FORBIDDEN',
       'reject INVALID_STATUS',
       'reject VERSION_CHANGED',
+      'request_changes FORBIDDEN',
       'request_changes INVALID_STATUS',
       'request_changes VERSION_CHANGED',
+      'revoke FORBIDDEN',
       'revoke INVALID_STATUS',
+      'submit FORBIDDEN',
       'submit INVALID_STATUS',
     ]);
     // every arrow of the chart was walked
@@ -200,9 +243,11 @@ describe('the policy machine', () => {
           `${from} break_glass deployed`,
         ]),
         ...['update', 'rollback'].flatMap((type) => [`deployed ${type} draft`, `deployed ${type} deployed`]),
-        ...['draft', 'pending_approval', 'deployed'].flatMap((from) => [
-          `${from} revoke revoked`,
-          `${from} approve deployed`,
+        ...['draft', 'pending_approval', 'deployed'].map((from) => `${from} revoke revoked`),
+        ...['draft', 'pending_approval'].map((from) => `${from} approve deployed`),
+        ...['draft', 'pending_approval', 'deployed', 'revoked'].flatMap((state) => [
+          `${state} approve ${state}`,
+          `${state} comment ${state}`,
         ]),
         'draft submit pending_approval',
         'pending_approval reject draft',
@@ -229,9 +274,70 @@ describe('the policy machine', () => {
     );
   });
 
+  test('nobody approves what they submitted, nor does a key, whoever the author is', () => {
+    const ben = { actor: 'ben', signedIn: true, admin: true, approvalRequired: true, selfApproval: false };
+    // a key that belongs to nobody has written it: without a submitter there would be one person
+    const [draft] = createPolicy('key_of_nobody');
+    const [pending] = stepPolicy(draft, { type: 'submit', ...ben });
+    const approve = { type: 'approve', version: 1 } as const;
+    expect(policyRefusal(pending.value, pending.context, { ...approve, ...ben })?.code).toBe('SELF_APPROVAL');
+    const byKey = { ...ben, actor: 'cleo', signedIn: false };
+    expect(policyRefusal(pending.value, pending.context, { ...approve, ...byKey })?.code).toBe('FORBIDDEN');
+    expect(policyRefusal(draft.value, draft.context, { type: 'submit', ...byKey })?.code).toBe('FORBIDDEN');
+    const [live] = stepPolicy(pending, { ...approve, ...ben, actor: 'cleo' });
+    expect(live.context.liveVersion).toBe(1);
+  });
+
+  test('every break-glass deployment is looked at by another person, each by its version', () => {
+    const rules = { approvalRequired: true, selfApproval: true, signedIn: true, admin: true };
+    const [ann, ben] = [
+      { actor: 'ann', ...rules },
+      { actor: 'ben', ...rules },
+    ];
+    let [policy] = createPolicy('ann');
+    const send = (event: PolicyEvent) => {
+      const refused = policyRefusal(policy.value, policy.context, event);
+      [policy] = stepPolicy(policy, event);
+      return refused?.code;
+    };
+    send({ type: 'break_glass', ...ann });
+    send({ type: 'update', ...ann });
+    // a second one does not cover the first, nor does another person's
+    send({ type: 'break_glass', ...ben });
+    expect(policy.context.openReviews).toEqual([
+      { version: 1, actor: 'ann' },
+      { version: 2, actor: 'ben' },
+    ]);
+    send({ type: 'update', ...ann });
+    send({ type: 'submit', ...ann });
+    send({ type: 'approve', version: 3, ...ben });
+    send({ type: 'revoke', ...ann });
+    expect(policy.value).toBe('revoked');
+    expect(policy.context.openReviews).toHaveLength(2);
+    expect(send({ type: 'approve', version: 1, ...ann })).toBe('SELF_APPROVAL');
+    expect(send({ type: 'approve', version: 1, ...ben, signedIn: false })).toBe('FORBIDDEN');
+    expect(send({ type: 'approve', version: 1, ...ben })).toBeUndefined();
+    expect(send({ type: 'approve', version: 2, ...ben })).toBe('SELF_APPROVAL');
+    expect(send({ type: 'approve', version: 2, ...ann })).toBeUndefined();
+    expect([policy.value, policy.context.liveVersion, policy.context.openReviews]).toEqual(['revoked', null, []]);
+    // the same version twice, by two people: neither closes it
+    send({ type: 'break_glass', ...ann });
+    send({ type: 'revoke', ...ann });
+    send({ type: 'break_glass', ...ben });
+    for (const who of [ann, ben]) expect(send({ type: 'approve', version: 3, ...who })).toBe('SELF_APPROVAL');
+    expect(send({ type: 'approve', version: 3, ...ann, actor: 'cleo' })).toBeUndefined();
+  });
+
   test('comes back from storage as it was, and refuses what another version stored', () => {
     const [made] = createPolicy('ann');
-    const [live] = stepPolicy(made, { type: 'break_glass', actor: 'ben' });
+    const [live] = stepPolicy(made, {
+      type: 'break_glass',
+      actor: 'ben',
+      signedIn: true,
+      admin: true,
+      approvalRequired: true,
+      selfApproval: false,
+    });
     for (const snapshot of [made, live]) {
       const { value, context } = stored(snapshot);
       const restored = restorePolicy(value, context, POLICY_MACHINE_VERSION);

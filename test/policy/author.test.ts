@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { afterEach, describe, expect, it } from 'vitest';
-import { AuthorLanguage } from '../../server/policy/language/author.ts';
+import { AuthorBusy, AuthorLanguage } from '../../server/policy/language/author.ts';
 import { schemaFor } from '../../server/policy/language/schema.ts';
 
 const ALL = 'permit(principal, action, resource);';
@@ -42,9 +42,9 @@ describe('the language for authors', () => {
   it('compiles and formats in its thread, in the order of the calls', async () => {
     const author = language();
     const [good, bad, formatted] = await Promise.all([
-      author.compile('pol', ALL, schemaFor()),
-      author.compile('pol', `@escroww("x") ${ALL}`, schemaFor()),
-      author.format('permit( principal,action ,resource) ;'),
+      author.compile('ten', 'pol', ALL, schemaFor()),
+      author.compile('ten', 'pol', `@escroww("x") ${ALL}`, schemaFor()),
+      author.format('ten', 'permit( principal,action ,resource) ;'),
     ]);
     expect(good.statements.map(({ id }) => id)).toEqual(['pol#0']);
     expect(bad.errors).toEqual([expect.objectContaining({ line: 1, column: 1 })]);
@@ -54,16 +54,16 @@ describe('the language for authors', () => {
   it('refuses hostile texts without losing its thread', async () => {
     const author = language();
     for (const text of [`${'('.repeat(60_000)}`, '\uD83D', 'x'.repeat(3_000_000), '']) {
-      expect((await author.compile('pol', text, schemaFor())).errors).toHaveLength(1);
+      expect((await author.compile('ten', 'pol', text, schemaFor())).errors).toHaveLength(1);
     }
-    expect((await author.compile('pol', ALL, schemaFor())).errors).toEqual([]);
+    expect((await author.compile('ten', 'pol', ALL, schemaFor())).errors).toEqual([]);
   });
 
   it('answers a text that hangs or ends the thread with a diagnostic, and goes on with the next', async () => {
     const { entry, remove } = rogue();
     const author = language({ entry, limitMs: 300 });
     const answers = await Promise.all(
-      ['a', 'hang', 'b', 'crash', 'c', 'exit', 'd'].map((text) => author.compile('pol', text, '')),
+      ['a', 'hang', 'b', 'crash', 'c', 'exit', 'd'].map((text) => author.compile('ten', 'pol', text, '')),
     );
     remove();
     expect(answers.map(({ scopes, errors }) => scopes[0] ?? errors[0]?.message)).toEqual([
@@ -77,25 +77,56 @@ describe('the language for authors', () => {
     ]);
   });
 
+  it('lets tenants take turns, and takes no more than so many texts of each and of all', async () => {
+    const { entry, remove } = rogue();
+    const author = language({ entry });
+    const order: string[] = [];
+    const ask = (tenant: string, text: string) =>
+      author.compile(tenant, 'pol', text, '').then(
+        () => order.push(text),
+        (error) => {
+          expect(error).toBeInstanceOf(AuthorBusy);
+          return 'busy' as const;
+        },
+      );
+    // the first is worked on at once, and waits for nothing
+    const greedy = Array.from({ length: 25 }, (_, n) => ask('a', `a${n}`));
+    const others = [ask('b', 'b0'), ask('b', 'b1'), ask('c', 'c0')];
+    const answers = await Promise.all([...greedy, ...others]);
+    expect(answers.filter((answer) => answer === 'busy')).toHaveLength(4);
+    expect(order.slice(0, 7)).toEqual(['a0', 'a1', 'b0', 'c0', 'a2', 'b1', 'a3']);
+    const crowd = await Promise.all(Array.from({ length: 250 }, (_, n) => ask(`t${n}`, `t${n}`)));
+    expect(crowd.filter((answer) => answer === 'busy')).toHaveLength(49);
+    remove();
+  });
+
+  it('says of a text that never got a processor that it is busy, not that the text is at fault', async () => {
+    const { entry, remove } = rogue();
+    const author = language({ entry, limitMs: 20 });
+    await expect(author.compile('ten', 'pol', 'wait', '')).rejects.toBeInstanceOf(AuthorBusy);
+    expect((await author.compile('ten', 'pol', 'next', '')).scopes).toEqual(['next']);
+    remove();
+  });
+
   it('gives no text up that waits for a processor', async () => {
     const { entry, remove } = rogue();
-    const answer = await language({ entry, limitMs: 200 }).compile('pol', 'wait', '');
+    const answer = await language({ entry, limitMs: 200 }).compile('ten', 'pol', 'wait', '');
     remove();
     expect(answer).toMatchObject({ errors: [], scopes: ['wait'] });
   });
 
   it('rejects, and does not hang, when its thread cannot start', async () => {
     const author = language({ entry: new URL('./no-such-file.mjs', import.meta.url) });
-    await expect(author.compile('pol', ALL, schemaFor())).rejects.toThrow();
-    await expect(author.format(ALL)).rejects.toThrow();
+    await expect(author.compile('ten', 'pol', ALL, schemaFor())).rejects.toThrow();
+    await expect(author.format('ten', ALL)).rejects.toThrow();
   });
 
   it('rejects what is waiting when it is closed, and everything after', async () => {
     const author = language();
-    const waiting = author.compile('pol', ALL, schemaFor());
+    const waiting = author.compile('ten', 'pol', ALL, schemaFor());
     const rejected = expect(waiting).rejects.toThrow(/closed/);
     await author.close();
     await rejected;
-    await expect(author.format(ALL)).rejects.toThrow(/closed/);
+    await expect(author.format('ten', ALL)).rejects.toThrow(/closed/);
   });
 });

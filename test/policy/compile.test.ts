@@ -76,12 +76,24 @@ describe('compiling a policy', () => {
     expect(errors.at(-1)?.message).toBe('and 50 more from here on');
   });
 
-  it('warns of control characters that reverse text', () => {
-    const { errors, warnings } = compile(
-      'permit(principal, action, resource) when { context.session.id == "\u202Ex" };',
+  it.each([
+    ['in a text', 'permit(principal, action, resource) when { context.session.id == "\u202Ex" };', 1, 67, '202e'],
+    ['in a comment', '// a\n// \u2066b\npermit(principal, action, resource);', 2, 4, '2066'],
+    ['in an id', 'forbid(principal, action, resource == Tool::"pa\u200By");', 1, 48, '200b'],
+    ['that ends a line for some', '// a\u2028permit(principal, action, resource);', 1, 5, '2028'],
+  ])('refuses a character that a reviewer does not see %s', (_, text, line, column, hex) => {
+    const { errors } = compile(text);
+    expect(errors).toEqual([{ line, column, message: expect.stringContaining(`\\u{${hex}}`) }]);
+  });
+
+  it('takes one that is written out, and shows it so in its summary', () => {
+    const { errors, statements } = compile(
+      '@reason("\\u{202e}x") forbid(principal, action, resource == Tool::"pa\\u{200b}y");',
     );
     expect(errors).toEqual([]);
-    expect(warnings).toEqual([expect.objectContaining({ line: 1, message: expect.stringContaining('BIDI') })]);
+    expect(statements[0]!.summary.text).toBe(
+      'Denies any agent: any action with the tool "pa⟦U+200B⟧y". Reason: ⟦U+202E⟧x',
+    );
   });
 
   it('gives a warning without a location the place of its statement', () => {

@@ -145,7 +145,7 @@ describe('matching', () => {
     for (const over of [250.01, '250.01', ' 250.01', '251', '1e3', '0xfff', '999999999999999999999', 1e15, '２５１']) {
       expect(of(over), String(over)).toBe('deny');
     }
-    for (const within of [250, '250', '250.0000', -1, '0', 'two hundred'])
+    for (const within of [250, '250', '250.0000', -1, '0', `${'0'.repeat(70)}250.${'0'.repeat(70)}`])
       expect(of(within), String(within)).toBe('allow');
   });
 

@@ -2,7 +2,7 @@ import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { newCedar } from '../../server/policy/language/host.ts';
 import { actionEntities, schemaFor } from '../../server/policy/language/schema.ts';
-import { flatten, mapRequest, numeric, RequestError } from '../../server/policy/request.ts';
+import { exactDecimal, flatten, folded, mapRequest, RequestError } from '../../server/policy/request.ts';
 import type { ActionRequest } from '../../server/policy/types.ts';
 import { SIEGE } from '../siege/rounds.ts';
 import { request } from './support.ts';
@@ -32,7 +32,11 @@ describe('flattening arguments', () => {
       'tags[1]': 'b',
       'context.ticket': 'T',
     });
-    expect(Object.fromEntries(found.num)).toEqual({ 'refund.total': 5, 'items.length': 2, 'tags.length': 2 });
+    expect(Object.fromEntries(found.num)).toEqual({
+      'refund.total': '5.0',
+      'items.length': '2.0',
+      'tags.length': '2.0',
+    });
     expect(Object.fromEntries(found.bool)).toEqual({ ok: true });
     expect(Object.fromEntries(found.list)).toEqual({ tags: ['a', 'b'] });
   });
@@ -41,9 +45,9 @@ describe('flattening arguments', () => {
     expect(flatten('text', undefined).str.get('')).toBe('text');
     expect(flatten([[1, 'x']], undefined).num).toEqual(
       new Map([
-        ['length', 1],
-        ['[0].length', 2],
-        ['[0][0]', 1],
+        ['length', '1.0'],
+        ['[0].length', '2.0'],
+        ['[0][0]', '1.0'],
       ]),
     );
     expect(flatten(null, null).str.size).toBe(0);
@@ -105,38 +109,55 @@ describe('flattening arguments', () => {
   });
 });
 
-describe('numbers in texts', () => {
+describe('exact decimals', () => {
   it.each([
     ['250.01', '250.01'],
-    ['-3', '-3'],
-    ['007', '007'],
-    [' 5\n', '5'],
-    ['+5', '+5'],
-    ['2.5e2', '2.5e2'],
-    ['0xff', '0xff'],
-    ['1_000', '1000'],
-    ['２５１', '251'],
-    ['.5', '.5'],
-  ])('%j is a number', (text, expected) => {
-    expect(numeric(text)).toBe(expected);
+    ['-3', '-3.0'],
+    ['007', '7.0'],
+    ['+5', '5.0'],
+    ['.5', '0.5'],
+    ['5.', '5.0'],
+    [`9000.${'0'.repeat(70)}`, '9000.0'],
+    [`${'0'.repeat(16_000)}900.10`, '900.1'],
+    ['922337203685477.5807', '922337203685477.5807'],
+    [0.1, '0.1'],
+    [-0, '0.0'],
+    [99_999_999_999_999.98, '99999999999999.98'],
+  ])('%j', (value, expected) => {
+    expect(exactDecimal(value)).toBe(expected);
   });
 
-  it.each([[''], [' '], ['x1'], ['1,000'], ['1.2.3'], ['2026-01-02'], ['1e'], ['--1'], ['10 EUR'], ['1'.repeat(65)]])(
-    '%j is none',
-    (text) => {
-      expect(numeric(text)).toBeUndefined();
-    },
-  );
+  it.each([
+    ['', ' ', '.', '-', 'x1', '1,000', '1.2.3', '2026-01-02', '1e3', '10e-1', '0x10', '1_000', ' 5', '5\n', '10 EUR'],
+    ['٩٠٠٠', '２５１', '²', '½', '−5', '5\0', 'Infinity', 'NaN', '1.00001', '50.00004', `1${'0'.repeat(16_384)}`],
+    ['922337203685477.5808', '1000000000000000', 0.1 + 0.2, 50.00004, 1e-7, 1e21, 2 ** 53, Infinity, Number.NaN],
+  ])('none of these has one', (...values) => {
+    for (const value of values) expect(exactDecimal(value), String(value)).toBeUndefined();
+  });
 
-  it('become decimals of four digits, exactly where that is possible, at the end of the range where it is not', () => {
-    const arg = (value: unknown) => tags({ arguments: { v: value } }, 'NumArgs')?.v;
-    expect(arg('99999999999999.9999')).toEqual(number('99999999999999.9999'));
-    expect(arg(250)).toEqual(number('250.0000'));
-    expect(arg(0.1 + 0.2)).toEqual(number('0.3000'));
-    expect(arg(-1e-9)).toEqual(number('-0.0000'));
-    expect(arg(Number.MAX_SAFE_INTEGER)).toEqual(number('922337203685477.0000'));
-    expect(arg('-1e300')).toEqual(number('-922337203685477.0000'));
-    expect(arg('4111111111111111')).toEqual(number('922337203685477.0000'));
+  it('a risk is rounded up', () => {
+    const risk = (risk_score: number) => context({ risk_score }).risk_score;
+    expect(risk(0.8)).toEqual(number('0.8'));
+    expect(risk(0.80001)).toEqual(number('0.8001'));
+    expect(risk(0.99999)).toEqual(number('1.0000'));
+    expect(risk(1e-9)).toEqual(number('0.0001'));
+    expect(risk(0.07)).toEqual(number('0.07'));
+  });
+});
+
+describe('folded names', () => {
+  it.each([
+    ['Amount', 'amount'],
+    ['ＡＭＯＵＮＴ', 'amount'],
+    ['amo\u00ADunt', 'amount'],
+    ['lİmit', 'limit'],
+    ['lımıt', 'limit'],
+    ['ſum', 'sum'],
+    ['\u212Aey', 'key'],
+    ['straße', 'STRASSE'],
+    ['ΟΔΟΣ', 'οδοσ'],
+  ])('%s is %s', (one, other) => {
+    expect(folded(one)).toBe(folded(other));
   });
 });
 
@@ -144,11 +165,11 @@ describe('mapping a request', () => {
   it('makes uniform what policies compare', () => {
     expect(context({ method: 'delete' }).method).toBe('DELETE');
     expect(context({ value_currency: 'eur' }).currency).toBe('EUR');
-    expect(context({ estimated_value: 100.5 }).amount).toEqual(number('100.5000'));
+    expect(context({ estimated_value: 100.5 }).amount).toEqual(number('100.5'));
     expect(context({ now: '2026-01-02T10:30:00+02:00' }).now).toEqual({
       __extn: { fn: 'datetime', arg: '2026-01-02T08:30:00.000Z' },
     });
-    expect(context({ risk_score: undefined }).risk_score).toEqual(number('1.0000'));
+    expect(context({ risk_score: undefined }).risk_score).toEqual(number('1.0'));
   });
 
   it.each<[string, string | undefined, { host?: string; path?: string }]>([
@@ -157,6 +178,11 @@ describe('mapping a request', () => {
     ['https://u:p@api.example.com', undefined, { host: 'api.example.com', path: '/' }],
     ['https://a.example/a%2fb//c', undefined, { host: 'a.example', path: '/a%2Fb/c' }],
     ['s3://Bucket/key', undefined, { host: 'bucket', path: '/key' }],
+    ['http:/evil.example/x', undefined, { host: 'evil.example', path: '/x' }],
+    ['https:\\\\evil.example\\x', undefined, { host: 'evil.example', path: '/x' }],
+    [' ht\ttps://evil.example/x', undefined, { host: 'evil.example', path: '/x' }],
+    ['arn:aws:s3:::bucket/key', undefined, { path: 'arn:aws:s3:::bucket/key' }],
+    ['C:\\data.csv', undefined, { path: 'C:\\data.csv' }],
     ['/v1/x?y=1', 'GET', { path: '/v1/x' }],
     ['/v1/x?y=1', undefined, { path: '/v1/x?y=1' }],
     ['/srv/../etc/./passwd', undefined, { path: '/etc/passwd' }],

@@ -47,7 +47,15 @@ export function hit(
   annotations: Annotations = {},
   effect: 'permit' | 'forbid' = 'permit',
 ): BundleStatement {
-  return { id: `pol#${id}`, policy_id: 'pol', version: 1, effect, annotations, scopes: [], cedar: '' };
+  return {
+    id: `pol#${id}`,
+    policy_id: 'pol',
+    version: 1,
+    effect,
+    annotations,
+    scopes: [],
+    cedar: `${id} ${JSON.stringify(annotations)}`,
+  };
 }
 
 export function permitted(...hits: BundleStatement[]): Match {

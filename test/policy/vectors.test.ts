@@ -40,7 +40,7 @@ describe('the published vectors', () => {
     for (const { name, request, exceeded, covered, verdict } of requests) {
       const state = {
         exceeded: new Map<string, { retry_after: number }>(Object.entries(exceeded)),
-        covered: new Set<string>(covered),
+        covered,
       };
       expect(JSON.parse(JSON.stringify(settle(engine.match(request), state))), name).toEqual(verdict);
     }
@@ -76,31 +76,43 @@ describe('the published vectors', () => {
 });
 
 describe('the action hash', () => {
+  const ACTION = { agent_id: 'a', agent_role: 'r', action_type: 'tool_call', tool_name: 't' };
+
   it('is that of the vectors', () => {
     for (const { name, action, hash } of json('policy/action-hash.json').actions)
       expect(actionHash(action), name).toBe(hash);
   });
 
   it('refuses what has no exact form', () => {
-    const of = (args: unknown) => actionHash({ agent_id: 'a', agent_role: 'r', tool_name: 't', arguments: args });
+    const of = (args: unknown) => actionHash({ ...ACTION, arguments: args });
     for (const value of [Number.NaN, Infinity, 2 ** 53, -(2 ** 60), 1e300, '\uD83D', 10n]) {
       expect(() => of({ value }), String(value)).toThrow(RangeError);
     }
     expect(() => of({ '\uD83D': 1 })).toThrow(RangeError);
-    expect(() => actionHash({ agent_id: '\uD83D', agent_role: 'r', tool_name: 't' })).toThrow(RangeError);
+    expect(() => actionHash({ ...ACTION, agent_id: '\uD83D' })).toThrow(RangeError);
   });
 
   it('is the same for the same action, and another for another', () => {
     const action = fc.record({
       agent_id: fc.string(),
       agent_role: fc.string(),
+      action_type: fc.string(),
+      tool_server: fc.option(fc.string()),
       tool_name: fc.string(),
       method: fc.option(fc.string()),
       resource: fc.option(fc.string()),
       arguments: fc.dictionary(fc.string(), fc.oneof(fc.string(), fc.integer(), fc.boolean(), fc.constant(null))),
+      context: fc.option(fc.constant({ ticket: 1 })),
+      estimated_value: fc.option(fc.integer()),
+      value_currency: fc.option(fc.string()),
     });
     fc.assert(
       fc.property(action, action, (one, other) => {
+        // each member counts, the absent as null
+        for (const name of Object.keys(one) as (keyof typeof one)[]) {
+          expect(actionHash({ ...one, [name]: 'another' } as typeof one), name).not.toBe(actionHash(one));
+          if (one[name] === null) expect(actionHash({ ...one, [name]: undefined } as typeof one)).toBe(actionHash(one));
+        }
         const shuffled = Object.fromEntries(Object.entries(one).reverse()) as typeof one;
         expect(actionHash(shuffled)).toBe(actionHash(one));
         expect(actionHash(one) === actionHash(other)).toBe(

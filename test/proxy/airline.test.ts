@@ -8,7 +8,8 @@ import type { Transport } from '@modelcontextprotocol/sdk/shared/transport.js';
 import { CallToolRequestSchema, ListToolsRequestSchema } from '@modelcontextprotocol/sdk/types.js';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { useServer } from '../helpers/server.ts';
-import { decisions, type Governed, governed, ProxyProcess, Upstream, until } from './support.ts';
+import { until } from '../helpers/until.ts';
+import { decisions, type Governed, governed, ProxyProcess, Upstream } from './support.ts';
 
 /** The recorded calls of an airline's agent, as an MCP client's traffic through the proxy to a server of those tools. */
 const data = process.env.SVC_TEST_DATA ?? path.resolve('../shared/data');

@@ -4,7 +4,8 @@ import type { AddressInfo } from 'node:net';
 import path from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { useServer } from '../helpers/server.ts';
-import { decisions, type Governed, governed, ProxyProcess, Upstream, until } from './support.ts';
+import { until } from '../helpers/until.ts';
+import { decisions, type Governed, governed, ProxyProcess, Upstream } from './support.ts';
 
 const server = useServer({ SVC_POLL_SECONDS: '1' });
 const POLICY = `permit(principal in AgentRole::"clerk", action, resource == Tool::"api") unless { context has method && context.method == "DELETE" };
@@ -12,8 +13,10 @@ const POLICY = `permit(principal in AgentRole::"clerk", action, resource == Tool
 
 /** The way to the control plane, which can be cut: what goes over it is passed on as it is. */
 function link() {
-  const state = { away: false, url: '' };
+  const state = { away: false, silent: false, asked: 0, url: '' };
   const relay = createServer((request, response) => {
+    state.asked++;
+    if (state.silent) return;
     if (state.away) {
       request.socket.destroy();
       return;
@@ -48,6 +51,14 @@ function link() {
     },
     mend() {
       state.away = false;
+      state.silent = false;
+    },
+    /** It still takes requests, and answers none. */
+    hush() {
+      state.silent = true;
+    },
+    get asked() {
+      return state.asked;
     },
   };
 }
@@ -134,6 +145,28 @@ describe('while the control plane is away', () => {
     proxy.signal('SIGTERM');
     expect(await proxy.exited()).toBe(0);
   }, 120_000);
+
+  test('a stop waits for no answer: neither to what is sent, nor to what a start asks', async () => {
+    const proxy = await make().start();
+    await proxy.ready();
+    await until(async () => (await proxy.metrics()).svc_proxy_spool_events === 0, 'it is sent');
+    way.hush();
+    await proxy.call(200, 'GET /api/kept', world.agentKey);
+    proxy.signal('SIGTERM');
+    expect(await proxy.exited(), proxy.output).toBe(0);
+
+    const { asked } = way;
+    const starting = proxy.start().catch(() => undefined);
+    await until(() => way.asked > asked, 'it asks');
+    proxy.signal('SIGTERM');
+    expect(await proxy.exited(), proxy.output).toBe(0);
+    await starting;
+    way.mend();
+    await proxy.start();
+    await until(async () => (await proxy.metrics()).svc_proxy_spool_events === 0, 'what was kept is sent');
+    proxy.signal('SIGTERM');
+    expect(await proxy.exited()).toBe(0);
+  }, 25_000);
 
   test('a hold that was released is consumed before anything is forwarded, or nothing is', async () => {
     const proxy = await make().start();

@@ -3,22 +3,17 @@ import { cpSync, existsSync, readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { keyThumbprint } from '../../server/lib/crypto.ts';
+import { Egress } from '../../server/lib/egress.ts';
 import { createLog } from '../../server/lib/log.ts';
-import { BundleError, packBundle } from '../../server/policy/bundle.ts';
+import { BundleError } from '../../server/policy/bundle.ts';
+import { packBundle } from '../../server/policy/pack-bundle.ts';
+import { Agents } from '../../server/proxy/agents.ts';
 import { ControlPlane } from '../../server/proxy/control-plane.ts';
 import { Governance, openGoverning } from '../../server/proxy/governance.ts';
 import { TestClock, useServer } from '../helpers/server.ts';
+import { until } from '../helpers/until.ts';
 import { contentOf } from '../policy/support.ts';
-import {
-  decisions,
-  enforce,
-  type Governed,
-  governed,
-  ProxyProcess,
-  temporaryDirectory,
-  Upstream,
-  until,
-} from './support.ts';
+import { decisions, enforce, type Governed, governed, ProxyProcess, temporaryDirectory, Upstream } from './support.ts';
 
 const DAY_MS = 24 * 3600 * 1000;
 const ALLOW = 'permit(principal in AgentRole::"clerk", action, resource == Tool::"api");';
@@ -33,8 +28,8 @@ describe('a bundle', () => {
     packBundle(what, { seq, not_after: '2030-01-01T00:00:00.000Z', kid, privateKey });
   const expected = { keyFor, tenant: content.tenant, scopes: null, newest: undefined };
 
-  test('with any one byte changed is refused', () => {
-    const { bytes } = make(7);
+  test('with any one byte changed is refused', async () => {
+    const { bytes } = await make(7);
     openGoverning(bytes, expected).engine.dispose();
     for (let at = 0; at < bytes.length; at++) {
       for (const flip of [1, 0x80, 0xff]) {
@@ -49,8 +44,8 @@ describe('a bundle', () => {
     expect(() => openGoverning(Buffer.concat([bytes, Buffer.from('x')]), expected)).toThrow(BundleError);
   });
 
-  test('of another tenant, key, scope set or an older number is refused, and so is another of the same number', () => {
-    const { bytes, hash } = make(7);
+  test('of another tenant, key, scope set or an older number is refused, and so is another of the same number', async () => {
+    const { bytes, hash } = await make(7);
     const refused = (change: object) => () => openGoverning(bytes, { ...expected, ...change });
     expect(refused({ tenant: 'ten_other' })).toThrow(expect.objectContaining({ reason: 'tenant' }));
     expect(refused({ keyFor: () => generateKeyPairSync('ed25519').publicKey })).toThrow(
@@ -65,22 +60,31 @@ describe('a bundle', () => {
     openGoverning(bytes, { ...expected, newest: { seq: 7, hash } }).engine.dispose();
     // a filtered bundle is authentic as well, and lacks a forbid
     const filtered = contentOf({ pol: MASKED }, ['a']);
-    expect(() => openGoverning(make(9, filtered).bytes, expected)).toThrow(
-      expect.objectContaining({ reason: 'content' }),
-    );
-    openGoverning(make(9, filtered).bytes, { ...expected, scopes: ['a'] }).engine.dispose();
+    const nine = await make(9, filtered);
+    expect(() => openGoverning(nine.bytes, expected)).toThrow(expect.objectContaining({ reason: 'content' }));
+    openGoverning(nine.bytes, { ...expected, scopes: ['a'] }).engine.dispose();
   });
 
-  test('with an obligation that is not understood is refused', () => {
+  test('with an obligation that is not understood is refused', async () => {
     const [first, ...rest] = content.policies;
     const policies = [{ ...first!, annotations: { ...first!.annotations, mask: ['$[?(@.a)]'] } }, ...rest];
-    expect(() => openGoverning(make(9, { ...content, policies }).bytes, expected)).toThrow(
-      expect.objectContaining({ reason: 'content' }),
-    );
+    const nine = await make(9, { ...content, policies });
+    expect(() => openGoverning(nine.bytes, expected)).toThrow(expect.objectContaining({ reason: 'content' }));
   });
 });
 
 const server = useServer({ SVC_POLL_SECONDS: '1' });
+
+/** The same bundle with another number in its header, and so with a signature that does not fit. */
+function withSeq(bundle: Buffer, seq: number): Buffer {
+  const end = 9 + bundle.readUInt32BE(5);
+  const [head, , signature] = bundle.toString('latin1', 9, end).split('.');
+  const header = { ...JSON.parse(Buffer.from(head!, 'base64url').toString()), seq };
+  const jws = `${Buffer.from(JSON.stringify(header)).toString('base64url')}..${signature}`;
+  const length = Buffer.alloc(4);
+  length.writeUInt32BE(jws.length);
+  return Buffer.concat([bundle.subarray(0, 5), length, Buffer.from(jws), bundle.subarray(end)]);
+}
 
 describe('policies and agents', () => {
   let world: Governed;
@@ -173,6 +177,54 @@ describe('policies and agents', () => {
     await back.stop();
   });
 
+  test('spoiled on disk do not let an older bundle in', async () => {
+    const dir = await fetched();
+    const file = path.join(dir, 'state.json');
+    const whole = readFileSync(file, 'utf8');
+    const seen = async (text: string) => {
+      writeFileSync(file, text);
+      const governance = make(dir);
+      const told: string[] = [];
+      governance.onPoll = (what, result) => told.push(`${what} ${result}`);
+      await governance.start();
+      const { standing } = governance;
+      await governance.stop();
+      return { standing: typeof standing === 'string' ? standing : standing.seq, told };
+    };
+    // a state that says that a newer one was seen: whoever wrote that, it may be true
+    const newer = JSON.parse(whole);
+    newer.state.newest.seq += 1;
+    expect(await seen(JSON.stringify(newer))).toMatchObject({
+      standing: 'no_bundle',
+      told: expect.arrayContaining(['bundle rejected']),
+    });
+    // no state at all, but a bundle that says so
+    const own = readFileSync(path.join(dir, 'bundle.svcb'));
+    for (const spoiled of ['', '{', '{"state":null}', '{"state":{"v":1}}']) {
+      writeFileSync(path.join(dir, 'bundle.svcb'), withSeq(own, newer.state.newest.seq));
+      expect((await seen(spoiled)).standing, spoiled).toBe('no_bundle');
+      writeFileSync(path.join(dir, 'bundle.svcb'), own);
+      expect((await seen(spoiled)).standing, spoiled).toBe(newer.state.newest.seq - 1);
+    }
+  });
+
+  test('tell an agent key no more once it has expired, whatever the control plane says or does not', async () => {
+    const clock = new TestClock();
+    const made = await server.call<{ key: string }>(201, 'POST /v1/agent-keys', world.tenant.admin, {
+      agent_id: 'bot-9',
+      agent_role: 'clerk',
+      expires_at: new Date(Date.now() + 3_600_000).toISOString(),
+    });
+    const governance = make(temporaryDirectory(), { clock });
+    await governance.start();
+    const agents = new Agents({ governance, egress: new Egress({ allow: [], dnsServers: [] }), clock });
+    expect(await agents.identify(made.body.key)).toMatchObject({ id: 'bot-9' });
+    clock.advance(3_600_001);
+    await expect(agents.identify(made.body.key)).rejects.toThrow('does not work');
+    expect(await agents.identify(world.agentKey)).toMatchObject({ id: 'bot-1' });
+    await governance.stop();
+  });
+
   test('past their end deny everything, unless the setting says to go on', async () => {
     const dir = await fetched();
     const clock = new TestClock();
@@ -213,6 +265,47 @@ describe('policies and agents', () => {
   });
 });
 
+describe('a bundle that is refused', () => {
+  test('is told by the proxy, and shown beside it in the fleet', async () => {
+    const world = await governed(server, { api: ALLOW });
+    const key = { key: world.proxyKey };
+    const seqOf = async () => {
+      const { headers } = await server.call(200, 'GET /v1/policies/bundle', key);
+      return Number(headers.get('x-svc-bundle-seq'));
+    };
+    const beat = (proxy_id: string, bundle_seq: number, more: Record<string, unknown> = {}) =>
+      server.call(200, 'POST /v1/proxies/heartbeat', key, { proxy_id, bundle_seq, ...more });
+    expect(await seqOf()).toBe(1);
+    await beat('p', 1);
+    expect(await seqOf()).toBe(1);
+    // one that was never given out here
+    await beat('p', 40, { refused_bundle: 'rollback' });
+    expect(await seqOf()).toBe(41);
+    await beat('p', 41);
+    await beat('q', 3, { refused_bundle: 'rollback' });
+    expect(await seqOf()).toBe(41);
+    // nor can a proxy key make every proxy fetch a new bundle with each heartbeat
+    for (const seq of [42, 43, 44]) await beat('t', seq);
+    expect(await seqOf()).toBe(41);
+    server.clock.advance(15_000);
+    await beat('t', 45);
+    expect(await seqOf()).toBe(46);
+    server.clock.advance(15_000);
+    // nor use the numbers up
+    await beat('r', Number.MAX_SAFE_INTEGER);
+    await beat('s', 2_000_000);
+    expect(await seqOf()).toBe(46);
+    const person = await world.tenant.person('viewer');
+    const { body } = await server.call<{ proxies: { proxy_id: string; refused_bundle?: string }[] }>(
+      200,
+      'GET /v1/proxies',
+      person,
+    );
+    const told = Object.fromEntries(body.proxies.map((one) => [one.proxy_id, one.refused_bundle]));
+    expect(told).toEqual({ p: undefined, q: 'rollback', r: undefined, s: undefined, t: undefined });
+  });
+});
+
 describe('a running proxy', () => {
   test('enforces a change, a revoked policy and a revoked agent key within a poll interval', async () => {
     const upstream = await new Upstream().start();
@@ -238,6 +331,26 @@ describe('a running proxy', () => {
     expect(await status(agent.body.key), 'a new key works at once').toBe(200);
     await server.call(204, `DELETE /v1/agent-keys/${agent.body.id}`, world.tenant.admin);
     await until(async () => (await status(agent.body.key)) === 401, 'it works no longer');
+  });
+
+  test('takes up a revocation although the database was set back behind the bundles that it has seen', async () => {
+    const upstream = await new Upstream().start();
+    const world = await governed(server, { api: ALLOW });
+    const proxy = await new ProxyProcess([{ path: '/api/*', to: upstream.url }], world.env).start();
+    await proxy.ready();
+    const { id } = world.tenant;
+    const bundleSeq = async () => (await proxy.metrics()).svc_proxy_bundle_seq;
+    await enforce(server, world.tenant, 'more', ALLOW);
+    await until(async () => (await bundleSeq()) === 2, 'the change is there');
+    await proxy.call(200, 'GET /api/x', world.agentKey);
+    // an older backup: the numbers begin again, and nobody has heard of the proxy
+    await server.core.db.owner.query('delete from policy_bundle where tenant_id = $1', [id]);
+    await server.core.db.owner.query('delete from proxy_instance where tenant_id = $1', [id]);
+    await server.call(200, 'DELETE /v1/policies/more', world.tenant.admin);
+    await server.call(200, 'DELETE /v1/policies/api', world.tenant.admin);
+    await until(async () => Number(await bundleSeq()) > 2, 'the revocation is there');
+    await proxy.call(403, 'GET /api/x', world.agentKey);
+    await until(async () => (await proxy.metrics()).svc_proxy_bundle_refused === 0, 'nothing is refused any more');
   });
 
   test('whose own key is revoked denies everything, keeps the records, and goes on with a new key', async () => {

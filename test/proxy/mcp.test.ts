@@ -1,6 +1,9 @@
 import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { request } from 'node:http';
 import path from 'node:path';
+import { createInterface } from 'node:readline';
 import { Client } from '@modelcontextprotocol/sdk/client/index.js';
 import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js';
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
@@ -9,7 +12,8 @@ import { CreateMessageRequestSchema } from '@modelcontextprotocol/sdk/types.js';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { freePort } from '../helpers/ports.ts';
 import { useServer } from '../helpers/server.ts';
-import { decisions, enforce, type Governed, governed, ProxyProcess, temporaryDirectory, until } from './support.ts';
+import { until } from '../helpers/until.ts';
+import { decisions, enforce, type Governed, governed, ProxyProcess, temporaryDirectory } from './support.ts';
 
 const bin = (name: string) => path.resolve('node_modules/.bin', name);
 
@@ -50,10 +54,16 @@ async function connect(transport: Transport, capabilities = {}): Promise<Client>
   return client;
 }
 
-function wrapped(dir: string, name: string, command: string[], options: string[] = []): Promise<Client> {
+function wrapped(
+  dir: string,
+  name: string,
+  command: string[],
+  options: string[] = [],
+  key = world.agentKey,
+): Promise<Client> {
   const env = {
     ...world.env,
-    SVC_AGENT_KEY: world.agentKey,
+    SVC_AGENT_KEY: key,
     SVC_PROXY_DIR: path.join(dir, 'state'),
     PATH: process.env.PATH!,
     NODE_COMPILE_CACHE: process.env.NODE_COMPILE_CACHE ?? '',
@@ -176,6 +186,42 @@ describe('a tool server behind `svc-proxy mcp`', () => {
     expect(readFileSync(file, 'utf8')).toBe('x');
   });
 
+  test('does not run what was approved when its agent was revoked while it waited', async () => {
+    const { body: made } = await server.call<{ id: string; key: string }>(
+      201,
+      'POST /v1/agent-keys',
+      world.tenant.admin,
+      { agent_id: 'bot-5', agent_role: 'clerk' },
+    );
+    const options = ['--wait', '60'];
+    const waiting = await wrapped(
+      path.join(dir, 'revoked'),
+      'files',
+      [bin('mcp-server-filesystem'), home],
+      options,
+      made.key,
+    );
+    const file = path.join(home, 'revoked.txt');
+    const answer = call(waiting, 'write_file', { path: file, content: 'x' });
+    const id = await until(async () => {
+      const { body } = await server.call<{ holds: { id: string; agent_id: string }[] }>(
+        200,
+        'GET /v1/escrow?status=held',
+        world.tenant.admin,
+      );
+      return body.holds.find(({ agent_id }) => agent_id === 'bot-5')?.id;
+    }, 'it is held');
+    await server.call(204, `DELETE /v1/agent-keys/${made.id}`, world.tenant.admin);
+    await until(async () => {
+      const next = await call(waiting, 'read_text_file', { path: path.join(home, 'a.txt') });
+      return next._meta?.['svc/decision']?.code === 'UNAUTHENTICATED';
+    }, 'the proxy knows of it');
+    await approve(id);
+    await approve(id);
+    expect(await answer).toMatchObject({ isError: true, _meta: { 'svc/decision': { code: 'UNAUTHENTICATED' } } });
+    expect(() => readFileSync(file)).toThrow();
+  });
+
   test('is told when the policies change, and each call is decided by those in force', async () => {
     const { ToolListChangedNotificationSchema } = await import('@modelcontextprotocol/sdk/types.js');
     let told = 0;
@@ -216,7 +262,10 @@ describe('a tool server behind `svc-proxy mcp`', () => {
     const hold = await server.call(200, `GET /v1/escrow/${held.escrow_id}`, world.tenant.admin);
     expect(hold.body).toMatchObject({ estimated_value: 101, value_currency: 'EUR' });
     const unread = await call(everything, 'get-sum', { a: 'a lot', b: 3 });
-    expect(unread).toMatchObject({ isError: true, _meta: { 'svc/decision': { code: 'VALIDATION_FAILED' } } });
+    expect(unread).toMatchObject({
+      isError: true,
+      _meta: { 'svc/decision': { reason: 'argument_in_doubt: arguments.a' } },
+    });
 
     const weather = await call(everything, 'get-structured-content', { location: 'New York' });
     expect(weather._meta!['svc/decision']).toMatchObject({ decision: 'allow_with_masking' });
@@ -231,26 +280,254 @@ describe('a tool server behind `svc-proxy mcp`', () => {
   });
 });
 
-describe('an MCP server behind a route', () => {
+/** A tool server that says more than it was asked, and writes what it received. */
+const TALKATIVE = `
+const say = (message) => process.stdout.write(JSON.stringify({ ...message, jsonrpc: '2.0' }) + '\\n');
+let held = [];
+require('node:readline').createInterface({ input: process.stdin }).on('line', (line) => {
+  const { id, method, params } = JSON.parse(line);
+  if (method === 'initialize') {
+    const serverInfo = { name: 'talkative', version: '1' };
+    say({ id, result: { protocolVersion: params.protocolVersion, capabilities: { tools: {} }, serverInfo } });
+  }
+  if (method !== 'tools/call') return;
+  const text = (text) => ({ content: [{ type: 'text', text: JSON.stringify({ text }) }] });
+  if (params.name === 'wait') return held.push(id);
+  if (params.name === 'go-on') for (const one of held.splice(0)) say({ id: one, result: text('waited') });
+  const { progressToken } = params._meta ?? {};
+  for (const token of [progressToken, 'nobody'].filter((token) => token !== undefined))
+    say({ method: 'notifications/progress', params: { progressToken: token, progress: 1, message: 'secret of ' + params.name } });
+  say({ id, result: text('x'.repeat(params.arguments?.length ?? 1)) });
+});
+`;
+
+describe('a client that writes messages of its own', () => {
   let child: ChildProcess;
-  let proxy: ProxyProcess;
-  const transport = (key: string) =>
-    new StreamableHTTPClientTransport(new URL(`${proxy.url}/mcp/everything`), {
-      requestInit: { headers: { authorization: `Bearer ${key}` } },
-    }) as Transport;
+  const received: { id?: unknown; [name: string]: unknown }[] = [];
+  const say = (message: Record<string, unknown>) =>
+    child.stdin!.write(`${JSON.stringify({ jsonrpc: '2.0', ...message })}\n`);
+  const tool = (id: unknown, name: string, more: Record<string, unknown> = {}) =>
+    say({ id, method: 'tools/call', params: { name, ...more } });
+  const answers = (id: unknown, count = 1) =>
+    until(() => {
+      const found = received.filter((message) => message.id === id);
+      return found.length >= count && found;
+    }, `${count} answers to ${id}`);
+
   beforeAll(async () => {
-    const port = String(await freePort());
+    await enforce(
+      server,
+      world.tenant,
+      'talkative',
+      `permit(principal, action, resource in ToolServer::"talkative");
+       @mask("$.text") forbid(principal, action, resource == Tool::"masked");`,
+    );
+    const dir = temporaryDirectory();
+    const script = path.join(dir, 'talkative.cjs');
+    writeFileSync(script, TALKATIVE);
+    // without the \`--\` that some launchers take away
+    const args = ['server/proxy/main.ts', 'mcp', '--name', 'talkative', process.execPath, script];
+    child = spawn(process.execPath, args, {
+      stdio: ['pipe', 'pipe', 'ignore'],
+      env: {
+        ...world.env,
+        SVC_AGENT_KEY: world.agentKey,
+        SVC_PROXY_DIR: path.join(dir, 'state'),
+        PATH: process.env.PATH,
+        NODE_COMPILE_CACHE: process.env.NODE_COMPILE_CACHE,
+      },
+    });
+    createInterface({ input: child.stdout! }).on('line', (line) => received.push(JSON.parse(line)));
+    say({ id: 'init', method: 'initialize', params: { protocolVersion: '2025-11-25', capabilities: {} } });
+    await answers('init');
+  });
+  afterAll(() => {
+    child?.kill('SIGKILL');
+  });
+
+  test('hears on the way nothing of what is masked, whatever the token', async () => {
+    tool(1, 'masked', { _meta: { progressToken: 'one' } });
+    tool(2, 'open', { _meta: { progressToken: 'two' } });
+    const [[masked], [open]] = await Promise.all([answers(1), answers(2)]);
+    expect(JSON.stringify(masked)).toContain('[masked]');
+    expect(JSON.stringify(open)).not.toContain('[masked]');
+    expect(JSON.stringify(received)).not.toContain('secret of masked');
+    expect(JSON.stringify(received)).toContain('secret of open');
+    // the token of a call that is not masked
+    received.splice(0);
+    tool(3, 'wait', { _meta: { progressToken: 'same' } });
+    tool(4, 'masked', { _meta: { progressToken: 'same' } });
+    await answers(4);
+    tool(5, 'go-on');
+    await answers(3);
+    expect(received.filter(({ method }) => method === 'notifications/progress').length).toBeGreaterThan(2);
+    expect(JSON.stringify(received)).not.toContain('secret of masked');
+  });
+
+  test('gets an answer of many megabytes, and goes on', async () => {
+    received.splice(0);
+    tool('long', 'open', { arguments: { length: 12_000_000 } });
+    const [answer] = await answers('long');
+    expect(JSON.stringify(answer).length).toBeGreaterThan(12_000_000);
+    tool('short', 'open');
+    await answers('short');
+  });
+
+  test('cannot use an id twice at the same time: one answer is not taken for another', async () => {
+    received.splice(0);
+    tool('twice', 'wait');
+    tool('twice', 'open');
+    expect(await answers('twice')).toMatchObject([
+      { error: { code: -32600, message: 'the id of this request is in use' } },
+    ]);
+    tool('go-on', 'go-on');
+    const [, answer] = await answers('twice', 2);
+    expect(JSON.stringify(answer)).toContain('waited');
+    // afterwards it is free again
+    tool('twice', 'open');
+    expect((await answers('twice', 3))[2]).toMatchObject({ result: {} });
+  });
+});
+
+describe('an MCP server behind a route', () => {
+  let child: ChildProcess | undefined;
+  let port: string;
+  let proxy: ProxyProcess;
+  const restart = async () => {
+    if (child) {
+      child.kill('SIGKILL');
+      await once(child, 'exit');
+    }
     child = spawn(process.execPath, [bin('mcp-server-everything'), 'streamableHttp'], {
       env: { PATH: process.env.PATH, PORT: port },
       stdio: 'ignore',
     });
     const url = `http://127.0.0.1:${port}/mcp`;
     await until(async () => (await fetch(url).catch(() => undefined)) !== undefined, 'the MCP server listens');
-    proxy = await new ProxyProcess([{ path: '/mcp/everything', mcp: url, server: 'everything' }], world.env).start();
+  };
+  const transport = (key: string) =>
+    new StreamableHTTPClientTransport(new URL(`${proxy.url}/mcp/everything`), {
+      requestInit: { headers: { authorization: `Bearer ${key}` } },
+    }) as Transport;
+  beforeAll(async () => {
+    port = String(await freePort());
+    await restart();
+    const url = `http://127.0.0.1:${port}/mcp`;
+    proxy = await new ProxyProcess(
+      [
+        { path: '/mcp/everything', mcp: url, server: 'everything' },
+        { path: '/mcp/other', mcp: url, server: 'other' },
+        { path: '/mcp/gone', mcp: 'http://127.0.0.1:9/mcp', server: 'gone' },
+      ],
+      world.env,
+    ).start();
     await proxy.ready();
   });
   afterAll(() => {
     child?.kill('SIGKILL');
+  });
+
+  const INITIALIZE = {
+    jsonrpc: '2.0',
+    id: 0,
+    method: 'initialize',
+    params: { protocolVersion: '2025-11-25', capabilities: {}, clientInfo: { name: 'test', version: '1' } },
+  };
+  const LIST = { jsonrpc: '2.0', id: 1, method: 'tools/list' };
+  /** One message as any HTTP client can send it. */
+  async function post(route: string, key: string, message: unknown, headers: Record<string, string> = {}) {
+    const response = await fetch(`${proxy.url}/mcp/${route}`, {
+      method: 'POST',
+      headers: {
+        authorization: `Bearer ${key}`,
+        'content-type': 'application/json',
+        accept: 'application/json, text/event-stream',
+        ...headers,
+      },
+      body: typeof message === 'string' ? message : JSON.stringify(message),
+    });
+    return { status: response.status, session: response.headers.get('mcp-session-id')!, text: await response.text() };
+  }
+  const sessions = async () => (await proxy.metrics()).svc_proxy_mcp_sessions!;
+  const settled = (count: number) => until(async () => (await sessions()) === count, `${count} sessions`);
+
+  test('an agent that begins sessions without end gets a hundred, and takes none from another', async () => {
+    const others = (await world.tenant.agent('bot-4', 'clerk')).key!;
+    const quiet = (await post('everything', others, INITIALIZE)).session;
+    const before = await sessions();
+    const begun: string[] = [];
+    for (let n = 0; n < 11; n++) {
+      const ten = await Promise.all(Array.from({ length: 10 }, () => post('everything', world.agentKey, INITIALIZE)));
+      for (const { status, session } of ten) {
+        expect(status).toBe(200);
+        begun.push(session);
+      }
+    }
+    expect(await sessions()).toBe(before + 100);
+    const ask = (session: string, key = world.agentKey) => post('everything', key, LIST, { 'mcp-session-id': session });
+    expect((await ask(begun[0]!)).status).toBe(404);
+    expect((await ask(begun.at(-1)!)).status).toBe(200);
+    expect((await ask(quiet, others)).status).toBe(200);
+    expect((await post('everything', others, INITIALIZE)).status).toBe(200);
+
+    // and nothing is kept of what was no initialization, or of one that failed
+    await settled(before + 101);
+    for (let n = 0; n < 5; n++) {
+      expect((await post('gone', others, INITIALIZE)).text).toContain('the tool server cannot be reached');
+      expect((await post('everything', others, LIST)).status).toBe(400);
+      expect((await post('everything', others, '{')).status).toBe(400);
+      expect((await post('everything', others, '{"id":1,"id":2}')).status).toBe(400);
+      expect((await post('everything', others, LIST, { 'content-type': 'text/plain' })).status).toBe(415);
+    }
+    await settled(before + 101);
+  });
+
+  test('a session is good on the route that it was begun on, and nowhere else', async () => {
+    const { session } = await post('everything', world.agentKey, INITIALIZE);
+    const headers = { 'mcp-session-id': session };
+    expect((await post('other', world.agentKey, LIST, headers)).status).toBe(404);
+    expect((await post('everything', world.agentKey, LIST, headers)).status).toBe(200);
+  });
+
+  test('a page of another site gets nothing, by its own name or by one that was made to mean this machine', async () => {
+    const { hostname, port } = new URL(proxy.url);
+    const ask = (headers: Record<string, string>) =>
+      new Promise<number>((resolve, reject) => {
+        const sent = request({
+          hostname,
+          port,
+          path: '/mcp/everything',
+          method: 'POST',
+          headers: { ...base, ...headers },
+        });
+        sent.on('response', (response) => resolve(response.resume().statusCode!)).on('error', reject);
+        sent.end(JSON.stringify(INITIALIZE));
+      });
+    const base = {
+      authorization: `Bearer ${world.agentKey}`,
+      'content-type': 'application/json',
+      accept: 'application/json, text/event-stream',
+    };
+    for (const host of ['evil.test', `evil.test:${port}`, '127.0.0.1.evil.test', 'localhost.evil.test', '0']) {
+      expect(await ask({ host }), host).toBe(403);
+      expect(await ask({ host, origin: `http://${host}` }), host).toBe(403);
+    }
+    for (const origin of ['http://evil.test', 'null', 'file://', `http://127.0.0.1.evil.test:${port}`]) {
+      expect(await ask({ origin }), origin).toBe(403);
+    }
+    for (const host of ['localhost', `localhost:${port}`, `127.0.0.1:${port}`, '[::1]']) {
+      expect(await ask({ host }), host).toBe(200);
+      expect(await ask({ host, origin: `http://${host}` }), host).toBe(200);
+    }
+    const named = await new ProxyProcess([{ path: '/mcp/everything', mcp: 'http://127.0.0.1:9', server: 'x' }], {
+      ...world.env,
+      SVC_PROXY_NAMES: 'Tools.test',
+    }).start();
+    const there = await fetch(`${named.url}/mcp/everything`, {
+      method: 'POST',
+      headers: { ...base, origin: 'https://tools.test' },
+    });
+    expect(there.status).toBe(400);
   });
 
   test('serves the standard’s client: tools, progress, and requests of the server to the client', async () => {
@@ -295,6 +572,42 @@ describe('an MCP server behind a route', () => {
     });
     expect(stolen.status).toBe(404);
     expect((await proxy.metrics()).svc_proxy_mcp_sessions).toBeGreaterThan(0);
+  });
+
+  test('has restarted: a session that it knows no more is 404, and a new one works', async () => {
+    const { session } = await post('everything', world.agentKey, INITIALIZE);
+    const headers = { 'mcp-session-id': session };
+    expect((await post('everything', world.agentKey, LIST, headers)).text).toContain('get-sum');
+    await restart();
+    expect((await post('everything', world.agentKey, LIST, headers)).text).toContain('cannot be reached');
+    await until(
+      async () => (await post('everything', world.agentKey, LIST, headers)).status === 404,
+      'the session has ended',
+    );
+    const again = await post('everything', world.agentKey, INITIALIZE);
+    const list = await post('everything', world.agentKey, LIST, { 'mcp-session-id': again.session });
+    expect(list.text).toContain('get-sum');
+  });
+
+  test('a call with a member that a server which ignores case would take for another is refused', async () => {
+    const begun = await post('everything', world.agentKey, INITIALIZE);
+    const session = { 'mcp-session-id': begun.session };
+    const params = { name: 'get-sum', arguments: { a: 1, b: 1 } };
+    const call = (more: object) =>
+      post(
+        'everything',
+        world.agentKey,
+        { jsonrpc: '2.0', id: 7, method: 'tools/call', params: { ...params, ...more } },
+        session,
+      );
+    for (const more of [
+      { Name: 'get-env' },
+      { ARGUMENTS: { a: 9, b: 9 } },
+      { 'na\u017fe': 1, '\uFF4Eame': 'get-env' },
+    ]) {
+      expect((await call(more)).text).toContain('-32602');
+    }
+    expect((await call({ another: 1 })).text).toContain('The sum of 1 and 1 is 2');
   });
 
   test('stops an agent whose key is revoked, in the middle of its session', async () => {

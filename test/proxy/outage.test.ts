@@ -11,8 +11,9 @@ import { createLog } from '../../server/lib/log.ts';
 import { createTenant } from '../../server/provision.ts';
 import { useDatabase } from '../helpers/database.ts';
 import { MASTER_KEY, ServerProcess } from '../helpers/processes.ts';
+import { until } from '../helpers/until.ts';
 import { ROUNDS } from '../siege/rounds.ts';
-import { ProxyProcess, Upstream, until } from './support.ts';
+import { ProxyProcess, Upstream } from './support.ts';
 
 const POLICY = `permit(principal in AgentRole::"clerk", action, resource == Tool::"api") unless { context has method && context.method == "DELETE" };
 @escrow("multi_party") @approvals("2") forbid(principal, action, resource == Tool::"api") when { context has method && context.method == "PUT" };`;
@@ -118,11 +119,16 @@ test('the control plane is away, the spool fills, the proxy is killed: what was 
   const back = Date.now() + ROUNDS.awayMs;
   await proxy.call(503, 'PUT /api/pay', agentKey, { body: { amount: 99 } });
   let forwarded = upstream.received.length;
-  for (;;) {
-    const answers = await askMany(50);
-    if (answers.every((status) => status === 503)) break;
-    forwarded = upstream.received.length;
-  }
+  await until(
+    async () => {
+      const answers = await askMany(50);
+      if (answers.every((status) => status === 503)) return true;
+      forwarded = upstream.received.length;
+      return false;
+    },
+    'nothing more can be recorded',
+    { limitMs: 120_000, everyMs: 0 },
+  );
   expect(upstream.received, 'nothing is let through that cannot be recorded').toHaveLength(forwarded);
   const full = await proxy.metrics();
   expect(full.svc_proxy_events_decided).toBe(full.svc_proxy_events_acknowledged! + full.svc_proxy_spool_events!);

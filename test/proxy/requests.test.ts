@@ -1,4 +1,4 @@
-import { connect } from 'node:net';
+import { type AddressInfo, connect, createServer } from 'node:net';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { PolicyEngine } from '../../server/policy/evaluate.ts';
 import type { Route } from '../../server/proxy/config.ts';
@@ -53,6 +53,12 @@ describe('a path', () => {
     expect(where('/a/b/c')).toEqual(['/a/b/*', '/c']);
     expect(where('/a/bc')).toEqual(['/a/*', '/bc']);
     expect(where('/ab')).toEqual(['/*', '/ab']);
+    routes.reverse();
+    expect(where('/a/b')).toEqual(['/a/b', '']);
+    expect(() => where('/a/b/')).toThrow(Refusal);
+    expect(where('/a')).toEqual(['/a/*', '']);
+    expect(where('/')).toEqual(['/*', '/']);
+    routes.reverse();
     expect(findRoute([routes[1]!], '/ab')).toBeUndefined();
     expect(upstreamUrl(routes[1] as never, '/x', '?q=1').href).toBe('https://up.test/base/x?q=1');
     expect(upstreamUrl(routes[1] as never, '//evil.test', '').origin).toBe('https://up.test');
@@ -60,14 +66,15 @@ describe('a path', () => {
 });
 
 test('a body is forwarded as it was understood', () => {
-  const twice = readBody(Buffer.from('{"amount":1,"amount":1000, "x": 1.0}'), 'application/json', false);
-  expect(twice.value).toEqual({ amount: 1000, x: 1 });
-  expect(twice.bytes.toString()).toBe('{"amount":1000,"x":1}');
+  const json = readBody(Buffer.from('{"amount":1000, "x": 1.0}'), 'application/json', false);
+  expect(json.value).toEqual({ amount: 1000, x: 1 });
+  expect(json.bytes.toString()).toBe('{"amount":1000,"x":1}');
   const form = readBody(Buffer.from('a=1&b=2&a=3&c=%zz'), 'application/x-www-form-urlencoded', false);
   expect(form.value).toEqual({ a: ['1', '3'], b: '2', c: '%zz' });
   expect(form.bytes.toString()).toBe('a=1&b=2&a=3&c=%25zz');
   for (const [body, type] of [
     ['{', 'application/json'],
+    ['{"amount":1,"amount":1000}', 'application/json'],
     ['\ufeff{}', 'application/json'],
     ['['.repeat(99), 'a/b+json'],
     ['x', 'text/plain'],
@@ -84,7 +91,14 @@ test('the client is the last address that no trusted proxy stands behind', () =>
   expect(clientAddress('::ffff:127.0.0.1', '6.6.6.6, 1.1.1.1, 10.1.1.1', trusted)).toBe('1.1.1.1');
   expect(clientAddress('127.0.0.1', 'nonsense, 10.1.1.1', trusted)).toBe('10.1.1.1');
   expect(clientAddress('127.0.0.1', '', trusted)).toBe('127.0.0.1');
-  expect(() => trustedAddresses(['example.test'])).toThrow('is not an address');
+  const six = trustedAddresses(['2001:db8::/32', '::1', '10.0.0.0/8']);
+  expect(clientAddress('2001:db8::5', '2001:db9::1, 2001:DB8:0:0::7', six)).toBe('2001:db9::1');
+  expect(clientAddress('::1', '6.6.6.6, 1.1.1.1, 10.1.1.1', six)).toBe('1.1.1.1');
+  expect(clientAddress('2001:db9::5', '1.1.1.1', six)).toBe('2001:db9::5');
+  expect(clientAddress('::2', '1.1.1.1', six)).toBe('::2');
+  for (const wrong of ['example.test', '10.0.0.0/', '10.0.0.0/x', '10.0.0.0/33', '::/129', '10.0.0.0/-1']) {
+    expect(() => trustedAddresses([wrong]), wrong).toThrow('is not an address');
+  }
 });
 
 test('a tool is denied for sure only by what does not read the context', () => {
@@ -175,6 +189,44 @@ describe('on the wire', () => {
     upstream.respond = () => {};
     expect((await proxy.call(504, 'GET /api/x', world.agentKey)).body).toMatchObject({ code: 'UPSTREAM_TIMEOUT' });
     upstream.respond = respond;
+  });
+
+  test('what a kept connection that broke may have done is not sent again, unless it changes nothing', async () => {
+    // answers the first request on a connection, and breaks off at the second
+    const lines: string[] = [];
+    const breaking = createServer((socket) => {
+      let seen = 0;
+      socket.on('error', () => {});
+      socket.on('data', (data) => {
+        for (const line of data.toString().match(/^[A-Z]+ \S+ HTTP/gm) ?? []) {
+          lines.push(line);
+          if (++seen > 1) socket.resetAndDestroy();
+          else socket.write('HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok');
+        }
+      });
+    });
+    await new Promise<void>((resolve) => breaking.listen(0, '127.0.0.1', resolve));
+    const { port } = breaking.address() as AddressInfo;
+    const own = await new ProxyProcess(
+      [{ path: '/*', to: `http://127.0.0.1:${port}`, tool: 'api' }],
+      world.env,
+    ).start();
+    await own.ready();
+    try {
+      for (const method of ['POST', 'PUT', 'PATCH', 'DELETE']) {
+        await own.call(200, 'GET /first', world.agentKey);
+        lines.splice(0);
+        await own.call(502, `${method} /second`, world.agentKey);
+        expect(lines).toEqual([`${method} /second HTTP`]);
+      }
+      await own.call(200, 'GET /first', world.agentKey);
+      lines.splice(0);
+      await own.call(200, 'GET /second', world.agentKey);
+      expect(lines).toEqual(['GET /second HTTP', 'GET /second HTTP']);
+    } finally {
+      await own.kill();
+      await new Promise((resolve) => breaking.close(resolve));
+    }
   });
 
   test('a stream of events comes through as it is sent', async () => {

@@ -17,7 +17,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import fc from 'fast-check';
 import { afterEach, expect, test } from 'vitest';
 import { type Batch, Spool, SpoolError, type SpoolOptions } from '../../server/proxy/spool.ts';
-import { until } from './support.ts';
+import { until } from '../helpers/until.ts';
 
 const dirs: string[] = [];
 const opened: Spool[] = [];
@@ -114,14 +114,9 @@ test('events come out in the order they went in, once acknowledged never again, 
         expect(spool).toMatchObject({ decided: stored.length, acknowledged, pending: stored.length - acknowledged });
       }
       now += 10_000;
-      for (;;) {
-        const batch = await spool.batch(100, 1e6);
-        if (!batch && spool.pending === 0) break;
-        // a note of what became of an action is on its way to the disk
-        if (!batch) {
-          await delay(5);
-          continue;
-        }
+      while (spool.pending > 0) {
+        // a note of what became of an action may be on its way to the disk
+        const batch = await until(() => spool.batch(100, 1e6), 'a batch', { everyMs: 5 });
         expect(ids(batch)).toEqual(stored.slice(acknowledged, batch.through));
         spool.acknowledge(batch);
         acknowledged = batch.through;

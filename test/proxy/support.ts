@@ -5,25 +5,12 @@ import http, { type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
-import { setTimeout as delay } from 'node:timers/promises';
 import { expect } from 'vitest';
 import { atEnd } from '../helpers/cleanups.ts';
 import type { Answer, TestServer, TestTenant } from '../helpers/server.ts';
+import { until } from '../helpers/until.ts';
 
 const ROOT = path.resolve(import.meta.dirname, '../..');
-
-/** Waits until a condition holds; it never decides by time, only gives up by it. */
-export async function until<T>(
-  what: () => Promise<T | undefined | false> | T | undefined | false,
-  name: string,
-): Promise<T> {
-  for (let n = 0; n < 600; n++) {
-    const found = await what();
-    if (found) return found;
-    await delay(25);
-  }
-  throw new Error(`never: ${name}`);
-}
 
 export function temporaryDirectory(): string {
   const dir = mkdtempSync(path.join(tmpdir(), 'svc-proxy-'));

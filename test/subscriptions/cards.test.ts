@@ -17,6 +17,13 @@ const HOLD = {
   estimated_value: 12,
   value_currency: 'EUR',
   risk_score: 0.4,
+  tool_server: 'bank',
+  tool_name: 'pay_<now>',
+  method: 'POST',
+  resource: '/payments',
+  arguments: '{"amount":12}',
+  context: null,
+  reason: 'two look at bills',
   hold_type: 'multi_party',
   required_approvals: 2,
   ttl: 600,
@@ -73,7 +80,7 @@ describe('the card of a hold', () => {
 
   test('in Slack shows what an approver needs, with buttons into the dashboard', () => {
     const { text, blocks } = slackOf(message('escrow.created', HOLD));
-    expect(text).toBe('Approval needed: pays 12 EUR to &lt;ACME&gt; &amp; Co.');
+    expect(text).toBe('Approval needed');
     const fields = blocks.flatMap((block) => block.fields ?? []).map((field) => field.text);
     for (const field of [
       'Agent role\nclerk',
@@ -81,10 +88,21 @@ describe('the card of a hold', () => {
       'Approvals required\n2',
       'Expires\n2026-01-31 12:00 UTC',
       'Value\n12 EUR',
+      'Tool\npay_&lt;now&gt;',
+      'Tool server\nbank',
+      'Method\nPOST',
+      'Resource\n/payments',
+      'Arguments\n{"amount":12}',
+      'Reason\ntwo look at bills',
     ]) {
       expect(fields).toContain(field);
     }
-    expect(blocks[1]!.text!.text).toBe('pays 12 EUR to &lt;ACME&gt; &amp; Co.');
+    // what the agent wrote stands behind a line, and says that the agent wrote it
+    expect(blocks.map(({ type }) => type)).toEqual(['header', 'section', 'section', 'divider', 'section', 'actions']);
+    expect(blocks[4]!.fields!.map((field) => field.text)).toEqual([
+      'The agent says\npays 12 EUR to &lt;ACME&gt; &amp; Co.',
+      'The risk that it states\n0.4',
+    ]);
     const buttons = blocks.flatMap((block) => block.elements ?? []);
     expect(buttons.map((button) => [button.text.text, button.url])).toEqual(links);
     expect(buttons.map((button) => button.style)).toEqual(['primary', 'danger', undefined]);
@@ -99,7 +117,10 @@ describe('the card of a hold', () => {
     const lines = content.body.map((node) => node.text ?? node.inlines!.map((run) => run.text).join(''));
     for (const line of [
       'Approval needed',
-      'pays 12 EUR to <ACME> & Co.',
+      'The agent says: pays 12 EUR to <ACME> & Co.',
+      'Tool: pay_<now>',
+      'Arguments: {"amount":12}',
+      'Reason: two look at bills',
       'Agent role: clerk',
       'Hold type: several approvals',
       'Approvals required: 2',
@@ -137,9 +158,19 @@ describe('a card of anything', () => {
   );
   const payload = fc.record({
     ...Object.fromEntries(
-      ['agent_role', 'agent_id', 'action_type', 'action_summary', 'value_currency', 'policy_id', 'reason', 'label'].map(
-        (key) => [key, nasty],
-      ),
+      [
+        ...[
+          'agent_role',
+          'agent_id',
+          'action_type',
+          'action_summary',
+          'value_currency',
+          'policy_id',
+          'reason',
+          'label',
+        ],
+        ...['tool_server', 'tool_name', 'method', 'resource', 'arguments', 'context'],
+      ].map((key) => [key, nasty]),
     ),
     escrow_id: fc.constantFrom('esc_01m7zhj86qdmvqng1kzp52rhae', undefined),
     estimated_value: fc.double(),
@@ -154,7 +185,7 @@ describe('a card of anything', () => {
       fc.property(any, (m) => {
         const { text, blocks } = slackOf(m);
         expect(blocks.length).toBeLessThanOrEqual(50);
-        expect(JSON.stringify({ text, blocks }).length).toBeLessThan(13_200);
+        expect(JSON.stringify({ text, blocks }).length).toBeLessThan(20_000);
         const texts = blocks.flatMap((b) => [b.text, ...(b.fields ?? []), ...(b.elements ?? []).map((e) => e.text)]);
         for (const one of texts) {
           if (!one) continue;
@@ -162,7 +193,8 @@ describe('a card of anything', () => {
           expect(one.text).not.toMatch(/[<>]|&(?!amp;|lt;|gt;)/);
           expect(one.text).not.toBe('');
         }
-        expect(text).not.toMatch(/[<>]/);
+        // Slack reads formatting in it: nothing of it is anyone else's
+        expect(text).toBe(cardOf(message(m.eventType, {})).title);
         for (const { type, text: head, fields, elements } of blocks) {
           if (type === 'header') expect(head!.text.length).toBeLessThanOrEqual(150);
           if (type === 'section' && head) expect(head.text.length).toBeLessThanOrEqual(3000);

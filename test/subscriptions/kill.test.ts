@@ -10,6 +10,7 @@ import { createLog } from '../../server/lib/log.ts';
 import { createTenant } from '../../server/provision.ts';
 import { useDatabase } from '../helpers/database.ts';
 import { TestDns } from '../helpers/dns.ts';
+import { holdRequest } from '../helpers/holds.ts';
 import { MASTER_KEY, ServerProcess } from '../helpers/processes.ts';
 import { Receiver } from '../helpers/receiver.ts';
 import { SIEGE } from '../siege/rounds.ts';
@@ -75,25 +76,7 @@ afterAll(async () => {
 });
 
 const happen = () =>
-  core.holds.create(
-    tenantId,
-    {
-      agent_role: 'clerk',
-      agent_id: `agent-${++events}`,
-      agent_owner: null,
-      action_type: 'api_call',
-      action_summary: 'pays a bill',
-      action_hash: `sha256:${'0'.repeat(64)}`,
-      hold_type: 'single',
-      required_approvals: 1,
-      ttl_seconds: 600,
-      policy_id: null,
-      rule_ids: [],
-      notify_targets: [],
-    },
-    { actor: OPERATOR },
-    { requestedBy: null },
-  );
+  core.holds.create(tenantId, holdRequest({ agent_id: `agent-${++events}`, ttl_seconds: 600 }), { actor: OPERATOR });
 
 /** After the kill: its lease runs out, a new process starts, and every event arrives, once or twice. */
 async function recovers(): Promise<void> {
@@ -132,7 +115,7 @@ test.each(
   await locker.query(`create trigger stand_still ${trigger} execute function stand_still()`);
   await happen();
   const waiting = `select pid from pg_locks where locktype = 'advisory' and objid = ${LOCK} and not granted`;
-  await expect.poll(async () => (await locker.query(waiting)).rows.length, { timeout: 20_000 }).toBeGreaterThan(0);
+  await expect.poll(async () => (await locker.query(waiting)).rows.length).toBeGreaterThan(0);
   await child.kill();
   if (end === 'is rolled back') {
     await locker.query(`select pg_terminate_backend(pid) from (${waiting}) w`);

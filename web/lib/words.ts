@@ -1,5 +1,5 @@
 /** Numbers and terms as people read them. */
-export function money(value: number, currency: string | undefined): string {
+export function money(value: number, currency: string | null | undefined): string {
   try {
     return new Intl.NumberFormat(undefined, { style: 'currency', currency: currency ?? '' }).format(value);
   } catch {
@@ -22,4 +22,14 @@ export const HOLD_TYPE = {
 export function risk(score: number): { word: string; tone: 'ok' | 'wait' | 'bad' } {
   if (score >= 0.7) return { word: 'high', tone: 'bad' };
   return score >= 0.4 ? { word: 'medium', tone: 'wait' } : { word: 'low', tone: 'ok' };
+}
+
+/** A held action in a line, from what it is and not from what its agent says of it. */
+export function actionTitle(hold: {
+  action_type: string;
+  tool_name: string | null;
+  tool_server: string | null;
+}): string {
+  if (hold.tool_name === null) return hold.action_type;
+  return `${hold.tool_name}${hold.tool_server === null ? '' : ` on ${hold.tool_server}`} (${hold.action_type})`;
 }

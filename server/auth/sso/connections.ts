@@ -1,4 +1,6 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
+import { z } from 'zod';
+import type { SettingEffect } from '../../../db/entities/index.ts';
 import type { Database } from '../../../db/index.ts';
 import { AppError } from '../../errors.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
@@ -12,7 +14,7 @@ import { SsoRefusal, severityOf } from './refusal.ts';
 /** A tenant's provider as its admins see it. */
 export interface ConnectionView {
   configured: boolean;
-  /** To be registered at the provider. */
+  /** To be registered at the provider; of this tenant's connection alone. */
   redirect_uri: string;
   issuer_url?: string;
   client_id?: string;
@@ -49,6 +51,13 @@ interface Row {
   proven_by: string | null;
 }
 
+/** A change that decides who can come in as whom: another provider or none, or a member's account there forgotten. */
+const SsoChange = z.union([
+  z.strictObject({ sso_provider: z.object({ issuer_url: z.string(), client_id: z.string() }).nullable() }),
+  z.strictObject({ sso_identity: z.string() }),
+]);
+export type SsoChange = z.infer<typeof SsoChange>;
+
 const secretPlace = (tenantId: string) => `${tenantId}/sso_connection/client_secret`;
 const fingerprint = (row: { issuer: string; client_id: string; revision: string } | undefined) =>
   row && sha256Tag(canonicalJson({ issuer: row.issuer, client_id: row.client_id, revision: row.revision }));
@@ -63,7 +72,7 @@ export class Connections {
   readonly #audit: WriteAudit;
   readonly #box: SecretBox;
   readonly #oidc: OpenIdConnect;
-  readonly redirectUri: string;
+  readonly #baseUrl: string;
 
   constructor(parts: {
     db: Database;
@@ -71,19 +80,28 @@ export class Connections {
     audit: WriteAudit;
     box: SecretBox;
     oidc: OpenIdConnect;
-    redirectUri: string;
+    baseUrl: string;
   }) {
     this.#db = parts.db;
     this.#clock = parts.clock;
     this.#audit = parts.audit;
     this.#box = parts.box;
     this.#oidc = parts.oidc;
-    this.redirectUri = parts.redirectUri;
+    this.#baseUrl = parts.baseUrl;
+  }
+
+  /**
+   * Where the tenant's provider sends browsers back to. INVARIANT: no two tenants share one, so that the path of a
+   * response says for which connection its provider issued it (RFC 9700, section 4.4.2.2); a provider sends codes of a
+   * client only to what was registered for it.
+   */
+  redirectUri(tenantId: string): string {
+    return `${this.#baseUrl}/auth/callback/${encodeURIComponent(tenantId)}`;
   }
 
   async view(tenantId: string): Promise<ConnectionView> {
     const [row] = await this.#db.query<Row>(tenantId, 'select * from sso_connection');
-    const { redirectUri: redirect_uri } = this;
+    const redirect_uri = this.redirectUri(tenantId);
     if (!row) return { configured: false, redirect_uri };
     return {
       configured: true,
@@ -112,16 +130,8 @@ export class Connections {
     return rows.map((row) => row.tenant_id);
   }
 
-  /**
-   * Sets or changes the provider, when discovery and key set are as they must be. Without a secret the stored one stays;
-   * it stays only for the issuer and client that it was given for, since it is shown to whatever the issuer names.
-   */
-  async save(
-    tenantId: string,
-    input: { issuer_url: string; client_id: string; client_secret?: string | undefined },
-    by: Doer,
-  ): Promise<ConnectionView> {
-    const { issuer_url: issuer, client_id: clientId, client_secret: secret } = input;
+  /** Asks the issuer: discovery and key set must be as they must be. VALIDATION_FAILED, audited, when they are not. */
+  async assertIssuer(tenantId: string, issuer: string, by: Doer): Promise<void> {
     const fault = this.#oidc.faultOfIssuer(issuer);
     if (fault) throw invalid('/issuer_url', fault);
     try {
@@ -140,60 +150,101 @@ export class Connections {
       );
       throw invalid('/issuer_url', `the issuer was asked and refused: ${error.detail}`);
     }
-    const refused = await this.#db.transaction(tenantId, async (em) => {
-      const enforced = await lockTenant(em);
-      const [before] = await em.execute<Row[]>('select * from sso_connection');
-      const other = !before || before.issuer !== issuer || before.client_id !== clientId;
-      if (other && secret === undefined) return invalid('/client_secret', 'is needed for a new issuer or client');
-      if (other && enforced) {
-        await this.#audit(em, tenantId, {
-          ...by,
-          action: 'sso.configuration_refused',
-          target: { type: 'sso_connection', id: issuer },
-          detail: 'single sign-on is the only way in',
-        });
-        return new AppError('CONFLICT', 'switch "SSO only" off first: nobody could sign in if this did not work');
-      }
-      const now = new Date(this.#clock.now());
-      const revision = newId('sso', now.getTime());
-      const sealed = secret === undefined ? before!.client_secret : this.#box.seal(secret, secretPlace(tenantId));
-      await em.execute(
-        `insert into sso_connection (tenant_id, issuer, client_id, client_secret, revision, created_at, updated_at)
-         values (?, ?, ?, ?, ?, ?, ?) on conflict (tenant_id) do update
-         set issuer = excluded.issuer, client_id = excluded.client_id, client_secret = excluded.client_secret,
-           revision = excluded.revision, updated_at = excluded.updated_at, proven_at = null, proven_by = null`,
-        [tenantId, issuer, clientId, sealed, revision, now, now],
-      );
-      await this.#audit(em, tenantId, {
-        ...by,
-        action: 'sso.configured',
-        target: { type: 'sso_connection', id: issuer },
-        // whoever chooses the provider can be anybody at it
-        severity: other ? 'critical' : 'warning',
-        detail: other ? `issuer ${issuer}, client ${clientId}` : 'client secret',
-        beforeHash: fingerprint(before),
-        afterHash: fingerprint({ issuer, client_id: clientId, revision }),
-      });
-      return undefined;
-    });
-    if (refused) throw refused;
-    return this.view(tenantId);
   }
 
-  /** Takes the provider away, and forgets whom it knows: a later one begins anew. NOT_FOUND when there is none. */
-  async remove(tenantId: string, by: Doer): Promise<void> {
-    await this.#db.transaction(tenantId, async (em) => {
-      if (await lockTenant(em)) throw new AppError('CONFLICT', 'switch "SSO only" off first');
-      const [before] = await em.execute<Row[]>('delete from sso_connection returning *');
-      if (!before) throw new AppError('NOT_FOUND', 'single sign-on is not set up');
-      await em.execute('delete from sso_identity');
-      await this.#audit(em, tenantId, {
-        ...by,
-        action: 'sso.removed',
-        target: { type: 'sso_connection', id: before.issuer },
-        severity: 'warning',
-        beforeHash: fingerprint(before),
-      });
+  /**
+   * What a change does as things are now, within the caller's transaction, which holds the tenant's row; empty when
+   * nothing is left to change. All but a new secret loosens: who chooses the provider, or frees an account of it, can be
+   * anybody there. The stored secret stays only for the issuer and client that it was given for, since it is shown to
+   * whatever the issuer names.
+   */
+  async effects(
+    em: EntityManager,
+    change: unknown,
+    secret: string | undefined,
+  ): Promise<readonly SettingEffect[] | { error: AppError; action: AuditAction }> {
+    const patch = SsoChange.parse(change);
+    if ('sso_identity' in patch) {
+      const accounts = await em.execute<{ issuer: string; subject: string }[]>(
+        'select issuer, subject from sso_identity where user_id = ? order by issuer for update',
+        [patch.sso_identity],
+      );
+      const of = (list: object[]) => ({ user_id: patch.sso_identity, accounts: list });
+      if (accounts.length === 0) return [];
+      return [{ setting: 'sso_identity', from: of(accounts), to: of([]), loosens: true }];
+    }
+    const enforced = await lockTenant(em);
+    const [row] = await em.execute<Row[]>('select * from sso_connection');
+    const [before, after] = [row ? { issuer_url: row.issuer, client_id: row.client_id } : null, patch.sso_provider];
+    if (!before && !after) return [];
+    const other = canonicalJson(before) !== canonicalJson(after);
+    if (other && after && secret === undefined) {
+      throw invalid('/client_secret', 'is needed for a new issuer or client');
+    }
+    if (other && enforced) {
+      const error = new AppError('CONFLICT', 'switch "SSO only" off first: nobody could sign in if this did not work');
+      return { error, action: 'sso.configuration_refused' };
+    }
+    return [{ setting: 'sso_provider', from: before, to: after, loosens: other }];
+  }
+
+  /** Does a change whose effects were looked at in the same transaction. */
+  async apply(
+    em: EntityManager,
+    tenantId: string,
+    change: { patch: unknown; secret: string | undefined; by: Doer; reason: string },
+  ): Promise<void> {
+    const { secret, by, reason } = change;
+    const patch = SsoChange.parse(change.patch);
+    if ('sso_identity' in patch) await this.#unbind(em, tenantId, patch.sso_identity, by, reason);
+    else if (patch.sso_provider) await this.#save(em, tenantId, { ...patch.sso_provider, secret }, by, reason);
+    else await this.#remove(em, tenantId, by, reason);
+  }
+
+  async #save(
+    em: EntityManager,
+    tenantId: string,
+    input: { issuer_url: string; client_id: string; secret: string | undefined },
+    by: Doer,
+    reason: string,
+  ): Promise<void> {
+    const { issuer_url: issuer, client_id: clientId, secret } = input;
+    const [before] = await em.execute<Row[]>('select * from sso_connection');
+    const other = !before || before.issuer !== issuer || before.client_id !== clientId;
+    const now = new Date(this.#clock.now());
+    const revision = newId('sso', now.getTime());
+    const sealed = secret === undefined ? before!.client_secret : this.#box.seal(secret, secretPlace(tenantId));
+    await em.execute(
+      `insert into sso_connection (tenant_id, issuer, client_id, client_secret, revision, created_at, updated_at)
+       values (?, ?, ?, ?, ?, ?, ?) on conflict (tenant_id) do update
+       set issuer = excluded.issuer, client_id = excluded.client_id, client_secret = excluded.client_secret,
+         revision = excluded.revision, updated_at = excluded.updated_at, proven_at = null, proven_by = null`,
+      [tenantId, issuer, clientId, sealed, revision, now, now],
+    );
+    await this.#audit(em, tenantId, {
+      ...by,
+      action: 'sso.configured',
+      target: { type: 'sso_connection', id: issuer },
+      // whoever chooses the provider can be anybody at it
+      severity: other ? 'critical' : 'warning',
+      reason,
+      detail: other ? `issuer ${issuer}, client ${clientId}` : 'client secret',
+      beforeHash: fingerprint(before),
+      afterHash: fingerprint({ issuer, client_id: clientId, revision }),
+    });
+  }
+
+  /** Takes the provider away, and forgets whom it knows. */
+  async #remove(em: EntityManager, tenantId: string, by: Doer, reason: string): Promise<void> {
+    const [before] = await em.execute<Row[]>('delete from sso_connection returning *');
+    await em.execute('delete from sso_identity');
+    await this.#audit(em, tenantId, {
+      ...by,
+      action: 'sso.removed',
+      target: { type: 'sso_connection', id: before!.issuer },
+      severity: 'warning',
+      reason,
+      beforeHash: fingerprint(before),
     });
   }
 
@@ -265,21 +316,19 @@ export class Connections {
     }));
   }
 
-  /** Forgets which account of the provider a member is, so that another one can be theirs. NOT_FOUND when none is. */
-  async unbind(tenantId: string, userId: string, by: Doer): Promise<void> {
-    await this.#db.transaction(tenantId, async (em) => {
-      const gone = await em.execute<{ issuer: string; subject: string }[]>(
-        'delete from sso_identity where user_id = ? returning issuer, subject',
-        [userId],
-      );
-      if (gone.length === 0) throw new AppError('NOT_FOUND');
-      await this.#audit(em, tenantId, {
-        ...by,
-        action: 'sso.identity_unbound',
-        target: { type: 'user', id: userId },
-        severity: 'warning',
-        detail: gone.map((row) => `subject ${row.subject} of ${row.issuer}`).join(', '),
-      });
+  /** Forgets which account of the provider a member is, so that another one can be theirs. */
+  async #unbind(em: EntityManager, tenantId: string, userId: string, by: Doer, reason: string): Promise<void> {
+    const gone = await em.execute<{ issuer: string; subject: string }[]>(
+      'delete from sso_identity where user_id = ? returning issuer, subject',
+      [userId],
+    );
+    await this.#audit(em, tenantId, {
+      ...by,
+      action: 'sso.identity_unbound',
+      target: { type: 'user', id: userId },
+      severity: 'warning',
+      reason,
+      detail: gone.map((row) => `subject ${row.subject} of ${row.issuer}`).join(', '),
     });
   }
 }

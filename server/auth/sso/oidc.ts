@@ -12,6 +12,7 @@ import {
 import { z } from 'zod';
 import type { Clock } from '../../lib/clock.ts';
 import { type Egress, type EgressAnswer, EgressError } from '../../lib/egress.ts';
+import { Fetched } from '../../lib/fetched.ts';
 import { refusalOfFetch, SsoRefusal } from './refusal.ts';
 
 /**
@@ -38,8 +39,8 @@ const MINUTE = 60_000;
 const FRESH_MS = 10 * MINUTE;
 /** A document that could not be had is asked for again after this time: sign-ins must not become a flood elsewhere. */
 const FAILED_MS = 10_000;
-/** How often a key id that is not in the set may ask for the set anew. */
-const REFETCH_MS = 30_000;
+/** How often a token whose key or algorithm is not known may have the documents fetched before their time. */
+const RENEW_MS = 30_000;
 /** How far the clocks of provider and server may lie apart. */
 const TOLERANCE_SECONDS = 60;
 /** An ID token is made for one sign-in, which has this long. */
@@ -75,6 +76,7 @@ export interface Identity {
   /** The provider says that the person controls the address. */
   emailVerified: boolean;
   name: unknown;
+  picture: unknown;
 }
 
 const KeyDiscovery = z.object({
@@ -94,12 +96,6 @@ const Discovery = KeyDiscovery.extend({
 
 const KeySet = z.object({ keys: z.array(z.looseObject({ kty: z.string() })).max(200) });
 
-interface Kept<T> {
-  value: Promise<T>;
-  at: number;
-  failed: boolean;
-}
-
 /**
  * The relying party's half of OpenID Connect: discovery, authorization code with PKCE, ID token (OpenID Connect Core 1.0,
  * section 3.1). It knows issuers, not tenants. Whatever it fetches goes through the egress guard, which follows no
@@ -109,14 +105,17 @@ export class OpenIdConnect {
   readonly #egress: Egress;
   readonly #clock: Clock;
   readonly #allow: readonly string[];
-  readonly #providers = new Map<string, Kept<Provider>>();
-  readonly #keySets = new Map<string, Kept<JWTVerifyGetKey>>();
+  readonly #providers: Fetched<Provider>;
+  readonly #keySets: Fetched<JWTVerifyGetKey>;
 
   /** `allow`: the CIDRs of SVC_EGRESS_ALLOW, where plain http will do. */
   constructor(egress: Egress, clock: Clock, allow: readonly string[]) {
     this.#egress = egress;
     this.#clock = clock;
     this.#allow = allow;
+    const limits = { freshMs: FRESH_MS, failedMs: FAILED_MS, renewMs: RENEW_MS, size: 1000 };
+    this.#providers = new Fetched(() => clock.now(), limits);
+    this.#keySets = new Fetched(() => clock.now(), limits);
   }
 
   /** Why the text cannot be an issuer (OpenID Connect Discovery 1.0, section 3); undefined when it can. */
@@ -132,9 +131,8 @@ export class OpenIdConnect {
 
   /** What the issuer says of itself. `anew` asks it even when the answer is known. */
   discover(issuer: string, anew = false): Promise<Provider> {
-    return this.#recent(this.#providers, issuer, anew, async () =>
-      this.#provider(await this.#document(issuer, Discovery)),
-    );
+    const ask = () => this.#fetchProvider(issuer);
+    return anew ? this.#providers.ask(issuer, ask) : this.#providers.get(issuer, ask);
   }
 
   /** Where an issuer of tokens for agents has its keys: it needs not be a provider that people could sign in with. */
@@ -145,7 +143,7 @@ export class OpenIdConnect {
 
   /** Fetches the provider's keys, as a sign-in would; resolves when there is at least one that could sign. */
   async assertKeys(jwksUri: string): Promise<void> {
-    await this.#keySet(jwksUri, true);
+    await this.#fetchKeys(jwksUri);
   }
 
   authorizationUrl(
@@ -172,28 +170,41 @@ export class OpenIdConnect {
     response: { code: string; verifier: string; nonce: string },
   ): Promise<Identity> {
     const tokens = await this.#tokens(provider, client, response.code, response.verifier);
-    const claims = await this.#verify(provider, client.id, tokens.id_token, response.nonce);
+    const claims = await this.#claims(provider, client.id, tokens.id_token, response.nonce);
     const subject = claims.sub!;
-    let person: Record<string, unknown> = claims;
+    const alone = claims.email !== undefined;
+    let profile: Record<string, unknown> = claims;
     // with an access token at hand, a provider may keep the claims of scopes to itself (OpenID Connect Core, 5.4)
-    if (claims.email === undefined && provider.userinfoEndpoint && tokens.access_token) {
-      person = await this.#get('userinfo', provider.userinfoEndpoint, z.looseObject({ sub: z.string() }), {
-        authorization: `Bearer ${tokens.access_token}`,
-      });
-      // 5.3.2: the answer may be about another person when tokens are mixed up
-      if (person.sub !== subject) {
-        throw new SsoRefusal('sso.userinfo_subject_mismatch', 'userinfo is about another subject than the ID token');
+    if ((!alone || claims.name === undefined) && provider.userinfoEndpoint && tokens.access_token) {
+      try {
+        profile = await this.#userinfo(provider.userinfoEndpoint, tokens.access_token, subject);
+      } catch (error) {
+        // nobody is kept out for the want of a name, unless somebody mixes people up
+        if (!alone || !(error instanceof SsoRefusal) || error.reason === 'sso.userinfo_subject_mismatch') throw error;
       }
     }
+    // the address and what is said of it come from one place: another's word may be of another address
+    const { email, email_verified, xms_edov } = alone ? claims : profile;
     return {
       issuer: provider.issuer,
       subject,
-      email: person.email,
+      email,
       // Entra ID has no email_verified; xms_edov says that the owner of the address's domain was verified
-      emailVerified:
-        person.email_verified === true || (person.email_verified === undefined && person.xms_edov === true),
-      name: person.name,
+      emailVerified: isAffirmed(email_verified) || (email_verified === undefined && isAffirmed(xms_edov)),
+      name: claims.name ?? profile.name,
+      picture: claims.picture ?? profile.picture,
     };
+  }
+
+  async #userinfo(endpoint: string, accessToken: string, subject: string): Promise<Record<string, unknown>> {
+    const person = await this.#get('userinfo', endpoint, z.looseObject({ sub: z.string() }), {
+      authorization: `Bearer ${accessToken}`,
+    });
+    // 5.3.2: the answer may be about another person when tokens are mixed up
+    if (person.sub !== subject) {
+      throw new SsoRefusal('sso.userinfo_subject_mismatch', 'userinfo is about another subject than the ID token');
+    }
+    return person;
   }
 
   /** The discovery document of an issuer; what it names is the issuer's own and at addresses that may be used. */
@@ -219,7 +230,8 @@ export class OpenIdConnect {
     return document;
   }
 
-  #provider(document: z.infer<typeof Discovery>): Provider {
+  async #fetchProvider(issuer: string): Promise<Provider> {
+    const document = await this.#document(issuer, Discovery);
     const unsupported = (what: string) => new SsoRefusal('sso.discovery_unsupported', `it does not offer ${what}`);
     if (!document.response_types_supported.includes('code')) throw unsupported('the authorization code flow');
     const challenges = document.code_challenge_methods_supported;
@@ -274,13 +286,37 @@ export class OpenIdConnect {
     return this.#content('token', answer, tokens);
   }
 
-  async #verify(provider: Provider, clientId: string, idToken: string, nonce: string): Promise<JWTPayload> {
-    const alg = algorithmOf(idToken);
+  /**
+   * What an ID token says, once it is verified. A provider announces a new key or algorithm by using it: then its documents
+   * are fetched before their time, now and then, while others go on with those that are known.
+   */
+  async #claims(provider: Provider, clientId: string, idToken: string, nonce: string): Promise<JWTPayload> {
+    try {
+      return await this.#verify(provider, await this.#keys(provider), clientId, idToken, nonce);
+    } catch (error) {
+      if (!(error instanceof SsoRefusal) || !mayBeNew(error, idToken)) throw error;
+      const newer = await this.#providers.renew(provider.issuer, () => this.#fetchProvider(provider.issuer));
+      const current = newer ?? provider;
+      const load = () => this.#fetchKeys(current.jwksUri);
+      const keys = (await this.#keySets.renew(keysPlace(current), load)) ?? (newer && (await this.#keys(current)));
+      if (!keys) throw error;
+      return this.#verify(current, keys, clientId, idToken, nonce);
+    }
+  }
+
+  async #verify(
+    provider: Provider,
+    keys: JWTVerifyGetKey,
+    clientId: string,
+    idToken: string,
+    nonce: string,
+  ): Promise<JWTPayload> {
+    const { alg } = headerOf(idToken);
     if (alg === 'none') throw new SsoRefusal('sso.id_token_unsigned', 'the ID token is not signed');
     if (alg?.startsWith('HS')) throw new SsoRefusal('sso.id_token_symmetric', `the ID token is signed with ${alg}`);
     let payload: JWTPayload;
     try {
-      const verified = await jwtVerify(idToken, this.#keyFor(provider.jwksUri), {
+      const verified = await jwtVerify(idToken, keys, {
         algorithms: provider.algorithms,
         issuer: provider.issuer,
         audience: clientId,
@@ -308,46 +344,18 @@ export class OpenIdConnect {
     return payload;
   }
 
-  /** The key that a token names. A key id that is not known may be new: then the set is fetched again, now and then. */
-  #keyFor(jwksUri: string): JWTVerifyGetKey {
-    return async (header, token) => {
-      const keys = await this.#keySet(jwksUri);
-      try {
-        return await keys(header, token);
-      } catch (error) {
-        const kept = this.#keySets.get(jwksUri);
-        const due = !kept || this.#clock.now() - kept.at >= REFETCH_MS;
-        if (!(error instanceof errors.JWKSNoMatchingKey) || !due) throw error;
-        return (await this.#keySet(jwksUri, true))(header, token);
-      }
-    };
+  #keys(provider: Provider): Promise<JWTVerifyGetKey> {
+    return this.#keySets.get(keysPlace(provider), () => this.#fetchKeys(provider.jwksUri));
   }
 
-  #keySet(jwksUri: string, anew = false): Promise<JWTVerifyGetKey> {
-    return this.#recent(this.#keySets, jwksUri, anew, async () => {
-      const fault = this.#faultOfAddress(jwksUri);
-      if (fault) throw refusalOfFetch('keys', 'malformed', `the address of the key set ${fault}`);
-      const set = await this.#get('keys', jwksUri, KeySet);
-      if (!set.keys.some(({ kty }) => ['RSA', 'EC', 'OKP'].includes(kty))) {
-        throw refusalOfFetch('keys', 'malformed', 'the key set has no public key');
-      }
-      return createLocalJWKSet(set as unknown as JSONWebKeySet);
-    });
-  }
-
-  /** One fetch at a time for each key, and none while the last answer is fresh; what failed is kept for a short time. */
-  async #recent<T>(cache: Map<string, Kept<T>>, key: string, anew: boolean, fetch: () => Promise<T>): Promise<T> {
-    const now = this.#clock.now();
-    const kept = cache.get(key);
-    if (kept && !anew && now - kept.at < (kept.failed ? FAILED_MS : FRESH_MS)) return kept.value;
-    const entry: Kept<T> = { value: fetch(), at: now, failed: false };
-    entry.value.catch(() => {
-      entry.failed = true;
-    });
-    cache.delete(key);
-    if (cache.size >= 1000) cache.delete(cache.keys().next().value!);
-    cache.set(key, entry);
-    return entry.value;
+  async #fetchKeys(jwksUri: string): Promise<JWTVerifyGetKey> {
+    const fault = this.#faultOfAddress(jwksUri);
+    if (fault) throw refusalOfFetch('keys', 'malformed', `the address of the key set ${fault}`);
+    const set = await this.#get('keys', jwksUri, KeySet);
+    if (!set.keys.some(({ kty }) => ['RSA', 'EC', 'OKP'].includes(kty))) {
+      throw refusalOfFetch('keys', 'malformed', 'the key set has no public key');
+    }
+    return createLocalJWKSet(set as unknown as JSONWebKeySet);
   }
 
   async #get<T>(
@@ -432,12 +440,28 @@ function parsed(body: Buffer): unknown {
   }
 }
 
-function algorithmOf(idToken: string): string | undefined {
+function headerOf(idToken: string): { alg?: string; kid?: unknown } {
   try {
-    return decodeProtectedHeader(idToken).alg;
+    return decodeProtectedHeader(idToken);
   } catch {
     throw malformedToken();
   }
+}
+
+/** An issuer's keys are its own, also where another names the same address: neither makes the other wait. */
+const keysPlace = ({ issuer, jwksUri }: Provider) => JSON.stringify([issuer, jwksUri]);
+
+/** Whether what the provider publishes now could turn the refusal. */
+function mayBeNew({ reason }: SsoRefusal, idToken: string): boolean {
+  const { alg, kid } = headerOf(idToken);
+  if (reason === 'sso.id_token_algorithm') return (ALGORITHMS as readonly unknown[]).includes(alg);
+  // without a name there may be another key behind the same address
+  return reason === 'sso.id_token_key_unknown' || (reason === 'sso.id_token_signature' && !kid);
+}
+
+/** Providers say yes in many ways; Entra ID as `1` or `"1"`. Whatever else there is means no. */
+function isAffirmed(claim: unknown): boolean {
+  return claim === true || claim === 1 || claim === '1' || claim === 'true';
 }
 
 const malformedToken = () => new SsoRefusal('sso.id_token_malformed', 'the ID token is not a signed JWT');

@@ -47,6 +47,7 @@ export function browserError(error: unknown): BrowserError | undefined {
 
 /** Signs of an attack rather than of a mistake or an outage. */
 const CRITICAL: ReadonlySet<SsoReason> = new Set<SsoReason>([
+  'sso.response_of_other_connection',
   'sso.id_token_unsigned',
   'sso.id_token_symmetric',
   'sso.id_token_signature',

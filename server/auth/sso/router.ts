@@ -2,7 +2,7 @@ import { z } from 'zod';
 import { route, text, trpc } from '../../api/trpc.ts';
 import { actorOf, type Doer } from '../audit.ts';
 import type { Principal } from '../scopes.ts';
-import type { Connections } from './connections.ts';
+import type { Connections, SsoChange } from './connections.ts';
 import type { Domains } from './domains.ts';
 import { TokenIssuer, type TokenIssuers, TokenIssuersInput } from './token-issuers.ts';
 
@@ -38,21 +38,39 @@ const doer = (ctx: { principal: Principal; ip: string; requestId: string }): Doe
   requestId: ctx.requestId,
 });
 
+/**
+ * Changes how people sign in, by the rules of the guarded settings. Resolves with the id of the change that waits for a
+ * second person; null when it was done.
+ */
+export type ChangeSso = (
+  tenantId: string,
+  asked: { patch: SsoChange; secret?: string | undefined; reason: string },
+  by: Doer,
+) => Promise<string | null>;
+
+/** No key decides who comes in as whom: a person does, who is signed in. */
+const person = { role: 'admin' } as const;
+const reason = text(2000).describe('why; the audit log keeps it');
+const waiting = z
+  .string()
+  .nullable()
+  .describe('the change under `/v1/settings/changes` that waits for a second person; null: it was done');
+const waits = 'Only by a signed-in person, with a reason. Where approval is required, it waits for a second person.';
+
 /** A person or a key with the power to change settings. */
 const admin = { keys: [], role: 'admin' } as const;
 const domain = text(300);
 
-export function ssoRouter(connections: Connections, domains: Domains) {
+export function ssoRouter(connections: Connections, domains: Domains, change: ChangeSso) {
   return trpc.router({
     get: route('GET /v1/settings/sso', admin, { summary: 'Read the identity provider, without the client secret', tag })
       .input(z.strictObject({}))
       .output(Connection)
       .query(({ ctx }) => connections.view(ctx.tenantId)),
 
-    set: route('PUT /v1/settings/sso', admin, {
+    set: route('PUT /v1/settings/sso', person, {
       summary: 'Set or change the identity provider; the issuer is asked at once',
-      description:
-        'The client secret may be left out to keep the one that is stored, while issuer and client stay the same.',
+      description: `The client secret may be left out to keep the one that is stored, while issuer and client stay the same. ${waits} A new secret alone does not wait.`,
       tag,
       problems: ['CONFLICT'],
     })
@@ -61,20 +79,27 @@ export function ssoRouter(connections: Connections, domains: Domains) {
           issuer_url: text(500),
           client_id: text(500),
           client_secret: text(2000).optional(),
+          reason,
         }),
       )
-      .output(Connection)
-      .mutation(({ ctx, input }) => connections.save(ctx.tenantId, input, doer(ctx))),
+      .output(Connection.extend({ waiting }))
+      .mutation(async ({ ctx, input: { client_secret: secret, reason, ...sso_provider } }) => {
+        await connections.assertIssuer(ctx.tenantId, sso_provider.issuer_url, doer(ctx));
+        const waiting = await change(ctx.tenantId, { patch: { sso_provider }, secret, reason }, doer(ctx));
+        return { ...(await connections.view(ctx.tenantId)), waiting };
+      }),
 
-    remove: route('DELETE /v1/settings/sso', admin, {
+    remove: route('DELETE /v1/settings/sso', person, {
       summary: 'Remove the identity provider and the bindings of members to it',
+      description: waits,
       tag,
-      status: 204,
       problems: ['NOT_FOUND', 'CONFLICT'],
     })
-      .input(z.strictObject({}))
-      .output(z.void())
-      .mutation(({ ctx }) => connections.remove(ctx.tenantId, doer(ctx))),
+      .input(z.strictObject({ reason }))
+      .output(z.object({ waiting }))
+      .mutation(async ({ ctx, input }) => ({
+        waiting: await change(ctx.tenantId, { patch: { sso_provider: null }, reason: input.reason }, doer(ctx)),
+      })),
 
     domains: route('GET /v1/settings/sso/domains', admin, { summary: 'List e-mail domains, the oldest first', tag })
       .input(z.strictObject({}))
@@ -135,16 +160,17 @@ export function ssoRouter(connections: Connections, domains: Domains) {
       )
       .query(async ({ ctx }) => ({ identities: await connections.identities(ctx.tenantId) })),
 
-    unbind: route('DELETE /v1/settings/sso/identities/{user_id}', admin, {
+    unbind: route('DELETE /v1/settings/sso/identities/{user_id}', person, {
       summary: 'Forget which account of the identity provider a member is',
-      description: 'For a person whose account there was made anew: the next sign-in with their address binds it.',
+      description: `For a person who has another account there now: the next sign-in with their address binds it. ${waits}`,
       tag,
-      status: 204,
-      problems: ['NOT_FOUND'],
+      problems: ['NOT_FOUND', 'CONFLICT'],
     })
-      .input(z.strictObject({ user_id: text(100) }))
-      .output(z.void())
-      .mutation(({ ctx, input }) => connections.unbind(ctx.tenantId, input.user_id, doer(ctx))),
+      .input(z.strictObject({ user_id: text(100), reason }))
+      .output(z.object({ waiting }))
+      .mutation(async ({ ctx, input: { user_id, reason } }) => ({
+        waiting: await change(ctx.tenantId, { patch: { sso_identity: user_id }, reason }, doer(ctx)),
+      })),
   });
 }
 

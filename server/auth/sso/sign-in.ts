@@ -120,7 +120,7 @@ export class SingleSignOn {
         browser: sha256(secret).toString('base64url'),
         expires: this.#clock.now() + STATE_SECONDS * 1000,
       });
-      const url = this.#oidc.authorizationUrl(provider, this.#client(connection), {
+      const url = this.#oidc.authorizationUrl(provider, this.#client(tenantId, connection), {
         state,
         nonce: derived(secret, 'nonce', state),
         verifier: derived(secret, 'code verifier', state),
@@ -130,8 +130,16 @@ export class SingleSignOn {
     });
   }
 
-  /** Finishes a sign-in and opens a session. Throws SsoRefusal, audited in the tenant that the state names, or ForgedState. */
-  async finish(response: AuthorizationResponse, browser: string | undefined, origin: Origin): Promise<OpenedSession> {
+  /**
+   * Finishes a sign-in with a response that came to the redirect URI of a connection, and opens a session. Throws
+   * SsoRefusal, audited in the tenant that the state names, or ForgedState.
+   */
+  async finish(
+    connectionId: string,
+    response: AuthorizationResponse,
+    browser: string | undefined,
+    origin: Origin,
+  ): Promise<OpenedSession> {
     const state = this.#unseal(response.state);
     if (!state) {
       this.#note('sso.state_forged', undefined, origin);
@@ -139,9 +147,17 @@ export class SingleSignOn {
     }
     const connection = await this.#connections.open(state.tenant);
     return this.#audited(state.tenant, connection, origin, async () => {
+      // Mix-up: a sign-in that began at one provider comes back from another one, which the first had sent the browser
+      // on to. Its code is the other tenant's, and must never reach the token endpoint of this one.
+      if (state.tenant !== connectionId) {
+        throw new SsoRefusal(
+          'sso.response_of_other_connection',
+          'the response came to the redirect URI of another connection than the one that was asked',
+        );
+      }
       const provider = await this.#accept(state, connection, browser);
       const code = codeOf(response, provider);
-      const identity = await this.#oidc.redeem(provider, this.#client(connection!), {
+      const identity = await this.#oidc.redeem(provider, this.#client(state.tenant, connection!), {
         code,
         verifier: derived(browser!, 'code verifier', response.state!),
         nonce: derived(browser!, 'nonce', response.state!),
@@ -211,13 +227,20 @@ export class SingleSignOn {
       if (!member || member.removedAt) {
         const removed = member !== null;
         const invited = member?.email ?? email;
-        const joined = await this.#acceptInvitation(em, notify, tenantId, invited, origin, nameOf(identity));
+        const joined = await this.#acceptInvitation(em, notify, tenantId, invited, origin, nameOf(identity.name));
         if (!joined) {
           throw removed
             ? refuse('sso.account_removed', 'the member was removed')
             : refuse('sso.account_unknown', 'there is no member and no invitation with this address');
         }
         member = joined;
+      }
+      // how a person is called is the provider's to say, each time; what it leaves out stays, but for a picture
+      const name = nameOf(identity.name) ?? member.name;
+      const avatarUrl = pictureOf(identity.picture) ?? null;
+      if (name !== member.name || avatarUrl !== (member.avatarUrl ?? null)) {
+        Object.assign(member, { name, avatarUrl });
+        await notify('members');
       }
       const by: Doer = {
         actor: { type: 'user', id: member.id, email: member.email, ip: origin.ip },
@@ -253,8 +276,9 @@ export class SingleSignOn {
     });
   }
 
-  #client(connection: Connection) {
-    return { id: connection.clientId, secret: connection.secret, redirectUri: this.#connections.redirectUri };
+  #client(tenantId: string, connection: Connection) {
+    const redirectUri = this.#connections.redirectUri(tenantId);
+    return { id: connection.clientId, secret: connection.secret, redirectUri };
   }
 
   #seal(state: State): string {
@@ -325,6 +349,25 @@ function codeOf({ iss, error, code }: AuthorizationResponse, provider: Provider)
   return code;
 }
 
-function nameOf({ name }: Identity): string | undefined {
-  return typeof name === 'string' && /^[^\p{Cc}]{1,200}$/u.test(name) && name.isWellFormed() ? name : undefined;
+/**
+ * A name as it is shown to other people, on one line: without control characters and those that turn the direction of the
+ * text around it, and not longer than 200 characters. Joiners stay: some scripts need them. Undefined when nothing is left.
+ */
+export function nameOf(claim: unknown): string | undefined {
+  if (typeof claim !== 'string') return undefined;
+  const text = claim
+    .slice(0, 2000)
+    .toWellFormed()
+    .normalize('NFC')
+    .replace(/(?![\u200c\u200d])[\p{C}\p{Zl}\p{Zp}\ufffd]/gu, ' ')
+    .replace(/\s+/g, ' ');
+  return [...text].slice(0, 200).join('').trim() || undefined;
+}
+
+/** An address of a picture that other people's browsers may be given: https, without a user name, of bounded length. */
+export function pictureOf(claim: unknown): string | undefined {
+  if (typeof claim !== 'string' || claim.length > 2000) return undefined;
+  const url = URL.parse(claim);
+  if (url?.protocol !== 'https:' || url.username || url.password || url.href.length > 2000) return undefined;
+  return url.href;
 }

@@ -4,6 +4,7 @@ import { text } from '../../api/trpc.ts';
 import { AppError } from '../../errors.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import { sha256Tag } from '../../lib/crypto.ts';
+import { AgentNamePattern } from '../agent-names.ts';
 import type { Doer, WriteAudit } from '../audit.ts';
 import { ALGORITHMS, type OpenIdConnect } from './oidc.ts';
 import { SsoRefusal } from './refusal.ts';
@@ -14,6 +15,22 @@ const Given = z.strictObject({
   jwks_uri: text(2000).optional().describe('where the keys are; default: what the discovery of the issuer says'),
   agent_id_claim: text(200).describe('the claim that holds the id of the agent'),
   agent_role_claim: text(200).describe('the claim that holds its role'),
+  agent_ids: z
+    .array(AgentNamePattern)
+    .min(1)
+    .max(100)
+    .describe('the ids that this issuer may name; one `*` in each stands for any text, and `*` alone for every id'),
+  agent_roles: z
+    .array(AgentNamePattern)
+    .min(1)
+    .max(100)
+    .describe('the roles that this issuer may name, in the same form'),
+  authorized_parties: z
+    .array(text(500))
+    .min(1)
+    .max(100)
+    .optional()
+    .describe('what `azp` must be one of; default: not asked for, and then a token for several audiences is refused'),
   allowed_algs: z
     .array(z.enum(ALGORITHMS))
     .min(1)
@@ -29,6 +46,9 @@ export const TokenIssuer = z
     jwks_uri: z.string(),
     agent_id_claim: z.string(),
     agent_role_claim: z.string(),
+    agent_ids: z.array(z.string()),
+    agent_roles: z.array(z.string()),
+    authorized_parties: z.array(z.string()).optional(),
     allowed_algs: z.array(z.enum(ALGORITHMS)),
   })
   .meta({ id: 'TokenIssuer' });
@@ -36,7 +56,10 @@ export type TokenIssuer = z.infer<typeof TokenIssuer>;
 
 const DEFAULT_ALGORITHMS: TokenIssuer['allowed_algs'] = ['RS256', 'PS256', 'ES256', 'EdDSA'];
 
-/** Whose tokens a tenant's proxies take as proof of which agent is calling. The proxies check them; here is the list. */
+/**
+ * Whose tokens a tenant's proxies take as proof of which agent is calling. The proxies check them; here is the list. An
+ * issuer names only the agents and roles that its entry lists: nothing is allowed by being left out.
+ */
 export class TokenIssuers {
   readonly #db: Database;
   readonly #audit: WriteAudit;

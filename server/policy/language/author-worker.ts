@@ -2,8 +2,10 @@ import { parentPort } from 'node:worker_threads';
 import { PolicyEngine, settle } from '../evaluate.ts';
 import { isGuardrail } from './annotations.ts';
 import type { AuthorJob, AuthorResult, Trial } from './author.ts';
+import { compareTexts } from './compare.ts';
 import { compilePolicy, formatPolicy } from './compile.ts';
 import { CedarHost, cedarLanguageVersion } from './host.ts';
+import { storedStatements } from './statements.ts';
 
 /** The thread of `AuthorLanguage`: what an author's text does to the engine, it does to this one. */
 const port = parentPort;
@@ -23,6 +25,8 @@ function answer(job: AuthorJob): AuthorResult {
       return formatPolicy(host, job.text);
     case 'try':
       return tryOut(job);
+    case 'diff':
+      return compareTexts(job.policyId, job.from, job.to);
   }
 }
 
@@ -36,6 +40,9 @@ function tryOut({
 }: Extract<AuthorJob, { kind: 'try' }>): Trial {
   const { errors, statements } = compilePolicy(host, policyId, text, schema);
   if (errors.length > 0) return { errors, hits: [] };
+  const live = beside.flatMap(({ policyId, version, text }) =>
+    storedStatements(policyId, text).map((one) => ({ ...one, version })),
+  );
   const own = statements.map(({ id, effect, annotations, scopes, cedar }) => ({
     id,
     policy_id: policyId,
@@ -52,7 +59,7 @@ function tryOut({
     scopes: null,
     schema,
     action_entities: actionEntities,
-    policies: [...beside, ...own],
+    policies: [...live, ...own],
   });
   try {
     const match = engine.match(request);

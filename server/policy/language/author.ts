@@ -1,6 +1,6 @@
 import { Worker } from 'node:worker_threads';
 import type { Verdict } from '../evaluate.ts';
-import type { ActionRequest, BundleStatement, Diagnostic } from '../types.ts';
+import type { ActionRequest, Diagnostic } from '../types.ts';
 import { type Compilation, ENGINE_FAILED, failed } from './compile.ts';
 import { LIMITS } from './scan.ts';
 
@@ -12,11 +12,21 @@ export type AuthorJob =
       policyId: string;
       text: string;
       schema: string;
-      /** Statements of the other policies that the text is tried with. */
-      beside: readonly BundleStatement[];
+      /** The live texts that it is tried with. */
+      beside: readonly { policyId: string; version: number; text: string }[];
       actionEntities: Record<string, string[]>;
       request: ActionRequest;
-    };
+    }
+  | { kind: 'diff'; policyId: string; from: { name: string; text: string }; to: { name: string; text: string } };
+/** What changed between two texts. */
+export interface TextDiff {
+  unified: string;
+  lines_added: number;
+  lines_removed: number;
+  rules_added: string[];
+  rules_removed: string[];
+  rules_changed: string[];
+}
 export interface Formatted {
   /** Present when there are no errors. */
   formatted?: string;
@@ -32,7 +42,12 @@ export interface Trial {
   /** Why the request could not be evaluated. */
   detail?: string;
 }
-export type AuthorResult = Compilation | Formatted | Trial;
+export type AuthorResult = Compilation | Formatted | Trial | TextDiff;
+
+/** Nothing was found out about the text: there was no room or no time for it. It may be asked again. */
+export class AuthorBusy extends Error {
+  override readonly name = 'AuthorBusy';
+}
 
 interface Waiting {
   job: AuthorJob;
@@ -44,19 +59,24 @@ interface Waiting {
 const START_MS = 20_000;
 /** A busy machine may take so many times the limit before a text is given up that has not used up its time. */
 const PATIENCE = 10;
+/** Texts that wait, of one tenant and of all. */
+const MOST_WAITING = { tenant: 20, all: 200 } as const;
 
 /**
  * The language for texts that somebody typed: on an own engine, in an own thread, with a kill timer, so that no text
- * can slow down or end the decisions. One text at a time, in the order of the calls. The limit is of the thread's own
- * processor time: that the machine is busy is not the fault of a text.
+ * can slow down or end the decisions. One text at a time: tenants take turns, and those of one tenant go in the order
+ * of the calls. The limit is of the thread's own processor time: that the machine is busy is not the fault of a text.
  *
  * A text that hangs or ends the thread is answered with a diagnostic; the next one gets a new thread. The promises
- * reject only when the thread cannot be started at all, or after `close`.
+ * reject with AuthorBusy when too many texts wait or the thread does not get to work, and otherwise only when the thread
+ * cannot be started at all, after `close`, or when two texts cannot be compared.
  */
 export class AuthorLanguage {
   readonly #limitMs: number;
   readonly #entry: URL;
-  readonly #queue: Waiting[] = [];
+  /** By tenant, whose turn is next first. */
+  readonly #queues = new Map<string, Waiting[]>();
+  #waiting = 0;
   #worker: Worker | undefined;
   #ready = false;
   #current: Waiting | undefined;
@@ -68,40 +88,67 @@ export class AuthorLanguage {
     this.#entry = options.entry ?? new URL('./author-worker.ts', import.meta.url);
   }
 
-  compile(policyId: string, text: string, schema: string): Promise<Compilation> {
-    return this.#submit({ kind: 'compile', policyId, text, schema }) as Promise<Compilation>;
+  compile(tenantId: string, policyId: string, text: string, schema: string): Promise<Compilation> {
+    return this.#submit(tenantId, { kind: 'compile', policyId, text, schema }) as Promise<Compilation>;
   }
 
-  format(text: string): Promise<Formatted> {
-    return this.#submit({ kind: 'format', text });
+  format(tenantId: string, text: string): Promise<Formatted> {
+    return this.#submit(tenantId, { kind: 'format', text }) as Promise<Formatted>;
   }
 
   /** What the text would decide on a request, together with the statements beside it. Counters count as empty. */
-  tryOut(job: Omit<Extract<AuthorJob, { kind: 'try' }>, 'kind'>): Promise<Trial> {
-    return this.#submit({ kind: 'try', ...job }) as Promise<Trial>;
+  tryOut(tenantId: string, job: Omit<Extract<AuthorJob, { kind: 'try' }>, 'kind'>): Promise<Trial> {
+    return this.#submit(tenantId, { kind: 'try', ...job }) as Promise<Trial>;
+  }
+
+  /** What changed between two texts that were compiled before. */
+  diff(tenantId: string, job: Omit<Extract<AuthorJob, { kind: 'diff' }>, 'kind'>): Promise<TextDiff> {
+    return this.#submit(tenantId, { kind: 'diff', ...job }) as Promise<TextDiff>;
   }
 
   /** Ends the thread. Calls that have not been answered reject. */
   async close(): Promise<void> {
     this.#closed = true;
     const ended = new Error('the policy language was closed');
-    for (const waiting of [this.#current, ...this.#queue.splice(0)]) waiting?.fail(ended);
+    const queued = [...this.#queues.values()].flat();
+    this.#queues.clear();
+    for (const waiting of [this.#current, ...queued]) waiting?.fail(ended);
+    this.#current = undefined;
     await this.#drop();
   }
 
-  #submit(job: AuthorJob): Promise<AuthorResult> {
+  #submit(tenantId: string, asked: AuthorJob): Promise<AuthorResult> {
     if (this.#closed) return Promise.reject(new Error('the policy language was closed'));
+    const queue = this.#queues.get(tenantId) ?? [];
+    if (queue.length >= MOST_WAITING.tenant || this.#waiting >= MOST_WAITING.all) {
+      return Promise.reject(new AuthorBusy('too many policy texts wait to be checked'));
+    }
     // A text over the limit is refused by the scan anyway; its rest need not be copied to the thread.
-    const text = job.text.slice(0, LIMITS.bytes + 2);
+    const job = asked.kind === 'diff' ? asked : { ...asked, text: asked.text.slice(0, LIMITS.bytes + 2) };
     return new Promise((settle, fail) => {
-      this.#queue.push({ job: { ...job, text }, settle, fail });
+      queue.push({ job, settle, fail });
+      this.#queues.set(tenantId, queue);
+      this.#waiting++;
       this.#next();
     });
   }
 
+  /** The first of the tenant whose turn it is; one that has more waits behind the other tenants. */
+  #take(): Waiting | undefined {
+    const [next] = this.#queues;
+    if (!next) return undefined;
+    const [tenantId, queue] = next;
+    const first = queue.shift();
+    this.#waiting--;
+    this.#queues.delete(tenantId);
+    if (queue.length > 0) this.#queues.set(tenantId, queue);
+    return first;
+  }
+
   #next(): void {
-    if (this.#current || this.#queue.length === 0) return;
-    this.#current = this.#queue.shift();
+    if (this.#current) return;
+    this.#current = this.#take();
+    if (!this.#current) return;
     if (!this.#worker) this.#start();
     this.#worker?.ref();
     if (this.#ready) this.#send();
@@ -135,9 +182,10 @@ export class AuthorLanguage {
       const [from, to] = await Promise.all([before, processorMs(worker)]);
       if (this.#current !== current || this.#worker !== worker) return;
       const left = this.#limitMs - (to - from);
-      // not where it does not tell
-      if (left > 0 && performance.now() - began < PATIENCE * this.#limitMs) this.#arm(Math.max(left, 20), look);
-      else this.#giveUp(`the policy took longer than ${this.#limitMs / 1_000} s to check`);
+      if (left <= 0) return this.#giveUp(`the policy took longer than ${this.#limitMs / 1_000} s to check`);
+      if (performance.now() - began < PATIENCE * this.#limitMs) return this.#arm(Math.max(left || 0, 20), look);
+      // the machine did not let it work, or the thread does not tell: nothing is known of the text
+      this.#abandon(new AuthorBusy('the policy text could not be checked in time'));
     };
     this.#arm(this.#limitMs, look);
   }
@@ -156,7 +204,8 @@ export class AuthorLanguage {
     void this.#drop();
     const place = { line: 1, column: 1, message };
     const kind = this.#current?.job.kind;
-    if (kind === 'try') this.#finish({ errors: [place], hits: [] });
+    if (kind === 'diff') this.#abandon(new Error(message));
+    else if (kind === 'try') this.#finish({ errors: [place], hits: [] });
     else this.#finish(kind === 'format' ? { errors: [place] } : failed(place));
   }
 
@@ -166,6 +215,11 @@ export class AuthorLanguage {
       this.#giveUp(ENGINE_FAILED);
       return;
     }
+    this.#abandon(error);
+  }
+
+  /** Fails the current text, whatever it says, and goes on with a new thread. */
+  #abandon(error: Error): void {
     void this.#drop();
     this.#current?.fail(error);
     this.#current = undefined;

@@ -1,8 +1,9 @@
 import type { DetailedError, PolicyJson, ValidationError } from '@cedar-policy/cedar-wasm/nodejs';
 import type { Annotations, Diagnostic } from '../types.ts';
-import { isGuardrail, readAnnotations } from './annotations.ts';
+import { isGuardrail } from './annotations.ts';
 import { type CedarHost, EngineError } from './host.ts';
-import { Positions, preamble, scan, statementTokens, type Token } from './scan.ts';
+import { Positions, scan, type Token } from './scan.ts';
+import { readStatements } from './statements.ts';
 import { type StatementSummary, summarize } from './summary.ts';
 
 /** One statement of a policy text that has no errors. */
@@ -74,36 +75,32 @@ function compile(host: CedarHost, policyId: string, text: string, schema: string
   const statements: CompiledStatement[] = [];
   const ids = new Set<string>();
   const starts: number[] = [];
-  for (const [n, words] of statementTokens(tokens).entries()) {
+  for (const { tokens: words, written, ...read } of readStatements(policyId, source, tokens)) {
     const first = words[0] as Token;
-    const cedar = source.slice(first.start, words.at(-1)?.end);
+    const { id, effect, annotations, scopes, cedar } = read;
     starts.push(first.start);
     const json = host.call('policyToJson', cedar);
     if (json.type !== 'success') throw new EngineError(`a statement of a parsed text does not parse: ${cedar}`);
     const est = json.json;
 
-    const written = preamble(words).annotations;
-    const raw = new Map(written.map(({ name }) => [name, annotationValue(est, name)]));
-    const read = readAnnotations(raw);
     const at = (name: string) => positions.at(written.find((one) => one.name === name)?.start ?? first.start);
     for (const { annotation, message } of read.faults) errors.push({ ...at(annotation), message });
     for (const { annotation, message } of read.warnings) warnings.push({ ...at(annotation), message });
 
-    const { annotations } = read;
     if (annotations.id !== undefined && ids.has(annotations.id)) {
       errors.push({ ...at('id'), message: `another statement has @id("${annotations.id}")` });
     }
     if (annotations.id !== undefined) ids.add(annotations.id);
-    const guardrail = isGuardrail(est.effect, annotations);
-    if (est.effect === 'forbid' && !guardrail && bindsEverything(est)) {
+    const guardrail = isGuardrail(effect, annotations);
+    if (effect === 'forbid' && !guardrail && bindsEverything(est)) {
       warnings.push({ ...positions.at(first.start), message: 'this statement denies every action of every agent' });
     }
     statements.push({
-      id: `${policyId}#${annotations.id ?? n}`,
-      effect: est.effect,
+      id,
+      effect,
       guardrail,
       annotations,
-      scopes: [...(annotations.scope ?? [])].sort(),
+      scopes,
       cedar,
       ...positions.at(first.start),
       roles: mentionedRoles(est),
@@ -142,11 +139,6 @@ export function formatPolicy(host: CedarHost, text: string): { formatted?: strin
     if (error instanceof EngineError) return { errors: [{ line: 1, column: 1, message: ENGINE_FAILED }] };
     throw error;
   }
-}
-
-function annotationValue(est: PolicyJson, name: string): string | null {
-  const values = (est.annotations ?? {}) as Record<string, string | null>;
-  return Object.hasOwn(values, name) ? (values[name] ?? null) : null;
 }
 
 /** The errors of a parse come nested, one within the `related` of another. */

@@ -1,4 +1,4 @@
-import { preamble, type Token } from './scan.ts';
+import { literal, preamble, type Token } from './scan.ts';
 
 /** One of the three constraints of a statement's scope. Entities are written `Type::id`. */
 export type Constraint =
@@ -13,10 +13,26 @@ export interface Head {
   principal: Constraint;
   action: Constraint;
   resource: Constraint;
-  /** The argument keys that the statement can read; null when it computes a key. */
-  keys: string[] | null;
+  /** The arguments that the statement can read, as far as its tokens tell. */
+  reads: TagRead[];
+  /**
+   * The texts that stand in its clauses; null when one of them is not told. The language cannot put texts together, so
+   * a key that it computes is one of these or one of the request's.
+   */
+  texts: string[] | null;
+  /** How many characters its `like` patterns have together. */
+  patterns: number;
   /** Names of which each attribute of the context that the statement can read is one; null when that is not sure. */
   attributes: string[] | null;
+}
+
+export const TAG_KINDS = ['str', 'num', 'bool', 'list'] as const;
+export type TagKind = (typeof TAG_KINDS)[number];
+
+/** `context.num.getTag("refund.total")`, or hasTag. Null is what the tokens do not tell: that must count as anything. */
+export interface TagRead {
+  kind: TagKind | null;
+  key: string | null;
 }
 
 const ANY: Constraint = { op: 'any' };
@@ -24,19 +40,22 @@ const ANY: Constraint = { op: 'any' };
 /**
  * Reads the head of one statement that the engine accepts.
  *
- * INVARIANT: what is not understood is `any` (or all keys), so a statement is never left out of a decision that it
+ * INVARIANT: what is not understood is `any` (or every key), so a statement is never left out of a decision that it
  * could bear on; the engine alone decides whether it matches.
  */
 export function readHead(statement: Token[]): Head {
   const { effect, rest } = preamble(statement);
+  const clauses = statement.slice(rest);
   const [principal = [], action = [], resource = []] = scopeParts(statement, rest);
   return {
     effect,
     principal: constraint(principal),
     action: constraint(action),
     resource: constraint(resource),
-    keys: argumentKeys(statement),
-    attributes: contextAttributes(statement.slice(rest)),
+    reads: tagReads(clauses),
+    texts: literals(clauses),
+    patterns: patternLength(clauses),
+    attributes: contextAttributes(clauses),
   };
 }
 
@@ -93,29 +112,48 @@ function entitiesOf(words: string[]): string[] | undefined {
   return entities;
 }
 
-/** `Type::"id"` as `Type::id`; undefined when the id has an escape in it, which is not decoded here. */
+/** `Type::"id"` as `Type::id`. */
 function entityOf(words: string[]): string | undefined {
   const id = literal(words.at(-1));
   return id === undefined || words.at(-2) !== '::' ? undefined : `${words.slice(0, -2).join('')}::${id}`;
 }
 
-function literal(word: string | undefined): string | undefined {
-  return word?.startsWith('"') && !word.includes('\\') ? word.slice(1, -1) : undefined;
+/** Those of patterns are no texts. */
+function literals(clauses: Token[]): string[] | null {
+  const found = clauses
+    .filter(({ text }, n) => text.startsWith('"') && clauses[n - 1]?.text !== 'like')
+    .map(({ text }) => literal(text));
+  return found.every((text) => text !== undefined) ? found : null;
 }
 
-function argumentKeys(statement: Token[]): string[] | null {
-  const keys = new Set<string>();
-  for (let n = 0; n < statement.length; n++) {
-    const word = statement[n]?.text;
-    if (word !== 'hasTag' && word !== 'getTag') continue;
-    const key = literal(statement[n + 2]?.text);
-    if (statement[n + 1]?.text !== '(' || key === undefined || statement[n + 3]?.text !== ')') return null;
-    keys.add(key);
+function tagReads(clauses: Token[]): TagRead[] {
+  const reads: TagRead[] = [];
+  for (const [n, { text }] of clauses.entries()) {
+    if (text !== 'hasTag' && text !== 'getTag') continue;
+    const told = clauses[n + 1]?.text === '(' && clauses[n + 3]?.text === ')';
+    const key = told ? literal(clauses[n + 2]?.text) : undefined;
+    const words = clauses.slice(Math.max(0, n - 6), n).map((token) => token.text);
+    reads.push({ kind: receiver(words), key: key ?? null });
   }
-  return [...keys];
+  return reads;
 }
 
-/** None where the context is not mentioned. A name may stand in quotes; one with an escape in it is not decoded here. */
+/** `context.num.` or `context["num"].` before the method: the kind. All else may be any of the four entities. */
+function receiver(words: string[]): TagKind | null {
+  if (words.at(-1) !== '.') return null;
+  const indexed = words.at(-2) === ']';
+  const [context, before] = indexed ? [words.at(-5), words.at(-6)] : [words.at(-4), words.at(-5)];
+  const name = indexed ? words.at(-4) === '[' && literal(words.at(-3)) : words.at(-3) === '.' && words.at(-2);
+  // the name of a record's member may be `context` too
+  if (context !== 'context' || before === '.') return null;
+  return TAG_KINDS.find((kind) => kind === name) ?? null;
+}
+
+function patternLength(clauses: Token[]): number {
+  return clauses.reduce((sum, { text }, n) => sum + (text === 'like' ? (clauses[n + 1]?.text.length ?? 0) : 0), 0);
+}
+
+/** None where the context is not mentioned. A name may stand in quotes. */
 function contextAttributes(clauses: Token[]): string[] | null {
   const names: string[] = [];
   for (const [n, { text }] of clauses.entries()) {

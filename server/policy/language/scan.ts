@@ -1,3 +1,4 @@
+import { firstHidden } from '../shown.ts';
 import type { Diagnostic } from '../types.ts';
 
 /** A lexical token of Cedar. Offsets count UTF-16 units. White space and comments are no tokens. */
@@ -5,12 +6,15 @@ export interface Token {
   text: string;
   start: number;
   end: number;
+  /** A string without its closing quote. */
+  open?: true;
 }
 
 /**
  * The engine's recursion overflows its stack, and with that ends the instance, at about 117 nested brackets, 57 nested
  * `if`, 361 chained operators (when evaluated), and in the formatter at a set of 6,400 elements, as many comments in a
- * row, or a name of 8,000 parts. These limits keep well away from all of them, also in combination.
+ * row, or a name of 8,000 parts. These limits keep well away from all of them, also in combination. The time of `like`
+ * is the length of the text times that of the pattern: patterns are bounded here, texts where they are read.
  */
 export const LIMITS = {
   bytes: 64 * 1024,
@@ -19,6 +23,8 @@ export const LIMITS = {
   elements: 1_000,
   comments: 2_000,
   nameParts: 16,
+  pattern: 512,
+  wildcards: 16,
 } as const;
 
 /**
@@ -27,14 +33,17 @@ export const LIMITS = {
  * from the limits in what looks like a comment or a string.
  */
 const TOKEN =
-  /(?<skip>\p{White_Space}+|\/\/[^\n\r]*)|"[^"\\]*(?:\\[^\n][^"\\]*)*"|[A-Za-z_][A-Za-z0-9_]*|[0-9]+|&&|\|\||[=!<>]=|::|./gsu;
+  /(?<skip>\p{White_Space}+|\/\/[^\n\r]*)|(?<string>"[^"\\]*(?:\\[^\n][^"\\]*)*)(?<close>")?|[A-Za-z_][A-Za-z0-9_]*|[0-9]+|&&|\|\||[=!<>]=|::|./gsu;
 
 export function tokens(source: string): Token[] {
   const found: Token[] = [];
   for (const match of source.matchAll(TOKEN)) {
-    if (match.groups?.skip === undefined) {
-      found.push({ text: match[0], start: match.index, end: match.index + match[0].length });
-    }
+    const { skip, string, close } = match.groups ?? {};
+    if (skip !== undefined) continue;
+    const [text, start] = [match[0], match.index];
+    // a string that does not end is one token too: to look for its end again behind each of its quotes takes the square
+    const open = string !== undefined && close === undefined;
+    found.push({ text, start, end: start + text.length, ...(open && { open }) });
   }
   return found;
 }
@@ -69,6 +78,11 @@ export function scan(text: string): Scan {
 
   const surrogate = loneSurrogate(source);
   if (surrogate >= 0) return refuse(surrogate, 'a lone surrogate is not text');
+  // what a reviewer reads must be what the engine reads (a character that turns the direction can hide a clause)
+  const hidden = firstHidden(source);
+  if (hidden) {
+    return refuse(hidden.at, `a character that cannot be seen: in a text in quotes write it as \\u{${hidden.hex}}`);
+  }
   if (found.length === 0) return refuse(0, 'the policy has no statement');
 
   const comments = source.matchAll(TOKEN).filter(({ groups }) => groups?.skip?.startsWith('//'));
@@ -79,7 +93,17 @@ export function scan(text: string): Scan {
   let ifs = 0;
   let nameParts = 0;
   let operators = 0;
-  for (const { text: token, start } of found) {
+  let before = '';
+  for (const { text: token, start, open: unclosed } of found) {
+    if (unclosed) return refuse(start, 'a text in quotes that does not end');
+    if (before === 'like' && token.startsWith('"')) {
+      if (token.length - 2 > LIMITS.pattern) {
+        return refuse(start, `a pattern of more than ${LIMITS.pattern} characters`);
+      }
+      const wildcards = token.replace(/\\./gs, '').split('*').length - 1;
+      if (wildcards > LIMITS.wildcards) return refuse(start, `a pattern of more than ${LIMITS.wildcards} wildcards`);
+    }
+    before = token;
     if (token === '::') nameParts++;
     else if (!/^[A-Za-z_"]/.test(token)) nameParts = 0;
     if (token === '(' || token === '[' || token === '{') {
@@ -182,6 +206,8 @@ export function statementTokens(all: Token[]): Token[][] {
 
 export interface AnnotationToken {
   name: string;
+  /** As it is written, in its quotes; undefined where there is none. */
+  value: string | undefined;
   start: number;
 }
 
@@ -190,8 +216,27 @@ export function preamble(statement: Token[]): { annotations: AnnotationToken[]; 
   const annotations: AnnotationToken[] = [];
   let n = 0;
   while (statement[n]?.text === '@') {
-    annotations.push({ name: statement[n + 1]?.text ?? '', start: (statement[n] as Token).start });
-    n += statement[n + 2]?.text === '(' ? 5 : 2;
+    const valued = statement[n + 2]?.text === '(';
+    const [name = '', value] = [statement[n + 1]?.text, valued ? statement[n + 3]?.text : undefined];
+    annotations.push({ name, value, start: (statement[n] as Token).start });
+    n += valued ? 5 : 2;
   }
   return { annotations, effect: statement[n]?.text ?? '', rest: n + 1 };
+}
+
+const ESCAPE = /\\(?:u\{([0-9A-Fa-f_]+)\}|x([0-7][0-9A-Fa-f])|([nrt0\\'"]))|\\/g;
+const SHORT: Record<string, string> = { n: '\n', r: '\r', t: '\t', 0: '\0', '\\': '\\', "'": "'", '"': '"' };
+
+/** The text of a string literal; undefined for what is none, or has an escape that is not known here. */
+export function literal(word: string | undefined): string | undefined {
+  if (!word?.startsWith('"') || word.length < 2) return undefined;
+  let known = true;
+  const text = word.slice(1, -1).replace(ESCAPE, (written, unicode?: string, hex?: string, short?: string) => {
+    const code = Number.parseInt((unicode?.replaceAll('_', '') ?? hex) as string, 16);
+    if (short !== undefined) return SHORT[short] as string;
+    if (code <= 0x10ffff) return String.fromCodePoint(code);
+    known = false;
+    return written;
+  });
+  return known ? text : undefined;
 }

@@ -1,4 +1,5 @@
 import type { PolicyJson } from '@cedar-policy/cedar-wasm/nodejs';
+import { visible } from '../shown.ts';
 import type { Annotations } from '../types.ts';
 import { DAY_SECONDS, DEFAULT_TTL_SECONDS, isGuardrail, requiredApprovals } from './annotations.ts';
 import { preamble, type Token } from './scan.ts';
@@ -31,7 +32,8 @@ export function summarize(
 
   const what = `${who}: ${actions} with ${tools}${conditions.map((clause) => `, ${clause}`).join('')}`;
   const lead = { permit: 'Permits', forbid: 'Denies', guardrail: 'Where something else permits it, binds' }[kind];
-  const because = annotations.reason === undefined ? '' : ` Reason: ${annotations.reason.replace(/\s+/g, ' ').trim()}`;
+  const because =
+    annotations.reason === undefined ? '' : ` Reason: ${visible(annotations.reason.replace(/\s+/g, ' ').trim())}`;
   const bound = obligations.length > 0 ? ` Then: ${obligations.join('; ')}.` : '';
   return { kind, who, actions, tools, conditions, obligations, text: `${lead} ${what}.${bound}${because}` };
 }
@@ -127,7 +129,7 @@ function obligationWords(annotations: Annotations): string[] {
     }
     if (annotations.notify) words.push(`${annotations.notify.join(', ')} is told`);
   }
-  if (mask) words.push(`${mask.join(', ')} masked`);
+  if (mask) words.push(`${visible(mask.join(', '))} masked`);
   return words;
 }
 
@@ -146,5 +148,5 @@ function period(seconds: number): string {
 }
 
 function quote(id: string): string {
-  return `"${id}"`;
+  return `"${visible(id)}"`;
 }

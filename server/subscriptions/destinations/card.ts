@@ -3,9 +3,9 @@ import type { Message } from './destination.ts';
 /** What a chat shows of an event, before it takes the form of one chat or the other. All of it is plain text. */
 export interface Card {
   title: string;
-  /** The held action: what an agent wrote. */
-  quote?: string;
   facts: [label: string, value: string][];
+  /** What the agent says of a held action, apart from what it is. */
+  said?: [label: string, value: string][];
   buttons: { label: string; url: string; style?: 'primary' | 'danger' }[];
 }
 
@@ -30,6 +30,8 @@ const TITLES: Readonly<Record<string, string>> = {
   'key.revoked': 'Key revoked',
   'forensics.exported': 'Evidence package exported',
   'forensics.checkpoint': 'Chain checkpoint signed',
+  'forensics.chain_closed': 'A chain is closed: records that were acknowledged are missing',
+  'forensics.loss_accepted': 'The loss of records of a chain was accepted',
   'proxy.offline': 'A proxy is silent',
   'subscription.disabled': 'A subscription was disabled',
   'svc.test': 'Test message: this destination works',
@@ -54,16 +56,24 @@ export function cardOf({ eventType, payload, appUrl }: Message): Card {
   };
   if (typeof payload.escrow_id === 'string') {
     const url = `${appUrl}/approvals/${inPath(payload.escrow_id)}`;
-    fact('Agent role', payload.agent_role);
+    fact('Tool', payload.tool_name);
+    fact('Tool server', payload.tool_server);
+    fact('Action type', payload.action_type);
+    fact('Method', payload.method);
+    fact('Resource', payload.resource, 300);
+    fact('Arguments', payload.arguments, 300);
+    fact('Context', payload.context, 300);
+    if (typeof payload.estimated_value === 'number') {
+      fact('Value', `${payload.estimated_value} ${payload.value_currency ?? ''}`.trim());
+    }
+    fact('Reason', payload.reason, 300);
     fact('Agent', payload.agent_id);
+    fact('Agent role', payload.agent_role);
     fact('Hold type', HOLD_TYPES[String(payload.hold_type)] ?? payload.hold_type);
     fact('Approvals required', payload.required_approvals);
     fact('Expires', time(payload.expires_at));
-    fact('Action type', payload.action_type);
-    if (payload.estimated_value !== undefined) {
-      fact('Value', `${payload.estimated_value} ${payload.value_currency ?? ''}`.trim());
-    }
-    fact('Risk', payload.risk_score);
+    const said: Card['facts'] = [['The agent says', oneLine(String(payload.action_summary ?? ''), 380)]];
+    if (typeof payload.risk_score === 'number') said.push(['The risk that it states', String(payload.risk_score)]);
     const buttons: Card['buttons'] = OPEN.has(eventType)
       ? [
           { label: 'Approve', url: `${url}?vote=approve`, style: 'primary' },
@@ -71,7 +81,7 @@ export function cardOf({ eventType, payload, appUrl }: Message): Card {
           { label: 'Open', url },
         ]
       : [{ label: 'Open', url }];
-    return { title, quote: oneLine(String(payload.action_summary ?? ''), 400), facts, buttons };
+    return { title, facts, said, buttons };
   }
   fact('Policy', payload.policy_id);
   fact('Version', payload.version);

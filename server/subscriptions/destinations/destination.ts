@@ -1,3 +1,4 @@
+import type { EventType } from '../../../db/outbox.ts';
 import type { EgressAnswer } from '../../lib/egress.ts';
 
 export const DESTINATION_TYPES = ['webhook', 'slack', 'teams'] as const;
@@ -18,6 +19,9 @@ export interface Message {
   appUrl: string;
 }
 
+/** What people in a chat are not told of unasked: the signed heads of chains come often, and are to be kept by a program. */
+export const NOT_FOR_CHATS: readonly EventType[] = ['forensics.checkpoint'];
+
 /** A kind of destination: what is sent there and what its answers mean. */
 export interface Destination {
   readonly description: string;
@@ -25,8 +29,8 @@ export interface Destination {
   readonly signed: boolean;
   /** The least time between two messages. */
   readonly paceMs: number;
-  /** Answers after which nothing more is sent there. */
-  readonly gone: readonly number[];
+  /** Events that a subscription without `event_types` is not told of here: only one that names them is. */
+  readonly onlyNamed?: readonly EventType[];
   request(message: Message): { body: string; headers: Record<string, string> };
   /** What to add to the reason of a failure: what the destination said, where that helps. */
   said?(answer: EgressAnswer): string | undefined;

@@ -1,5 +1,5 @@
 import { cardOf, oneLine } from './card.ts';
-import type { Destination } from './destination.ts';
+import { type Destination, NOT_FOR_CHATS } from './destination.ts';
 
 /**
  * A Workflows URL of Microsoft Teams, which takes an Adaptive Card of at most 28 KB. What agents and people wrote goes
@@ -8,15 +8,16 @@ import type { Destination } from './destination.ts';
 export const teams: Destination = {
   description: 'an Adaptive Card with buttons, to a Workflows URL of Microsoft Teams',
   signed: false,
+  onlyNamed: NOT_FOR_CHATS,
   paceMs: 1000,
-  gone: [404, 410],
   note: (status) =>
     status === 202 ? 'Teams has queued the message (202); whether it was posted shows in the channel only.' : undefined,
   request(message) {
-    const { title, quote, facts, buttons } = cardOf(message);
+    const { title, facts, said = [], buttons } = cardOf(message);
     const body: unknown[] = [{ type: 'TextBlock', text: title, size: 'large', weight: 'bolder', wrap: true }];
-    if (quote) body.push(runs({ text: quote }));
-    for (const [label, value] of facts) body.push(runs({ text: `${label}: `, weight: 'bolder' }, { text: value }));
+    for (const [label, value] of [...facts, ...said]) {
+      body.push(runs({ text: `${label}: `, weight: 'bolder' }, { text: value }));
+    }
     const content = {
       $schema: 'http://adaptivecards.io/schemas/adaptive-card.json',
       type: 'AdaptiveCard',

@@ -5,7 +5,6 @@ export const webhook: Destination = {
   description: 'the event as signed JSON',
   signed: true,
   paceMs: 0,
-  gone: [410],
   request({ eventId, eventType, deliveryId, payload, timestamp, secrets }) {
     const body = JSON.stringify(payload);
     const headers = {

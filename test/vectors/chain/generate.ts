@@ -21,6 +21,7 @@ export function goldenChain(): StoredRecord[] {
     outcome: 'executed',
     policy_content_hash: `sha256:${'d4'.repeat(32)}`,
     proxy_seq: Number.MAX_SAFE_INTEGER,
+    key_id: 'key_01',
     source_ip: '2001:db8::1',
   };
   const events = [0, 1, 2, 3, 4].map(ordinaryEvent);

@@ -107,6 +107,7 @@ export const anyEvent: fc.Arbitrary<Omit<DecisionEvent, 'event_id'>> = fc.record
     outcome: text,
     source_ip: text,
     proxy_seq: fc.nat(),
+    key_id: text,
     action_hash: text,
   },
   {

@@ -240,19 +240,34 @@ export const REQUESTS: RequestCase[] = [
     expect: denied('refund above 250', 'pol_demo#8'),
   },
   {
-    name: 'a refund over the limit, in full-width digits',
+    name: 'a refund in full-width digits is in doubt',
     request: { ...support, arguments: { refund: { total: ' ２５１ ' } } },
+    expect: denied('argument_in_doubt: arguments.refund.total', 'pol_demo#8'),
+  },
+  {
+    name: 'a refund as an exponent is in doubt',
+    request: { ...support, arguments: { refund: { total: '2.6e2' } } },
+    expect: denied('argument_in_doubt: arguments.refund.total', 'pol_demo#8'),
+  },
+  {
+    name: 'a refund over the limit, behind more zeros than a number needs',
+    request: { ...support, arguments: { refund: { total: `${'0'.repeat(70)}251.${'0'.repeat(70)}` } } },
     expect: denied('refund above 250', 'pol_demo#8'),
   },
   {
-    name: 'a refund over the limit, as an exponent',
-    request: { ...support, arguments: { refund: { total: '2.6e2' } } },
-    expect: denied('refund above 250', 'pol_demo#8'),
+    name: 'a refund with more than four fractional digits is in doubt',
+    request: { ...support, arguments: { refund: { total: 250.00004 } } },
+    expect: denied('argument_in_doubt: arguments.refund.total', 'pol_demo#8'),
+  },
+  {
+    name: 'a refund beside another spelling of its name is in doubt',
+    request: { ...support, arguments: { refund: { total: 1, Total: 90000 } } },
+    expect: denied('argument_in_doubt: arguments.refund.total', 'pol_demo#8'),
   },
   {
     name: 'a refund of more than a decimal can hold, as a text',
     request: { ...support, arguments: { refund: { total: '99999999999999999999' } } },
-    expect: denied('refund above 250', 'pol_demo#8'),
+    expect: denied('argument_in_doubt: arguments.refund.total', 'pol_demo#8'),
   },
   {
     name: 'arguments that look like entities stay arguments',
@@ -465,13 +480,19 @@ export const TEXTS: {
 export const ACTIONS: { name: string; action: Record<string, unknown>; canonical: string }[] = [
   {
     name: 'absent members',
-    action: { agent_id: 'a', agent_role: 'r', tool_name: 't' },
-    canonical: '{"agent_id":"a","agent_role":"r","arguments":{},"method":null,"resource":null,"tool_name":"t","v":1}',
+    action: { agent_id: 'a', agent_role: 'r', action_type: 'tool_call', tool_name: 't' },
+    canonical:
+      '{"action_type":"tool_call","agent_id":"a","agent_role":"r","arguments":null,"context":null,"estimated_value":null,"method":null,"resource":null,"tool_name":"t","tool_server":null,"v":2,"value_currency":null}',
   },
   {
     name: 'all members, keys out of order',
     action: {
+      value_currency: 'EUR',
       tool_name: 'refund',
+      action_type: 'payment',
+      estimated_value: 250.5,
+      context: { ticket: 'T-1', approved: false },
+      tool_server: 'prod',
       agent_role: 'support-bot',
       agent_id: 'agent-7',
       resource: 'https://api.example.com/v1/refunds',
@@ -479,33 +500,36 @@ export const ACTIONS: { name: string; action: Record<string, unknown>; canonical
       arguments: { total: 250.5, currency: 'EUR', items: [{ sku: 'b', qty: 2 }, null, true] },
     },
     canonical:
-      '{"agent_id":"agent-7","agent_role":"support-bot","arguments":{"currency":"EUR","items":[{"qty":2,"sku":"b"},null,true],"total":250.5},"method":"POST","resource":"https://api.example.com/v1/refunds","tool_name":"refund","v":1}',
+      '{"action_type":"payment","agent_id":"agent-7","agent_role":"support-bot","arguments":{"currency":"EUR","items":[{"qty":2,"sku":"b"},null,true],"total":250.5},"context":{"approved":false,"ticket":"T-1"},"estimated_value":250.5,"method":"POST","resource":"https://api.example.com/v1/refunds","tool_name":"refund","tool_server":"prod","v":2,"value_currency":"EUR"}',
   },
   {
     name: 'numbers as ECMAScript prints them',
     action: {
       agent_id: 'a',
       agent_role: 'r',
+      action_type: 'tool_call',
       tool_name: 't',
       arguments: { n: [0, -0, 1e-7, 0.1, 1.0, 9007199254740991, 0.1 + 0.2, 5e-324] },
     },
     canonical:
-      '{"agent_id":"a","agent_role":"r","arguments":{"n":[0,0,1e-7,0.1,1,9007199254740991,0.30000000000000004,5e-324]},"method":null,"resource":null,"tool_name":"t","v":1}',
+      '{"action_type":"tool_call","agent_id":"a","agent_role":"r","arguments":{"n":[0,0,1e-7,0.1,1,9007199254740991,0.30000000000000004,5e-324]},"context":null,"estimated_value":null,"method":null,"resource":null,"tool_name":"t","tool_server":null,"v":2,"value_currency":null}',
   },
   {
     name: 'keys sort by UTF-16 code unit, and only what must be escaped is',
     action: {
       agent_id: 'é',
       agent_role: '😀',
+      action_type: 'tool_call',
       tool_name: '\u2028"\\\u0007/',
       arguments: { '\uFB33': 1, '😀': 2, '\r': 3, '1': 4, ö: 5, '': 6 },
     },
     canonical:
-      '{"agent_id":"é","agent_role":"😀","arguments":{"":6,"\\r":3,"1":4,"ö":5,"😀":2,"\uFB33":1},"method":null,"resource":null,"tool_name":"\u2028\\"\\\\\\u0007/","v":1}',
+      '{"action_type":"tool_call","agent_id":"é","agent_role":"😀","arguments":{"":6,"\\r":3,"1":4,"ö":5,"😀":2,"\uFB33":1},"context":null,"estimated_value":null,"method":null,"resource":null,"tool_name":"\u2028\\"\\\\\\u0007/","tool_server":null,"v":2,"value_currency":null}',
   },
   {
-    name: 'null arguments are not absent arguments',
-    action: { agent_id: 'a', agent_role: 'r', tool_name: 't', arguments: null },
-    canonical: '{"agent_id":"a","agent_role":"r","arguments":null,"method":null,"resource":null,"tool_name":"t","v":1}',
+    name: 'null arguments are absent arguments',
+    action: { agent_id: 'a', agent_role: 'r', action_type: 'tool_call', tool_name: 't', arguments: null },
+    canonical:
+      '{"action_type":"tool_call","agent_id":"a","agent_role":"r","arguments":null,"context":null,"estimated_value":null,"method":null,"resource":null,"tool_name":"t","tool_server":null,"v":2,"value_currency":null}',
   },
 ];

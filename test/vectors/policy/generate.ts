@@ -1,11 +1,12 @@
 import { createPrivateKey, type KeyObject } from 'node:crypto';
 import { keyThumbprint, publicKeyOf, sha256Tag } from '../../../server/lib/crypto.ts';
 import { actionHash, type HashedAction } from '../../../server/policy/action-hash.ts';
-import { bundleContent, packBundle } from '../../../server/policy/bundle.ts';
-import { PolicyEngine, settle } from '../../../server/policy/evaluate.ts';
+import { bundleContent } from '../../../server/policy/bundle.ts';
+import { PolicyEngine, ruleReference, settle } from '../../../server/policy/evaluate.ts';
 import { type Compilation, compilePolicy } from '../../../server/policy/language/compile.ts';
 import { CedarHost, cedarLanguageVersion } from '../../../server/policy/language/host.ts';
 import { actionEntities, schemaFor } from '../../../server/policy/language/schema.ts';
+import { packBundle } from '../../../server/policy/pack-bundle.ts';
 import type { BundleContent } from '../../../server/policy/types.ts';
 import { ACTIONS, DEMO, REQUESTS, TEXTS } from './cases.ts';
 
@@ -40,7 +41,7 @@ export async function generate(): Promise<Record<string, string | Uint8Array>> {
     'texts.json': json({ v: 1, texts: texts() }),
     'requests.json': json({ v: 1, policies: ['demo.cedar'], requests: requests(content) }),
     'action-hash.json': json({ v: 1, actions: actions() }),
-    ...bundle(content),
+    ...(await bundle(content)),
   };
 }
 
@@ -50,11 +51,9 @@ function json(value: unknown): string {
 
 function requests(content: BundleContent): unknown[] {
   const engine = new PolicyEngine(content);
-  const decided = REQUESTS.map(({ name, request, exceeded = {}, covered = [], expect }) => {
-    const verdict = settle(engine.match(request), {
-      exceeded: new Map(Object.entries(exceeded)),
-      covered: new Set(covered),
-    });
+  const decided = REQUESTS.map(({ name, request, exceeded = {}, covered: ids = [], expect }) => {
+    const covered = content.policies.filter(({ id }) => ids.includes(id)).map(ruleReference);
+    const verdict = settle(engine.match(request), { exceeded: new Map(Object.entries(exceeded)), covered });
     const { decision, rule_id, deny_reason } = verdict;
     if (decision !== expect.decision || rule_id !== expect.rule || deny_reason !== expect.deny_reason) {
       throw new Error(`"${name}" is decided as ${JSON.stringify(verdict)}`);
@@ -94,10 +93,10 @@ function actions(): unknown[] {
 }
 
 /** Stored, not compressed: the output of gzip differs between builds of zlib, and these bytes must not. */
-function bundle(content: BundleContent): Record<string, string | Uint8Array> {
+async function bundle(content: BundleContent): Promise<Record<string, string | Uint8Array>> {
   const { privateKey, publicKey, kid } = vectorKey();
   const how = { seq: 42, not_after: '2030-01-01T00:00:00.000Z', kid, privateKey, level: 0 };
-  const { bytes, hash, canonical } = packBundle(content, how);
+  const { bytes, hash, canonical } = await packBundle(content, how);
   return {
     '../bundle/golden.svcb': bytes,
     '../bundle/golden.canonical.json': canonical,

@@ -3,15 +3,16 @@ import { IconCheck, IconX } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import type { inferRouterOutputs } from '@trpc/server';
-import { lazy, type ReactNode, Suspense, useEffect, useRef, useState } from 'react';
+import { Fragment, lazy, type ReactNode, Suspense, useEffect, useRef, useState } from 'react';
 import type { AppRouter } from '../../../server/api/root.ts';
 import { MASKED } from '../../../server/policy/masks.ts';
+import { visible } from '../../../server/policy/shown.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { duration } from '../../lib/time.ts';
 import { trpc } from '../../lib/trpc.ts';
-import { HOLD_TYPE, money, risk } from '../../lib/words.ts';
+import { actionTitle, count, HOLD_TYPE, money, risk } from '../../lib/words.ts';
 import { Broken } from '../../ui/broken.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
@@ -57,7 +58,7 @@ function HoldView({ hold }: { hold: Hold }) {
   const open = hold.status === 'held' || hold.status === 'released';
   return (
     <Page
-      title={hold.action_summary}
+      title={actionTitle(hold)}
       lead={
         <>
           {hold.agent_id} in the role {hold.agent_role} asked <When at={hold.created_at} />
@@ -113,7 +114,6 @@ function HoldView({ hold }: { hold: Hold }) {
 }
 
 function Standing({ hold }: { hold: Hold }) {
-  const score = hold.risk_score === undefined ? undefined : risk(hold.risk_score);
   return (
     <Paper>
       <Group justify="space-between" wrap="wrap" gap="xs">
@@ -126,14 +126,9 @@ function Standing({ hold }: { hold: Hold }) {
         ) : null}
       </Group>
       <div className="hold-figures">
-        {hold.estimated_value === undefined ? null : (
+        {hold.estimated_value === null ? null : (
           <Figure name="Value">{money(hold.estimated_value, hold.value_currency)}</Figure>
         )}
-        {score && hold.risk_score !== undefined ? (
-          <Figure name="Risk">
-            {hold.risk_score} <Tag tone={score.tone}>{score.word}</Tag>
-          </Figure>
-        ) : null}
         {hold.required_approvals > 0 ? (
           <Figure name="Approvals">
             {hold.current_approvals} of {hold.required_approvals}
@@ -203,7 +198,10 @@ function Vote({ hold }: { hold: Hold }) {
     toastDone(
       decision === 'approve' ? 'Approved' : 'Rejected',
       answer.status === 'held'
-        ? `${answer.current_approvals} of ${answer.required_approvals} approvals`
+        ? [
+            `${answer.current_approvals} of ${answer.required_approvals} approvals`,
+            ...answer.missing_seats.map((seat) => `${seat.count} of ${seat.group} missing`),
+          ].join(', ')
         : `The hold is ${answer.status}.`,
     );
   };
@@ -262,8 +260,8 @@ function Vote({ hold }: { hold: Hold }) {
         danger={asked === 'reject'}
         onConfirm={() => cast(asked!)}
       >
-        <strong>{hold.action_summary}</strong>
-        {hold.estimated_value === undefined ? null : `, ${money(hold.estimated_value, hold.value_currency)}`}, for{' '}
+        <strong>{actionTitle(hold)}</strong>
+        {hold.estimated_value === null ? null : `, ${money(hold.estimated_value, hold.value_currency)}`}, for{' '}
         {hold.agent_id}. A vote cannot be taken back{asked === 'reject' ? ', and one rejection ends the hold' : ''}.
       </ConfirmDialog>
     </Paper>
@@ -271,35 +269,67 @@ function Vote({ hold }: { hold: Hold }) {
 }
 
 function Action({ hold }: { hold: Hold }) {
-  const preview = JSON.stringify(hold.arguments_preview, null, 2) ?? '';
+  const previews = [
+    ['arguments', hold.arguments_preview],
+    ['context', hold.context_preview],
+  ] as const;
+  const score = hold.risk_score === null ? undefined : risk(hold.risk_score);
   return (
     <Paper component="section" aria-labelledby="action">
       <Title order={2} id="action" mb="xs">
         The action
       </Title>
-      {hold.arguments_preview === undefined ? null : (
-        <div style={{ marginBottom: 12 }}>
-          <CodeBlock text={preview} label="arguments" wrap maxHeight={360} />
-          {preview.includes(`"${MASKED}"`) ? (
-            <Text size="xs" c="dimmed" mt={4}>
-              A policy hides here what is {MASKED}. The action hash binds the true values.
-            </Text>
-          ) : null}
-        </div>
-      )}
+      {hold.erased ? (
+        <Notice tone="info" title="Arguments and context were erased">
+          Their retention is over. The action hash still binds them.
+        </Notice>
+      ) : null}
+      {previews.map(([name, value]) => {
+        if (value === null || value === undefined) return null;
+        const text = JSON.stringify(value, null, 2);
+        return (
+          <div key={name} style={{ marginBottom: 12 }}>
+            <CodeBlock text={text} label={name} wrap maxHeight={360} />
+            {hold.cut.includes(name) ? (
+              <Text size="xs" mt={4}>
+                Too long to be shown whole: long texts in it are shortened. The action hash binds the whole.
+              </Text>
+            ) : null}
+            {text.includes(MASKED) ? (
+              <Text size="xs" c="dimmed" mt={4}>
+                A policy hides here what is {MASKED}. The action hash binds the true values.
+              </Text>
+            ) : null}
+          </div>
+        );
+      })}
       <dl className="facts">
         <dt>Agent</dt>
         <dd>
           {hold.agent_id} ({hold.agent_role})
         </dd>
-        {hold.tool_name ? (
-          <>
-            <dt>Tool</dt>
-            <dd className="mono">{hold.tool_name}</dd>
-          </>
-        ) : null}
         <dt>Type</dt>
-        <dd>{hold.action_type}</dd>
+        <dd className="mono">{hold.action_type}</dd>
+        {(
+          [
+            ['Tool', hold.tool_name],
+            ['Tool server', hold.tool_server],
+            ['Method', hold.method],
+            ['Resource', hold.resource],
+          ] as const
+        ).map(([name, value]) =>
+          value === null ? null : (
+            <Fragment key={name}>
+              <dt>{name}</dt>
+              <dd className="mono">{value}</dd>
+            </Fragment>
+          ),
+        )}
+        <dt>Reported by</dt>
+        <dd>
+          {hold.source === 'evaluate' ? 'the control plane itself' : 'the enforcement proxy with the key '}
+          {hold.source === 'evaluate' ? null : <Id value={hold.opened_by} length={30} />}
+        </dd>
         {hold.rule_ids.length > 0 ? (
           <>
             <dt>Held by</dt>
@@ -319,7 +349,7 @@ function Action({ hold }: { hold: Hold }) {
             <dt>Session</dt>
             <dd>
               <PageLink to="/decisions" search={{ session_id: hold.session_id }}>
-                {hold.session_id}
+                {visible(hold.session_id)}
               </PageLink>
             </dd>
           </>
@@ -336,6 +366,20 @@ function Action({ hold }: { hold: Hold }) {
           <Id value={hold.action_hash} length={26} />
         </dd>
       </dl>
+      <section className="hold-said" aria-labelledby="said">
+        <Title order={3} id="said" size="h5">
+          What the agent says
+        </Title>
+        <blockquote>{hold.action_summary}</blockquote>
+        {score && hold.risk_score !== null ? (
+          <Text size="sm">
+            Risk: {hold.risk_score} <Tag tone={score.tone}>{score.word}</Tag>
+          </Text>
+        ) : null}
+        <Text size="xs" c="dimmed">
+          Nobody has checked this. Decide by what stands above.
+        </Text>
+      </section>
     </Paper>
   );
 }
@@ -344,7 +388,6 @@ function Votes({ hold }: { hold: Hold }) {
   const name = usePeople();
   const settings = useQuery(trpc.settings.get.queryOptions({}));
   const groups = settings.data?.approver_groups ?? {};
-  const approvers = new Set((hold.votes ?? []).filter(({ decision }) => decision === 'approve').map((v) => v.user_id));
   const missing = Math.max(0, hold.required_approvals - hold.current_approvals);
   return (
     <Paper component="section" aria-labelledby="votes">
@@ -368,15 +411,21 @@ function Votes({ hold }: { hold: Hold }) {
           {missing} more {missing === 1 ? 'approval is' : 'approvals are'} needed.
         </Text>
       ) : null}
+      {hold.status === 'held' && missing === 0 && hold.missing_seats.length > 0 ? (
+        <Text mb="xs" role="status">
+          The number is reached. Still missing:{' '}
+          {hold.missing_seats.map(({ group, count: seats }) => `${count(seats, 'approval')} from ${group}`).join(', ')}.
+        </Text>
+      ) : null}
       {hold.quorum ? (
         <ul className="plain">
-          {hold.quorum.map(({ group, count }) => {
+          {hold.quorum.map(({ group, count: seats }) => {
             const members = groups[group] ?? [];
-            const here = members.filter((id) => approvers.has(id)).length;
+            const open = hold.missing_seats.find((seat) => seat.group === group)?.count ?? 0;
             return (
               <li key={group}>
-                <Tag tone={here >= count ? 'ok' : 'wait'}>
-                  {Math.min(here, count)} of {count}
+                <Tag tone={open === 0 ? 'ok' : 'wait'}>
+                  {seats - open} of {seats}
                 </Tag>{' '}
                 from {group}
                 {members.length === 0 ? <span className="dim"> (the group has nobody)</span> : null}

@@ -3,7 +3,7 @@ import { IconClockPause } from '@tabler/icons-react';
 import { useInfiniteQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { api, trpc } from '../../lib/trpc.ts';
-import { HOLD_TYPE, money, risk } from '../../lib/words.ts';
+import { actionTitle, HOLD_TYPE, money, risk } from '../../lib/words.ts';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
 import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
 import { PageLink } from '../../ui/link.tsx';
@@ -38,10 +38,10 @@ export function Inbox() {
       cell: (row) => (
         <>
           <PageLink to="/approvals/$id" params={{ id: row.id }} fw={600} c="inherit">
-            {row.action_summary}
+            {actionTitle(row)}
           </PageLink>
           <div className="dim" style={{ fontWeight: 400 }}>
-            {row.agent_id} ({row.agent_role})
+            {row.agent_id} ({row.agent_role}) says “{row.action_summary}”
           </div>
         </>
       ),
@@ -53,12 +53,12 @@ export function Inbox() {
       header: 'Value',
       align: 'right',
       cell: (row) =>
-        row.estimated_value === undefined ? null : <strong>{money(row.estimated_value, row.value_currency)}</strong>,
+        row.estimated_value === null ? null : <strong>{money(row.estimated_value, row.value_currency)}</strong>,
     },
     {
-      header: 'Risk',
+      header: 'Risk it states',
       cell: (row) => {
-        if (row.risk_score === undefined) return null;
+        if (row.risk_score === null) return null;
         const { word, tone } = risk(row.risk_score);
         return (
           <Tag tone={tone}>

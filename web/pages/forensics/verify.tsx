@@ -2,7 +2,7 @@ import './forensics.css';
 import { Button, Group, Paper, Text, Title } from '@mantine/core';
 import { IconLinkOff, IconRosetteDiscountCheck, IconShieldSearch } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
-import { useEffect, useRef, useState } from 'react';
+import { Fragment, useEffect, useRef, useState } from 'react';
 import { toastProblem } from '../../lib/errors.tsx';
 import { queryClient } from '../../lib/query.ts';
 import { eventsOf } from '../../lib/sse.ts';
@@ -23,6 +23,7 @@ interface Verdict {
   records_checked: number;
   head: { seq: number; hash: string };
   last_checkpoint: { seq: number; hash: string; created_at: string } | null;
+  accepted_losses: { seq: number; kept_seq: number; lost_seq: number; accepted_at: string; reason: string }[];
   first_mismatch_id?: string;
   first_mismatch_seq?: number;
   reason?: string;
@@ -34,8 +35,10 @@ type State =
   | { name: 'done'; verdict: Verdict; at: string; ms: number };
 
 const ABOUT = {
-  forensics: 'Recomputes every record of the decision chain and compares it with the head and all signed checkpoints.',
-  audit: 'Recomputes every record of the audit chain and compares it with the head and all signed checkpoints.',
+  forensics:
+    'Recomputes every record of the decision chain and compares it with the head, all signed checkpoints, and what was acknowledged.',
+  audit:
+    'Recomputes every record of the audit chain and compares it with the head, all signed checkpoints, and what was acknowledged.',
 };
 
 /** Verifies one of the tenant's chains while one watches, and shows what was found where. */
@@ -85,12 +88,33 @@ export function VerifyPanel({ chain }: { chain: Chain }) {
           </Button>
         )}
       </Group>
+      <Closed chain={chain} />
       <div role="status" style={{ marginTop: 14 }}>
         {state.name === 'running' ? <Progress {...state} /> : null}
         {state.name === 'done' ? <Result chain={chain} {...state} /> : null}
         {state.name === 'idle' ? <LastTime chain={chain} /> : null}
       </div>
     </Paper>
+  );
+}
+
+/** A chain that lacks what was acknowledged, whether somebody verifies it or not. */
+function Closed({ chain }: { chain: Chain }) {
+  const { data } = useQuery(trpc.chain.closed.queryOptions({}, { refetchInterval: 30_000 }));
+  const alarm = data?.closed.find((each) => each.chain === chain);
+  if (!alarm) return null;
+  return (
+    <div className="verdict" data-tone="bad" role="alert" style={{ marginTop: 14 }}>
+      <IconLinkOff size={26} stroke={1.7} aria-hidden />
+      <strong>
+        The chain is closed <When at={alarm.noticed_at} />
+      </strong>
+      <div>
+        {alarm.reason}. The last record that is there is {alarm.last_seq.toLocaleString()}. Nothing more is recorded in
+        this chain, and what needs a record is refused, until an operator has looked and run{' '}
+        <code>svc chain accept-loss</code>.
+      </div>
+    </div>
   );
 }
 
@@ -132,6 +156,7 @@ function Progress({ checked, total, since }: { checked: number; total: number; s
 
 function Result({ chain, verdict, at, ms }: { chain: Chain; verdict: Verdict; at: string; ms: number }) {
   const { verified, records_checked, head, last_checkpoint, first_mismatch_seq, first_mismatch_id, reason } = verdict;
+  const losses = verdict.accepted_losses;
   const Shape = verified ? IconRosetteDiscountCheck : IconLinkOff;
   return (
     <>
@@ -142,7 +167,7 @@ function Result({ chain, verdict, at, ms }: { chain: Chain; verdict: Verdict; at
           {records_checked.toLocaleString()} records checked in {ms < 1000 ? `${ms} ms` : duration(ms)},{' '}
           <When at={at} />.
           {verified
-            ? ' Nothing was altered, inserted or removed.'
+            ? ` Nothing was altered, inserted or removed${losses.length > 0 ? ', other than what an operator has accepted as lost' : ''}.`
             : ` A record was altered, inserted or removed${reason ? `: ${reason}` : ''}. Nothing after this place can be relied on.`}
         </div>
       </div>
@@ -161,6 +186,15 @@ function Result({ chain, verdict, at, ms }: { chain: Chain; verdict: Verdict; at
             </dd>
           </>
         )}
+        {losses.map((loss) => (
+          <Fragment key={loss.seq}>
+            <dt>Accepted loss</dt>
+            <dd>
+              after record {loss.kept_seq.toLocaleString()}, known up to {loss.lost_seq.toLocaleString()}: {loss.reason}
+              , <When at={loss.accepted_at} />
+            </dd>
+          </Fragment>
+        ))}
         <dt>Head</dt>
         <dd>
           record {head.seq.toLocaleString()} <Id value={head.hash} length={24} />

@@ -387,7 +387,7 @@ function CreateAgentKey({
         <Stack gap="sm">
           <TextInput
             label="Agent"
-            description="Its id in decisions, such as support-bot-1"
+            description="Its id in decisions, such as support-bot-1: letters, digits and . _ : @ / + = | ~ -"
             required
             maxLength={200}
             value={agentId}

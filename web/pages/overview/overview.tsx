@@ -6,7 +6,7 @@ import { problemOf } from '../../lib/errors.tsx';
 import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { useLastVerified } from '../../lib/verified.ts';
-import { count, money } from '../../lib/words.ts';
+import { actionTitle, count, money } from '../../lib/words.ts';
 import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
 import { EmptyState, Shown } from '../../ui/states.tsx';
@@ -264,15 +264,15 @@ function Waiting() {
                 <li key={hold.id}>
                   <div className="lines-main">
                     <PageLink to="/approvals/$id" params={{ id: hold.id }} fw={600} c="inherit">
-                      {hold.action_summary}
+                      {actionTitle(hold)}
                     </PageLink>
                     <div className="dim">
-                      {hold.agent_id} ({hold.agent_role}) · {hold.current_approvals} of {hold.required_approvals}{' '}
-                      approvals
+                      {hold.agent_id} ({hold.agent_role}) says “{hold.action_summary}” · {hold.current_approvals} of{' '}
+                      {hold.required_approvals} approvals
                     </div>
                   </div>
                   <div className="lines-side">
-                    {hold.estimated_value === undefined ? null : (
+                    {hold.estimated_value === null ? null : (
                       <strong>{money(hold.estimated_value, hold.value_currency)}</strong>
                     )}
                     <Countdown until={hold.expires_at} />

@@ -96,7 +96,7 @@ export function Proxies() {
           },
           {
             header: 'Bundle',
-            cell: ({ bundle_seq, bundle_hash, bundle_built_at, up_to_date }) =>
+            cell: ({ bundle_seq, bundle_hash, bundle_built_at, up_to_date, refused_bundle }) =>
               bundle_hash ? (
                 <div>
                   <div>
@@ -115,6 +115,7 @@ export function Proxies() {
                         not the newest
                       </Tag>
                     ) : null}
+                    {refused_bundle ? <Tag tone="bad">refused a bundle: {refused_bundle}</Tag> : null}
                   </div>
                   <Id value={bundle_hash} length={20} />
                 </div>

@@ -44,7 +44,9 @@ function Review({ policy }: { policy: PolicyDetail }) {
   const enforcedBefore = useRef(policy.live_version === policy.version ? null : policy.live_version).current;
   const before = policy.live_version === reviewed ? enforcedBefore : policy.live_version;
   const version = policy.versions.find((one) => one.version === reviewed);
-  const pending = policy.status === 'pending_approval' || policy.open_review !== null;
+  const pending = policy.status === 'pending_approval';
+  // the version that the glass was broken for may be an older one by now
+  const broken = policy.open_review?.version;
   return (
     <Page
       title={
@@ -83,6 +85,16 @@ function Review({ policy }: { policy: PolicyDetail }) {
             </>
           ) : null}
           .{policy.open_review.reason ? <p className="remark">{policy.open_review.reason}</p> : null}
+          {broken === undefined || broken === reviewed ? null : (
+            <details>
+              <summary>What it changed</summary>
+              {broken > 1 ? (
+                <TwoVersions id={id} from={broken - 1} to={broken} />
+              ) : (
+                <FirstVersion id={id} version={broken} />
+              )}
+            </details>
+          )}
         </Notice>
       ) : null}
       {version?.note ? (
@@ -99,7 +111,14 @@ function Review({ policy }: { policy: PolicyDetail }) {
       </Paper>
       <div className="halves-review">
         <Remarks policy={policy} version={reviewed} />
-        {pending ? <Decide policy={policy} version={reviewed} /> : <Decided policy={policy} />}
+        <div>
+          {policy.open_review ? <CloseReview policy={policy} open={policy.open_review} /> : null}
+          {pending ? (
+            <Decide policy={policy} version={reviewed} />
+          ) : policy.open_review ? null : (
+            <Decided policy={policy} />
+          )}
+        </div>
       </div>
     </Page>
   );
@@ -209,8 +228,6 @@ type Verdict = 'approve' | 'request_changes' | 'reject';
 function Decide({ policy, version }: { policy: PolicyDetail; version: number }) {
   const [open, setOpen] = useState<Verdict>();
   const standing = useQuery(trpc.machines.policy.queryOptions({ id: policy.id }));
-  const settings = useQuery(trpc.settings.get.queryOptions({}));
-  const me = useMe();
   const approve = useMutation(trpc.policies.approve.mutationOptions());
   const changes = useMutation(trpc.policies.requestChanges.mutationOptions());
   const reject = useMutation(trpc.policies.reject.mutationOptions());
@@ -220,9 +237,6 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
     const next = standing.data?.next.find((one) => one.event === event);
     if (!standing.data) return '';
     if (!next) return 'there is nothing to decide in this status';
-    const author = policy.versions.find((one) => one.version === version)?.author_id;
-    const bound = settings.data?.approval_required && !settings.data.self_approval && !policy.open_review;
-    if (event === 'approve' && bound && author === me.id) return 'the author of a version cannot approve it';
     return next.you.allowed ? undefined : next.you.detail;
   };
   const why = refusal('approve');
@@ -234,11 +248,7 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
         Decide version {version}
       </Title>
       <Text c="dimmed" mb="sm">
-        {policy.open_review === null
-          ? 'Once approved it is enforced by every proxy within one poll interval.'
-          : policy.open_review.version === version
-            ? 'It is enforced already, without approval. Approving closes the review.'
-            : 'Once approved it is enforced in place of the one that the glass was broken for. That closes the review.'}
+        Once approved it is enforced by every proxy within one poll interval.
       </Text>
       <Group gap="xs">
         <Button disabled={why !== undefined} aria-describedby="why-not" onClick={() => setOpen('approve')}>
@@ -267,10 +277,7 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
         reason={{ label: 'Comment' }}
         onConfirm={async (comment) => {
           await approve.mutateAsync({ ...input, ...(comment && { comment }) });
-          toastDone(
-            'Approved',
-            `Version ${version} is enforced${policy.open_review ? ', and its review is closed' : ''}.`,
-          );
+          toastDone('Approved', `Version ${version} is enforced.`);
         }}
       >
         Your approval is bound to version {version}, as you see it here.
@@ -301,6 +308,48 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
         }}
       >
         What is enforced stays as it is.
+      </ConfirmDialog>
+    </Paper>
+  );
+}
+
+/** Another person than the one who broke the glass says that they have looked at it. What is enforced stays. */
+function CloseReview({ policy, open }: { policy: PolicyDetail; open: NonNullable<PolicyDetail['open_review']> }) {
+  const [asking, setAsking] = useState(false);
+  const me = useMe();
+  const approve = useMutation(trpc.policies.approve.mutationOptions());
+  const why = !me.has('approver')
+    ? 'this needs the role approver'
+    : open.actor === me.id
+      ? 'who broke the glass cannot close its review'
+      : undefined;
+  return (
+    <Paper component="section" aria-labelledby="close-review" mb="md">
+      <Title order={2} id="close-review">
+        Close the review of version {open.version}
+      </Title>
+      <Text c="dimmed" mb="sm">
+        Say that you have looked at what was enforced without approval. What is enforced now stays as it is.
+      </Text>
+      <Button disabled={why !== undefined} aria-describedby="why-not-close" onClick={() => setAsking(true)}>
+        Close the review
+      </Button>
+      <Text id="why-not-close" size="sm" mt="xs" role="status">
+        {why ? `You cannot close it: ${why}.` : ''}
+      </Text>
+      <ConfirmDialog
+        opened={asking}
+        onClose={() => setAsking(false)}
+        title={`Close the review of version ${open.version} of ${policy.id}`}
+        action="Close the review"
+        danger={false}
+        reason={{ label: 'Comment' }}
+        onConfirm={async (comment) => {
+          await approve.mutateAsync({ id: policy.id, version: open.version, ...(comment && { comment }) });
+          toastDone('The review is closed');
+        }}
+      >
+        Your name stands with version {open.version} in the history and in the audit log.
       </ConfirmDialog>
     </Paper>
   );

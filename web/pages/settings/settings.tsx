@@ -2,30 +2,25 @@ import '@mantine/core/styles/Switch.css';
 import { Button, Group, Paper, Stack, Switch, Text, Textarea, TextInput, Title } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { type FormEvent, type ReactNode, useState } from 'react';
-import { problemOf, toastDone } from '../../lib/errors.tsx';
-import { queryClient } from '../../lib/query.ts';
+import { problemOf } from '../../lib/errors.tsx';
 import { useMe } from '../../lib/session.ts';
-import { type Answers, type Inputs, trpc } from '../../lib/trpc.ts';
+import { keepSettings, needsReason, type SettingsPatch as Patch, type Settings } from '../../lib/settings.ts';
+import { trpc } from '../../lib/trpc.ts';
+import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Shown } from '../../ui/states.tsx';
 import { TokenIssuers } from './token-issuers.tsx';
-
-type Settings = Answers['settings']['get'];
-type Patch = Inputs['settings']['change'];
+import { WaitingChanges } from './waiting.tsx';
 
 /** What holds for the whole tenant. Who is no admin reads it. */
 export function SettingsPage() {
   const query = useQuery(trpc.settings.get.queryOptions({}));
   const me = useMe();
   const admin = me.has('admin');
-  const change = useMutation(
-    trpc.settings.change.mutationOptions({
-      onSuccess: (settings) => {
-        queryClient.setQueryData(trpc.settings.get.queryKey({}), settings);
-        toastDone('Saved');
-      },
-    }),
-  );
+  const change = useMutation(trpc.settings.change.mutationOptions({ onSuccess: (answer) => keepSettings(answer) }));
+  /** What waits for its reason. */
+  const [asked, setAsked] = useState<Patch>();
+  const save = (patch: Patch) => (needsReason(patch) ? setAsked(patch) : change.mutate(patch));
   return (
     <Page
       title="Settings"
@@ -34,13 +29,14 @@ export function SettingsPage() {
       <Shown query={query}>
         {(settings) => (
           <Stack gap="lg" maw={760}>
-            <Approval settings={settings} locked={!admin || change.isPending} save={change.mutate} />
+            <WaitingChanges />
+            <Approval settings={settings} locked={!admin || change.isPending} save={save} />
             <Numbers
-              key={`${settings.input_retention_days} ${settings.poll_seconds ?? ''}`}
+              key={`${settings.input_retention_days} ${settings.poll_seconds}`}
               settings={settings}
               locked={!admin}
               busy={change.isPending}
-              save={change.mutate}
+              save={save}
             />
             <ActionTypes
               key={JSON.stringify(settings.action_types)}
@@ -48,12 +44,24 @@ export function SettingsPage() {
               locked={!admin}
               busy={change.isPending}
               fault={change.error}
-              save={change.mutate}
+              save={save}
             />
             {admin ? <TokenIssuers /> : null}
           </Stack>
         )}
       </Shown>
+      <ConfirmDialog
+        opened={asked !== undefined}
+        onClose={() => setAsked(undefined)}
+        title="Change a safeguard"
+        action="Change"
+        danger={false}
+        reason={{ label: 'Reason', required: true }}
+        onConfirm={(reason) => change.mutateAsync({ ...asked, reason })}
+      >
+        The reason stands in the audit log. Where approval is required and this takes a safeguard away, another person
+        must approve it before it holds.
+      </ConfirmDialog>
     </Page>
   );
 }
@@ -124,14 +132,16 @@ function Approval({ settings, locked, save }: Part) {
 
 function Numbers({ settings, locked, busy, save }: Part & { busy: boolean }) {
   const [days, setDays] = useState(String(settings.input_retention_days));
-  const [poll, setPoll] = useState(String(settings.poll_seconds ?? ''));
+  const [poll, setPoll] = useState(String(settings.poll_seconds));
   const fits = (text: string, most: number, least: number) =>
     /^\d+$/.test(text) && Number(text) >= least && Number(text) <= most;
   const daysFit = fits(days, 3650, 0);
   const pollFits = poll === '' || fits(poll, 3600, 1);
   const patch: Patch = {
     ...(Number(days) !== settings.input_retention_days && { input_retention_days: Number(days) }),
-    ...(poll !== '' && Number(poll) !== settings.poll_seconds && { poll_seconds: Number(poll) }),
+    ...(poll === ''
+      ? { poll_seconds: null }
+      : Number(poll) !== settings.poll_seconds && { poll_seconds: Number(poll) }),
   };
   const submit = (event: FormEvent) => {
     event.preventDefault();

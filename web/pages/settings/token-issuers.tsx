@@ -47,6 +47,15 @@ export function TokenIssuers() {
                       audience {issuer.audience} · agent from {issuer.agent_id_claim}, role from{' '}
                       {issuer.agent_role_claim} · {issuer.allowed_algs.join(', ')}
                     </Text>
+                    <Text size="sm" c="dimmed">
+                      may name the agents <span className="mono">{issuer.agent_ids.join(', ')}</span> in the roles{' '}
+                      <span className="mono">{issuer.agent_roles.join(', ')}</span>
+                      {issuer.authorized_parties ? (
+                        <>
+                          , for tokens issued to <span className="mono">{issuer.authorized_parties.join(', ')}</span>
+                        </>
+                      ) : null}
+                    </Text>
                   </div>
                   <Anchor component="button" type="button" onClick={() => setRemoving(issuer)}>
                     Remove
@@ -86,6 +95,8 @@ export function TokenIssuers() {
   );
 }
 
+const listed = (text: string) => text.split(/[\s,]+/).filter((one) => one !== '');
+
 function AddIssuer({
   issuers,
   onDone,
@@ -99,6 +110,9 @@ function AddIssuer({
     jwks_uri: '',
     agent_id_claim: 'sub',
     agent_role_claim: 'agent_role',
+    agent_ids: '',
+    agent_roles: '',
+    authorized_parties: '',
   });
   const add = useMutation(trpc.tokenIssuers.replace.mutationOptions({ meta: { quiet: true }, onSuccess: onDone }));
   const field = (name: keyof typeof given, label: string, description: string, required = true) => (
@@ -113,8 +127,16 @@ function AddIssuer({
   );
   const submit = (event: FormEvent) => {
     event.preventDefault();
-    const { jwks_uri, ...rest } = given;
-    add.mutate({ token_issuers: [...issuers, { ...rest, ...(jwks_uri && { jwks_uri }) }] });
+    const { jwks_uri, agent_ids, agent_roles, authorized_parties, ...rest } = given;
+    const parties = listed(authorized_parties);
+    const issuer = {
+      ...rest,
+      agent_ids: listed(agent_ids),
+      agent_roles: listed(agent_roles),
+      ...(parties.length > 0 && { authorized_parties: parties }),
+      ...(jwks_uri && { jwks_uri }),
+    };
+    add.mutate({ token_issuers: [...issuers, issuer] });
   };
   return (
     <form onSubmit={submit}>
@@ -123,6 +145,9 @@ function AddIssuer({
         {field('audience', 'Audience', 'What aud must name')}
         {field('agent_id_claim', 'Claim with the agent’s id', 'Such as sub')}
         {field('agent_role_claim', 'Claim with the agent’s role', 'Policies match it as AgentRole')}
+        {field('agent_ids', 'Agents that it may name', 'Ids, with a space between; one * in an id stands for any text')}
+        {field('agent_roles', 'Roles that it may name', 'In the same form. Whatever is not listed is refused')}
+        {field('authorized_parties', 'Parties', 'What azp must be one of; empty: not asked for', false)}
         {field('jwks_uri', 'Address of its keys', 'Empty: as its discovery says', false)}
         {add.error ? (
           <Text c="var(--mantine-color-error)" role="alert">

@@ -7,6 +7,7 @@ import { type FormEvent, type ReactNode, useState } from 'react';
 import { confirmed, problemOf, toastDone } from '../../lib/errors.tsx';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
+import { keepSettings, toastWaits } from '../../lib/settings.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
@@ -44,6 +45,14 @@ export function SignOn() {
   );
 }
 
+/** Reads again what a change of the provider may have changed, or made wait. */
+async function refresh(): Promise<void> {
+  await Promise.all([
+    queryClient.invalidateQueries(trpc.sso.pathFilter()),
+    queryClient.invalidateQueries(trpc.settings.changes.pathFilter()),
+  ]);
+}
+
 function Step({
   number,
   title,
@@ -79,27 +88,38 @@ function Provider({ connection }: { connection: Connection }) {
   const [issuer, setIssuer] = useState(connection.issuer_url ?? '');
   const [client, setClient] = useState(connection.client_id ?? '');
   const [secret, setSecret] = useState('');
+  const [reason, setReason] = useState('');
   const [removing, setRemoving] = useState(false);
   const changed = issuer !== (connection.issuer_url ?? '') || client !== (connection.client_id ?? '') || secret !== '';
   const keeps = connection.configured && issuer === connection.issuer_url && client === connection.client_id;
   const save = useMutation(
     trpc.sso.set.mutationOptions({
       meta: { quiet: true },
-      onSuccess: () => toastDone('The provider is set', 'Its issuer answered as it should.'),
-      onSettled: () => queryClient.invalidateQueries(trpc.sso.pathFilter()),
+      onSuccess: ({ waiting }) => {
+        if (waiting) toastWaits();
+        else toastDone('The provider is set', 'Its issuer answered as it should.');
+        setSecret('');
+        setReason('');
+      },
+      onSettled: refresh,
     }),
   );
   const problem = save.error ? problemOf(save.error) : undefined;
   const submit = (event: FormEvent) => {
     event.preventDefault();
-    save.mutate({ issuer_url: issuer.trim(), client_id: client.trim(), ...(secret && { client_secret: secret }) });
+    save.mutate({
+      issuer_url: issuer.trim(),
+      client_id: client.trim(),
+      ...(secret && { client_secret: secret }),
+      reason: reason.trim(),
+    });
   };
   return (
     <Step
       number={1}
       title="Your identity provider"
       done={connection.configured}
-      lead="Register this program there as a web application with the authorization code flow and this redirect URI:"
+      lead="Register this program there as a web application with the authorization code flow and exactly this redirect URI, which is your organization’s alone:"
     >
       <CodeBlock text={connection.redirect_uri} label="redirect URI" />
       <form onSubmit={submit}>
@@ -128,6 +148,13 @@ function Provider({ connection }: { connection: Connection }) {
             value={secret}
             onChange={(event) => setSecret(event.currentTarget.value)}
           />
+          <TextInput
+            label="Reason"
+            description="For the audit log. Where approval is required, another person must approve a new provider"
+            required
+            value={reason}
+            onChange={(event) => setReason(event.currentTarget.value)}
+          />
           {problem ? (
             <Notice tone="bad" title={problem.title} urgent>
               {problem.errors?.map(({ message }) => message).join('; ') || problem.detail}
@@ -137,7 +164,7 @@ function Provider({ connection }: { connection: Connection }) {
             <Button
               type="submit"
               loading={save.isPending}
-              disabled={!changed || issuer.trim() === '' || client.trim() === ''}
+              disabled={!changed || [issuer, client, reason].some((text) => text.trim() === '')}
             >
               Check and save
             </Button>
@@ -155,13 +182,15 @@ function Provider({ connection }: { connection: Connection }) {
         title="Remove the identity provider"
         action="Remove the provider"
         typed="remove"
-        onConfirm={async () => {
-          await confirmed(() => api.sso.remove.mutate({}));
-          await queryClient.invalidateQueries(trpc.sso.pathFilter());
+        reason={{ label: 'Reason', required: true }}
+        onConfirm={async (words) => {
+          const { waiting } = await confirmed(() => api.sso.remove.mutate({ reason: words }));
+          if (waiting) toastWaits();
+          await refresh();
         }}
       >
         Nobody signs in through it any more, and which account there is which member is forgotten. Sessions that have
-        begun go on until they end.
+        begun go on until they end. Where approval is required, another person must approve it first.
       </ConfirmDialog>
     </Step>
   );
@@ -322,12 +351,11 @@ function Only({ connection, only }: { connection: Connection; only: boolean }) {
   const change = useMutation(
     trpc.settings.change.mutationOptions({
       meta: { quiet: true },
-      onSuccess: (settings) => {
-        queryClient.setQueryData(trpc.settings.get.queryKey({}), settings);
-        toastDone(settings.sso_only ? 'Single sign-on is the only way in' : 'Links by mail work again');
-      },
+      onSuccess: (answer) =>
+        keepSettings(answer, answer.sso_only ? 'Single sign-on is the only way in' : 'Links by mail work again'),
     }),
   );
+  const [asked, setAsked] = useState<boolean>();
   return (
     <Step
       number={4}
@@ -339,13 +367,28 @@ function Only({ connection, only }: { connection: Connection; only: boolean }) {
         label="People sign in through the provider alone"
         checked={only}
         disabled={change.isPending}
-        onChange={(event) => change.mutate({ sso_only: event.currentTarget.checked })}
+        onChange={(event) => setAsked(event.currentTarget.checked)}
       />
       {change.error ? (
         <Text mt={6} c="var(--mantine-color-error)" role="alert">
           {problemOf(change.error).detail ?? problemOf(change.error).title}
         </Text>
       ) : null}
+      <ConfirmDialog
+        opened={asked !== undefined}
+        onClose={() => setAsked(undefined)}
+        title={asked ? 'Make single sign-on the only way in' : 'Let links by mail sign people in again'}
+        action={asked ? 'Make it the only way' : 'Let links in'}
+        danger={false}
+        reason={{ label: 'Reason', required: true }}
+        onConfirm={async (reason) => {
+          // what is against it is told beside the switch
+          await change.mutateAsync({ sso_only: asked ?? false, reason }).catch(() => undefined);
+        }}
+      >
+        The reason stands in the audit log.
+        {asked ? '' : ' Where approval is required, another person must approve it before it holds.'}
+      </ConfirmDialog>
       <div style={{ marginTop: 12 }}>
         <Notice tone="info" title="Nobody is locked out">
           This is refused until an admin has come in through the provider as it is set now

@@ -147,7 +147,11 @@ function Form({
         )}
         <Checkbox
           label="Every event"
-          description="Also those that are added later"
+          description={
+            kind === 'webhook'
+              ? 'Also those that are added later'
+              : 'Also those that are added later; not checkpoints of chains, which a chat is told of only when they are chosen'
+          }
           checked={all}
           onChange={(event) => setAll(event.currentTarget.checked)}
         />

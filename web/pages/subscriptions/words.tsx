@@ -80,9 +80,11 @@ export function StateTag({ subscription }: { subscription: Subscription }) {
   );
 }
 
-export const eventsOf = ({ event_types }: Subscription): string =>
+export const eventsOf = ({ event_types, destination_type }: Subscription): string =>
   event_types.length === 0
-    ? 'every event'
+    ? destination_type === 'webhook'
+      ? 'every event'
+      : 'every event but checkpoints'
     : event_types.length > 3
       ? `${event_types.length} kinds of events`
       : event_types.join(', ');

@@ -4,9 +4,9 @@ import { IconUsersGroup } from '@tabler/icons-react';
 import { keepPreviousData, useMutation, useQuery } from '@tanstack/react-query';
 import { type FormEvent, useState } from 'react';
 import { hasRole } from '../../../server/auth/scopes.ts';
-import { confirmed, toastDone } from '../../lib/errors.tsx';
+import { confirmed } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
-import { queryClient } from '../../lib/query.ts';
+import { keepSettings } from '../../lib/settings.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
@@ -21,9 +21,6 @@ interface Row {
 
 /** So many people are listed at once; the others are found by name. */
 const MOST_FOUND = 50;
-
-const keep = (settings: Answers['settings']['get']) =>
-  queryClient.setQueryData(trpc.settings.get.queryKey({}), settings);
 
 /** Groups of approvers, which a policy asks for by name: `@quorum("finance:1,security:1")`. */
 export function ApproverGroups({ adding, close, add }: { adding: boolean; close: () => void; add: () => void }) {
@@ -86,9 +83,10 @@ export function ApproverGroups({ adding, close, add }: { adding: boolean; close:
         onClose={() => setRemoving(undefined)}
         title={`Delete the group ${removing?.name ?? ''}`}
         action="Delete the group"
-        onConfirm={async () => {
+        reason={{ label: 'Reason', required: true }}
+        onConfirm={async (reason) => {
           const { [removing!.name]: _gone, ...rest } = groups ?? {};
-          keep(await confirmed(() => api.settings.change.mutate({ approver_groups: rest })));
+          keepSettings(await confirmed(() => api.settings.change.mutate({ approver_groups: rest, reason })));
         }}
       >
         Policies that ask for it open holds that nobody can release. Votes on open holds are counted again at once.
@@ -100,6 +98,7 @@ export function ApproverGroups({ adding, close, add }: { adding: boolean; close:
 function GroupForm({ groups, row, onDone }: { groups: Groups; row: Row | undefined; onDone: () => void }) {
   const [name, setName] = useState(row?.name ?? '');
   const [members, setMembers] = useState(row?.members ?? []);
+  const [reason, setReason] = useState('');
   const [q, setQ] = useState<string>();
   const found = useQuery(trpc.users.list.queryOptions({ q, limit: MOST_FOUND }, { placeholderData: keepPreviousData }));
   const nameOf = usePeople();
@@ -109,16 +108,15 @@ function GroupForm({ groups, row, onDone }: { groups: Groups; row: Row | undefin
   const taken = !row && Object.hasOwn(groups, name.trim());
   const save = useMutation(
     trpc.settings.change.mutationOptions({
-      onSuccess: (settings) => {
-        keep(settings);
-        toastDone('The group is saved');
+      onSuccess: (answer) => {
+        keepSettings(answer, 'The group is saved');
         onDone();
       },
     }),
   );
   const submit = (event: FormEvent) => {
     event.preventDefault();
-    save.mutate({ approver_groups: { ...groups, [name.trim()]: members } });
+    save.mutate({ approver_groups: { ...groups, [name.trim()]: members }, reason: reason.trim() });
   };
   return (
     <form onSubmit={submit}>
@@ -161,11 +159,19 @@ function GroupForm({ groups, row, onDone }: { groups: Groups; row: Row | undefin
             {people.length} of {found.data.total.toLocaleString()} people are listed: find the others by name.
           </Text>
         ) : null}
+        <TextInput
+          label="Reason"
+          description="Where approval is required, another person must approve who comes in"
+          required
+          maxLength={2000}
+          value={reason}
+          onChange={(event) => setReason(event.currentTarget.value)}
+        />
         <Text size="sm" c="dimmed">
           Votes on open holds are counted again at once.
         </Text>
         <Group justify="flex-end">
-          <Button type="submit" loading={save.isPending} disabled={name.trim() === '' || taken}>
+          <Button type="submit" loading={save.isPending} disabled={name.trim() === '' || taken || reason.trim() === ''}>
             Save
           </Button>
         </Group>

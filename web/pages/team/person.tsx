@@ -88,7 +88,7 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
       </dl>
       <NativeSelect
         label="Role"
-        description={ROLE[topRole(person) ?? 'viewer']}
+        description={`${ROLE[topRole(person) ?? 'viewer']}${topRole(person) === 'admin' ? '. Keys and invitations that they made end when they are an admin no more' : ''}`}
         value={topRole(person) ?? ''}
         disabled={role.isPending}
         onChange={(event) => role.mutate(event.currentTarget.value as Role)}
@@ -124,8 +124,8 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
           Remove from the team
         </Title>
         <Text c="dimmed" mb="xs">
-          Their sessions, sign-in links and keys end at once, and their votes no longer count on open holds. What they
-          did stays in the records. An invitation restores the same account.
+          Their sessions, sign-in links, keys and invitations end at once, and their votes no longer count on open
+          holds. What they did stays in the records. An invitation restores the same account.
         </Text>
         <Button
           variant="light"

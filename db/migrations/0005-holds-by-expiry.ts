@@ -2,7 +2,7 @@ import { Migration } from '@mikro-orm/migrations';
 
 /** The holds that wait for people, the one first that ends soonest. */
 export class HoldsByExpiry extends Migration {
-  override name = '0006-holds-by-expiry';
+  override name = '0005-holds-by-expiry';
 
   override up(): void {
     this.addSql(`create index escrow_hold_expiry on escrow_hold (tenant_id, expires_at, id) where status = 'held'`);

@@ -1,0 +1,393 @@
+import { defineEntity, p } from '@mikro-orm/postgresql';
+import { tenantFilter, time } from './common.ts';
+
+/*
+ * The tables that raw SQL reads and writes: the appender, ingest, fan-out, search, sign-in, and what is asked before a
+ * tenant is known. Their entities say what is in them; a test compares every entity with its table.
+ */
+
+/** The audit chain: what people and the system did. */
+export const AuditRecord = defineEntity({
+  name: 'AuditRecord',
+  tableName: 'audit_record',
+  properties: {
+    tenantId: p.string().primary(),
+    seq: p.bigint('number').primary(),
+    id: p.text(),
+    receivedAt: time(),
+    actorId: p.text(),
+    action: p.text(),
+    targetType: p.text(),
+    targetId: p.text(),
+    severity: p.text(),
+    hash: p.blob(),
+    line: p.text(),
+  },
+  filters: tenantFilter,
+});
+
+/** A chain that does not hold what it is known to have held. The row closes it until an operator accepts the loss. */
+export const ChainAlarm = defineEntity({
+  name: 'ChainAlarm',
+  tableName: 'chain_alarm',
+  properties: {
+    tenantId: p.string().primary(),
+    chain: p.string().primary(),
+    knownSeq: p.bigint('number'),
+    knownHash: p.text(),
+    knownGeneration: p.integer(),
+    agreed: p.bigint('number'),
+    lastSeq: p.bigint('number'),
+    reason: p.text(),
+    noticedAt: time(),
+  },
+  filters: tenantFilter,
+});
+
+/** Signed notes of the heads of the chains. */
+export const ChainCheckpoint = defineEntity({
+  name: 'ChainCheckpoint',
+  tableName: 'chain_checkpoint',
+  properties: {
+    tenantId: p.string().primary(),
+    chain: p.string().primary(),
+    seq: p.bigint('number').primary(),
+    kid: p.text(),
+    note: p.text(),
+    createdAt: time(),
+  },
+  filters: tenantFilter,
+});
+
+/** The head of each chain, and the fence of who may write it. */
+export const ChainHead = defineEntity({
+  name: 'ChainHead',
+  tableName: 'chain_head',
+  properties: {
+    tenantId: p.string().primary(),
+    chain: p.string().primary(),
+    seq: p.bigint('number'),
+    hash: p.blob(),
+    fence: p.bigint('number'),
+  },
+  filters: tenantFilter,
+});
+
+/** Of a hashed secret: the tenant that it belongs to, asked before the tenant is known. */
+export const Credential = defineEntity({
+  name: 'Credential',
+  tableName: 'credential',
+  properties: {
+    hash: p.blob().primary(),
+    kind: p.text(),
+    tenantId: p.text(),
+    id: p.text(),
+  },
+  filters: tenantFilter,
+});
+
+/** What was decided on, until retention erases it. */
+export const DecisionInput = defineEntity({
+  name: 'DecisionInput',
+  tableName: 'decision_input',
+  properties: {
+    tenantId: p.string().primary(),
+    eventId: p.string().primary(),
+    createdAt: time(),
+    input: p.text(),
+  },
+  filters: tenantFilter,
+});
+
+/** One event for one destination. */
+export const Delivery = defineEntity({
+  name: 'Delivery',
+  tableName: 'delivery',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    laneId: p.text(),
+    eventId: p.text(),
+    eventType: p.text(),
+    status: p.text(),
+    machineVersion: p.integer(),
+    machineContext: p.json().columnType('jsonb'),
+    attempts: p.integer(),
+    httpStatus: p.integer().nullable(),
+    result: p.text().nullable(),
+    failureReason: p.text().nullable(),
+    nextAttemptAt: time().nullable(),
+    createdAt: time(),
+    lastAttemptAt: time().nullable(),
+    deliveredAt: time().nullable(),
+    durationMs: p.integer().nullable(),
+    history: p.json().columnType('jsonb'),
+  },
+  filters: tenantFilter,
+});
+
+/** A destination, served by one process at a time. */
+export const DeliveryLane = defineEntity({
+  name: 'DeliveryLane',
+  tableName: 'delivery_lane',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    targetSealed: p.blob().nullable(),
+    dueAt: time().nullable(),
+    notBefore: time().nullable(),
+    leasedUntil: time().nullable(),
+    fence: p.bigint('number'),
+    failingSince: time().nullable(),
+    goneSince: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+
+/** What subscribers are to be told of, committed with the change. */
+export const EventOutbox = defineEntity({
+  name: 'EventOutbox',
+  tableName: 'event_outbox',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    eventType: p.text(),
+    payload: p.json().columnType('jsonb'),
+    createdAt: time(),
+    fannedOutAt: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+
+/** The decision chain. */
+export const ForensicRecord = defineEntity({
+  name: 'ForensicRecord',
+  tableName: 'forensic_record',
+  properties: {
+    seq: p.bigint('number').primary(),
+    receivedAt: time(),
+    agentH: p.integer(),
+    sessionH: p.integer(),
+    decision: p.smallint(),
+    hash: p.blob(),
+    tenantId: p.string().primary(),
+    eventId: p.text(),
+    line: p.text(),
+  },
+  filters: tenantFilter,
+});
+
+/** The one row of an installation. */
+export const Instance = defineEntity({
+  name: 'Instance',
+  tableName: 'instance',
+  properties: {
+    one: p.boolean().primary(),
+    canary: p.blob(),
+    createdAt: time(),
+  },
+});
+
+/** Mails that wait, sealed. */
+export const MailMessage = defineEntity({
+  name: 'MailMessage',
+  tableName: 'mail_message',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    sealed: p.blob(),
+    attempts: p.integer(),
+    createdAt: time(),
+    expiresAt: time(),
+    nextAt: time(),
+  },
+  filters: tenantFilter,
+});
+
+/** Signed bundles, by the scopes that they were built for. */
+export const PolicyBundle = defineEntity({
+  name: 'PolicyBundle',
+  tableName: 'policy_bundle',
+  properties: {
+    tenantId: p.string().primary(),
+    scopeSet: p.string().primary(),
+    seq: p.bigint('number').primary(),
+    hash: p.text(),
+    kid: p.text(),
+    bytes: p.blob(),
+    builtAt: time(),
+    notAfter: time(),
+    keyId: p.text().nullable(),
+  },
+  filters: tenantFilter,
+});
+
+/** Windows of rate rules. */
+export const RateCounter = defineEntity({
+  name: 'RateCounter',
+  tableName: 'rate_counter',
+  properties: {
+    tenantId: p.string().primary(),
+    ruleId: p.string().primary(),
+    agentId: p.string().primary(),
+    windowEndsAt: time(),
+    hits: p.integer(),
+  },
+  filters: tenantFilter,
+});
+
+/** Links that sign a person in. */
+export const SignInLink = defineEntity({
+  name: 'SignInLink',
+  tableName: 'sign_in_link',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    userId: p.text(),
+    createdAt: time(),
+    expiresAt: time(),
+    usedAt: time().nullable(),
+    source: p.text(),
+    requestId: p.text().nullable(),
+    nonceHash: p.blob().nullable(),
+    askerUsedAt: time().nullable(),
+    sessionId: p.text().nullable(),
+  },
+  filters: tenantFilter,
+});
+
+/** Requests for such links, sealed, of tenants that are not known yet. */
+export const SignInRequest = defineEntity({
+  name: 'SignInRequest',
+  tableName: 'sign_in_request',
+  properties: {
+    id: p.string().primary(),
+    sealed: p.blob(),
+    createdAt: time(),
+    nextAt: time(),
+  },
+});
+
+/** The keyring; private keys are sealed. */
+export const SigningKey = defineEntity({
+  name: 'SigningKey',
+  tableName: 'signing_key',
+  properties: {
+    kid: p.string().primary(),
+    publicKey: p.blob(),
+    privateKey: p.blob(),
+    createdAt: time(),
+    retiredAt: time().nullable(),
+  },
+});
+
+/** The identity provider of a tenant. */
+export const SsoConnection = defineEntity({
+  name: 'SsoConnection',
+  tableName: 'sso_connection',
+  properties: {
+    tenantId: p.string().primary(),
+    issuer: p.text(),
+    clientId: p.text(),
+    clientSecret: p.blob(),
+    revision: p.text(),
+    createdAt: time(),
+    updatedAt: time(),
+    provenAt: time().nullable(),
+    provenBy: p.text().nullable(),
+  },
+  filters: tenantFilter,
+});
+
+/** Domains that a tenant says are its own. */
+export const SsoDomain = defineEntity({
+  name: 'SsoDomain',
+  tableName: 'sso_domain',
+  properties: {
+    tenantId: p.string().primary(),
+    domain: p.string().primary(),
+    token: p.text(),
+    createdAt: time(),
+  },
+  filters: tenantFilter,
+});
+
+/** Which account of a provider is which member. */
+export const SsoIdentity = defineEntity({
+  name: 'SsoIdentity',
+  tableName: 'sso_identity',
+  properties: {
+    tenantId: p.string().primary(),
+    issuer: p.string().primary(),
+    subject: p.string().primary(),
+    userId: p.text(),
+    createdAt: time(),
+    lastUsedAt: time(),
+  },
+  filters: tenantFilter,
+});
+
+/** States of single sign-on that were used. */
+export const SsoUsedState = defineEntity({
+  name: 'SsoUsedState',
+  tableName: 'sso_used_state',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    expiresAt: time(),
+  },
+  filters: tenantFilter,
+});
+
+/** Whose tokens name agents. */
+export const TokenIssuer = defineEntity({
+  name: 'TokenIssuer',
+  tableName: 'token_issuer',
+  properties: {
+    tenantId: p.string().primary(),
+    issuer: p.string().primary(),
+    place: p.integer(),
+    settings: p.json().columnType('jsonb'),
+  },
+  filters: tenantFilter,
+});
+
+/** Domains that a tenant has shown to be its own; one tenant each. */
+export const VerifiedDomain = defineEntity({
+  name: 'VerifiedDomain',
+  tableName: 'verified_domain',
+  properties: {
+    domain: p.string().primary(),
+    tenantId: p.text(),
+    verifiedAt: time(),
+    checkedAt: time(),
+    missingSince: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+
+export const rawEntities = [
+  AuditRecord,
+  ChainAlarm,
+  ChainCheckpoint,
+  ChainHead,
+  Credential,
+  DecisionInput,
+  Delivery,
+  DeliveryLane,
+  EventOutbox,
+  ForensicRecord,
+  Instance,
+  MailMessage,
+  PolicyBundle,
+  RateCounter,
+  SignInLink,
+  SignInRequest,
+  SigningKey,
+  SsoConnection,
+  SsoDomain,
+  SsoIdentity,
+  SsoUsedState,
+  TokenIssuer,
+  VerifiedDomain,
+];

@@ -1,0 +1,29 @@
+import type { EntityManager } from '@mikro-orm/postgresql';
+
+/** What a person may do at this moment. */
+export interface Standing {
+  /** Empty for who was removed. */
+  roles: readonly string[];
+  removed: boolean;
+}
+
+/**
+ * Locks people within the caller's transaction and tells what they may do: their roles cannot change before it ends, so
+ * that of an act and a demotion at the same time one sees the other. Without ids, everybody. An id that nobody has is
+ * not in the answer.
+ *
+ * INVARIANT: rows are locked in one order everywhere: people by id, then the tenant, then what belongs to it, the head
+ * of the audit chain last. Call this first in a transaction, and once.
+ */
+export async function lockPeople(
+  em: EntityManager,
+  tenantId: string,
+  ids?: readonly string[],
+): Promise<Map<string, Standing>> {
+  const rows = await em.execute<{ id: string; roles: string[]; removed: boolean }[]>(
+    `select id, roles, removed_at is not null as removed from member
+     where tenant_id = ? ${ids ? 'and id in (select jsonb_array_elements_text(?::jsonb))' : ''} order by id for share`,
+    ids ? [tenantId, JSON.stringify(ids)] : [tenantId],
+  );
+  return new Map(rows.map(({ id, roles, removed }) => [id, { roles: removed ? [] : roles, removed }]));
+}

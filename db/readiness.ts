@@ -1,0 +1,57 @@
+import { setTimeout as delay } from 'node:timers/promises';
+import type pg from 'pg';
+
+/** Longer than this a write may take, but the process is not ready meanwhile. */
+const SLOW_MS = 2000;
+/** What was found is good for so long: whoever asks often costs nothing. */
+const FRESH_MS = 1000;
+
+/**
+ * Asks whether the database stores what is written: resolves with the reason why not, or undefined. It flushes, accepts
+ * writes, and acknowledges one within two seconds, which it does not when it waits for a standby that is gone.
+ */
+export function readinessOf(owner: pg.Pool): () => Promise<string | undefined> {
+  let pending: Promise<string | undefined> | undefined;
+  let known: { reason: string | undefined; until: number } | undefined;
+  const probe = async () => {
+    const reason = await attempt(owner);
+    known = { reason, until: performance.now() + FRESH_MS };
+    pending = undefined;
+    return reason;
+  };
+  return async () => {
+    if (known && performance.now() < known.until) return known.reason;
+    pending ??= probe();
+    const patience = new AbortController();
+    const slow = delay(SLOW_MS, 'the database does not acknowledge writes', { signal: patience.signal, ref: false });
+    try {
+      return await Promise.race([pending, slow]);
+    } finally {
+      patience.abort();
+      slow.catch(() => undefined);
+    }
+  };
+}
+
+/** Never rejects. */
+async function attempt(owner: pg.Pool): Promise<string | undefined> {
+  try {
+    const client = await owner.connect();
+    try {
+      const { rows } = await client.query<{ name: string }>(
+        `select name from pg_settings where name in ('fsync', 'full_page_writes') and setting = 'off' order by name`,
+      );
+      if (rows.length > 0) return `the database runs with ${rows.map(({ name }) => name).join(' and ')} off`;
+      // a record in the log of the database, committed like any write, without a row that all processes would share
+      await client.query('begin');
+      await client.query(`select pg_logical_emit_message(true, 'svc.readyz', '')`);
+      await client.query('commit');
+      return undefined;
+    } finally {
+      client.release();
+    }
+  } catch (error) {
+    const readOnly = (error as { code?: unknown }).code === '25006';
+    return readOnly ? 'the database is read-only' : 'the database does not answer';
+  }
+}

@@ -1,0 +1,286 @@
+import { randomBytes } from 'node:crypto';
+import { rename, writeFile } from 'node:fs/promises';
+import type pg from 'pg';
+import { LONG_TRANSACTION } from '../../db/client.ts';
+import type { Database } from '../../db/index.ts';
+import { addEventBy } from '../../db/outbox.ts';
+import type { Doer } from '../auth/audit.ts';
+import { AppError } from '../errors.ts';
+import type { Clock } from '../lib/clock.ts';
+import { addAudit, type Execute } from './audit.ts';
+import type { Checkpoints, Knowledge, Signer, Standing } from './checkpoint.ts';
+import { checkpointFile, notesIn, setAside } from './checkpoint-file.ts';
+import { chainOrigin, isOriginOf, isSuperseded, lossId, RECORDS } from './loss.ts';
+import { openHead, signLoss } from './note.ts';
+import { auditColumns, type ChainName, chainHash, genesisLine, lossLine, NO_DECISION, ZERO_HASH } from './record.ts';
+import type { ChainPlace } from './verify.ts';
+
+/** What was accepted. */
+export interface LossAccepted {
+  tenant_id: string;
+  chain: ChainName;
+  /** What was found. */
+  contradiction: string;
+  /** The last record that is there, after which the chain goes on. */
+  kept_seq: number;
+  /** The highest record that is known to have been there. */
+  lost_seq: number;
+  /** The record that says so. */
+  record: { seq: number; id: string; hash: string };
+  note: string;
+}
+
+export interface AcceptLossParts {
+  db: Pick<Database, 'owner'>;
+  clock: Clock;
+  checkpoints: Checkpoints;
+  host: string;
+  directory: string | undefined;
+  signer: () => Signer & { fingerprint: string };
+  keys: () => readonly Parameters<typeof openHead>[1][number][];
+}
+
+/**
+ * Accepts that a chain lacks what is known about it: writes a signed record of the gap into the chain (and into the audit
+ * chain), takes the checkpoints that it contradicts out of the database, and opens it again. All in one transaction; the
+ * checkpoint that follows makes it known in the file too. Nothing is put right: what is lost is lost, and a chain whose
+ * records do not follow from each other is still found so by every verification.
+ *
+ * CONFLICT when the chain agrees with all that is known, or while the audit chain itself is closed.
+ */
+export async function acceptLoss(
+  parts: AcceptLossParts,
+  tenantId: string,
+  chain: ChainName,
+  reason: string,
+  by: Doer,
+): Promise<LossAccepted> {
+  const { db, checkpoints, directory } = parts;
+  const audit = await checkpoints.knowledge(tenantId, 'audit');
+  const knowledge = chain === 'audit' ? audit : await checkpoints.knowledge(tenantId, chain);
+  const client = await db.owner.connect();
+  let broken: Error | undefined;
+  let accepted: LossAccepted;
+  try {
+    await client.query('begin');
+    // every checkpoint of the chain is opened and compared
+    await client.query(LONG_TRANSACTION);
+    const place = [tenantId, chain, Buffer.from(ZERO_HASH, 'hex')];
+    await client.query(
+      'insert into chain_head (tenant_id, chain, seq, hash, fence) values ($1, $2, 0, $3, 0) on conflict do nothing',
+      place,
+    );
+    await client.query('select from chain_head where tenant_id = $1 and chain = $2 for update', place.slice(0, 2));
+    const standing = await checkpoints.standing(client, tenantId, chain, knowledge);
+    if (!standing.contradiction && standing.unreadable === undefined) {
+      throw new AppError('CONFLICT', `the ${chain} chain agrees with everything that is known about it`);
+    }
+    if (chain !== 'audit' && (await checkpoints.standing(client, tenantId, 'audit', audit)).contradiction) {
+      throw new AppError(
+        'CONFLICT',
+        'the audit chain is closed too: accept its loss first, so that this can be recorded',
+      );
+    }
+    accepted = await record(client, parts, tenantId, chain, { reason, by, standing, knowledge });
+    await client.query('commit');
+  } catch (error) {
+    await client.query('rollback').catch((rollback: Error) => {
+      broken = rollback;
+    });
+    throw error;
+  } finally {
+    client.release(broken);
+  }
+  if (directory !== undefined && knowledge.unreadable !== undefined) await keepReadable(parts, tenantId, chain);
+  // says to everybody, and to the file, where the chain stands now
+  await checkpoints.take(tenantId, chain);
+  await checkpoints.flushed();
+  return accepted;
+}
+
+async function record(
+  client: pg.PoolClient,
+  parts: AcceptLossParts,
+  tenantId: string,
+  chain: ChainName,
+  found: { reason: string; by: Doer; standing: Standing; knowledge: Knowledge },
+): Promise<LossAccepted> {
+  const { reason, by, standing } = found;
+  const { table, id: idColumn } = RECORDS[chain];
+  const { privateKey, publicKey, fingerprint } = parts.signer();
+  const now = parts.clock.now();
+  const insert = async (to: { seq: number; hash: Buffer; id: string; line: string; decision: number; at: Date }) => {
+    const derived =
+      chain === 'forensics' ? { agent_h: 0, session_h: 0, decision: to.decision } : auditColumns(JSON.parse(to.line));
+    const row = { tenant_id: tenantId, seq: to.seq, received_at: to.at, hash: to.hash, line: to.line, ...derived };
+    const names = [...Object.keys(row), idColumn];
+    const places = names.map((_, n) => `$${n + 1}`);
+    await client.query(`insert into ${table} (${names.join(', ')}) values (${places.join(', ')})`, [
+      ...Object.values(row),
+      to.id,
+    ]);
+  };
+  const { rows } = await client.query<{ seq: number; hash: Buffer; received_at: Date }>(
+    `select seq, hash, received_at from ${table} where tenant_id = $1 order by seq desc limit 1`,
+    [tenantId],
+  );
+  // time never goes back within a chain
+  const at = new Date(Math.max(now, rows[0]?.received_at.getTime() ?? 0));
+  let last = rows[0] && { seq: rows[0].seq, hash: rows[0].hash };
+  if (!last) {
+    const line = genesisLine(tenantId, chain, at.toISOString(), fingerprint);
+    last = { seq: 1, hash: chainHash(Buffer.from(ZERO_HASH, 'hex'), line) };
+    await insert({ ...last, id: `genesis_${chain}`, line, decision: 0, at });
+  }
+  const kept = { seq: last.seq, hash: last.hash.toString('hex') };
+  const agreed = Math.min(await agreedUpTo(client, parts, tenantId, chain, standing), kept.seq);
+  const generation = Math.max(standing.generation, standing.knownGeneration) + 1;
+  const { known: lost = kept, reason: contradiction = standing.unreadable! } = standing.contradiction ?? {};
+  const note = signLoss(
+    {
+      origin: chainOrigin(parts.host, tenantId, chain),
+      kept,
+      generation,
+      agreed,
+      // a head row that was set to nothing states no record
+      lost: lost.seq > 0 ? { seq: lost.seq, hash: lost.hash } : kept,
+    },
+    privateKey,
+    publicKey,
+  );
+  const id = lossId(chain, generation, randomBytes(4).toString('hex'));
+  const entry = {
+    ...by,
+    action: 'chain.loss_accepted' as const,
+    target: { type: 'chain', id: chain },
+    severity: 'critical' as const,
+    reason,
+    detail: `${contradiction}; the chain goes on after record ${kept.seq}`,
+    note,
+  };
+  const execute: Execute = async (sql, values) => (await client.query(sql, values)).rows as never;
+  const how = { now: at.getTime(), fingerprint: () => fingerprint };
+  await client.query('delete from chain_alarm where tenant_id = $1 and chain = $2', [tenantId, chain]);
+  // whoever writes it with the head of before is locked out
+  await client.query(
+    'update chain_head set seq = $3, hash = $4, fence = fence + 1 where tenant_id = $1 and chain = $2',
+    [tenantId, chain, kept.seq, last.hash],
+  );
+  let to: ChainPlace;
+  if (chain === 'audit') to = (await addAudit(execute, tenantId, entry, { ...how, id })).to;
+  else {
+    const seq = kept.seq + 1;
+    const line = lossLine(tenantId, { seq, id, at: at.toISOString(), note, reason });
+    const hash = chainHash(last.hash, line);
+    await insert({ seq, hash, id, line, decision: NO_DECISION, at });
+    await client.query('update chain_head set seq = $3, hash = $4 where tenant_id = $1 and chain = $2', [
+      tenantId,
+      chain,
+      seq,
+      hash,
+    ]);
+    to = { seq, hash: hash.toString('hex') };
+    await addAudit(execute, tenantId, entry, how);
+  }
+  await dropCheckpoints(client, parts, tenantId, chain, agreed);
+  await addEventBy(client, tenantId, {
+    type: 'forensics.loss_accepted',
+    at: now,
+    payload: { chain, kept_seq: kept.seq, lost_seq: lost.seq, record_seq: to.seq, reason, note },
+  });
+  return {
+    tenant_id: tenantId,
+    chain,
+    contradiction,
+    kept_seq: kept.seq,
+    lost_seq: lost.seq,
+    record: { seq: to.seq, id, hash: to.hash },
+    note,
+  };
+}
+
+/** Up to where the chain agrees with every single checkpoint, those of the file included. */
+async function agreedUpTo(
+  client: pg.PoolClient,
+  parts: AcceptLossParts,
+  tenantId: string,
+  chain: ChainName,
+  standing: Standing,
+): Promise<number> {
+  let agreed = standing.contradiction?.agreed ?? standing.last;
+  const compare = async (notes: readonly string[]) => {
+    const heads = notes.flatMap((note) => {
+      try {
+        const head = openHead(note, parts.keys());
+        const counts = isOriginOf(head.origin, tenantId, chain) && !isSuperseded(standing.losses, head);
+        return counts ? [head] : [];
+      } catch {
+        return [];
+      }
+    });
+    const { rows } = await client.query<{ seq: number; hash: Buffer }>(
+      `select seq, hash from ${RECORDS[chain].table} where tenant_id = $1 and seq = any($2)`,
+      [tenantId, heads.map(({ seq }) => seq)],
+    );
+    const hashes = new Map(rows.map((row) => [row.seq, row.hash.toString('hex')]));
+    for (const { seq, hash } of heads) if (hashes.get(seq) !== hash) agreed = Math.min(agreed, seq - 1);
+  };
+  const { rows } = await client.query<{ note: string }>(
+    'select note from chain_checkpoint where tenant_id = $1 and chain = $2',
+    [tenantId, chain],
+  );
+  await compare(rows.map(({ note }) => note));
+  if (parts.directory !== undefined) {
+    const some: string[] = [];
+    for await (const { note } of notesIn(checkpointFile(parts.directory, tenantId, chain))) {
+      if (some.push(note) === 1000) await compare(some.splice(0));
+    }
+    await compare(some);
+  }
+  return agreed;
+}
+
+/** Takes those out that are not expected any more, and those that nobody signed: their places are needed. */
+async function dropCheckpoints(
+  client: pg.PoolClient,
+  parts: AcceptLossParts,
+  tenantId: string,
+  chain: ChainName,
+  agreed: number,
+): Promise<void> {
+  const { rows } = await client.query<{ seq: number; note: string }>(
+    'select seq, note from chain_checkpoint where tenant_id = $1 and chain = $2',
+    [tenantId, chain],
+  );
+  const gone = rows.filter(({ seq, note }) => {
+    if (seq > agreed) return true;
+    try {
+      const head = openHead(note, parts.keys());
+      return head.seq !== seq || !isOriginOf(head.origin, tenantId, chain);
+    } catch {
+      return true;
+    }
+  });
+  await client.query('delete from chain_checkpoint where tenant_id = $1 and chain = $2 and seq = any($3)', [
+    tenantId,
+    chain,
+    gone.map(({ seq }) => seq),
+  ]);
+}
+
+/** Sets a file aside that holds what was not signed by any key, and keeps the rest of it in its place. */
+async function keepReadable(parts: AcceptLossParts, tenantId: string, chain: ChainName): Promise<void> {
+  const file = checkpointFile(parts.directory!, tenantId, chain);
+  const kept: string[] = [];
+  for await (const { note } of notesIn(file)) {
+    try {
+      if (isOriginOf(openHead(note, parts.keys()).origin, tenantId, chain)) kept.push(`${note}\n`);
+    } catch {
+      // this is what it is set aside for
+    }
+  }
+  const partial = `${file}.partial`;
+  await writeFile(partial, kept.join(''), { mode: 0o600, flush: true });
+  await setAside(file, parts.clock.now());
+  await rename(partial, file);
+}

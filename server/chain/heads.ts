@@ -1,0 +1,118 @@
+import type { Log } from '../lib/log.ts';
+import type { RedisLink } from '../lib/redis.ts';
+import type { ChainName } from './record.ts';
+
+/** A head that a chain is known to have had: whoever was told of it may rely on record `seq` being there. */
+export interface KnownHead {
+  seq: number;
+  /** BLAKE3 of record `seq`, in hex. */
+  hash: string;
+  /** How many losses of the chain had been accepted by then, see note.ts. */
+  generation: number;
+}
+
+/** Redis is told at most this often of one chain; a process that dies takes so much of its newest knowledge with it. */
+const FLUSH_MS = 50;
+
+/**
+ * The heads that were acknowledged, chain by chain: in this process's memory, and in Redis where there is one, so that
+ * the knowledge outlives the process. It is what shows that a database came back without its newest commits.
+ *
+ * Entries in Redis are sealed. Who writes to Redis can delete them, or put back an older one, and cannot invent one.
+ */
+export class AcknowledgedHeads {
+  readonly #heads = new Map<string, KnownHead>();
+  readonly #redis: RedisLink | undefined;
+  readonly #log: Log;
+  readonly #unsent = new Set<string>();
+  #timer: NodeJS.Timeout | undefined;
+  #sending: Promise<unknown> = Promise.resolve();
+
+  constructor(log: Log, redis?: RedisLink | undefined) {
+    this.#log = log;
+    this.#redis = redis;
+  }
+
+  /** Remembers a head whose commit is certain. Call it before anybody is told of the commit. */
+  acknowledge(tenantId: string, chain: ChainName, head: KnownHead): void {
+    const key = `${chain} ${tenantId}`;
+    const before = this.#heads.get(key);
+    if (before && !isLater(head, before)) return;
+    this.#heads.set(key, head);
+    if (!this.#redis) return;
+    this.#unsent.add(key);
+    this.#timer ??= setTimeout(() => this.#send(), FLUSH_MS).unref();
+  }
+
+  /** What this process remembers. */
+  local(tenantId: string, chain: ChainName): KnownHead | undefined {
+    return this.#heads.get(`${chain} ${tenantId}`);
+  }
+
+  /** What is remembered here and in Redis. Ask before the chain itself is read, or a newer head may look like a loss. */
+  async known(tenantId: string, chain: ChainName): Promise<KnownHead[]> {
+    const local = this.local(tenantId, chain);
+    const shared = await this.#shared(tenantId, chain);
+    return [local, shared].filter((head) => head !== undefined);
+  }
+
+  /** The chains of which this process remembers a head. */
+  *chains(): Generator<{ tenantId: string; chain: ChainName }> {
+    for (const key of this.#heads.keys()) {
+      const at = key.indexOf(' ');
+      yield { tenantId: key.slice(at + 1), chain: key.slice(0, at) as ChainName };
+    }
+  }
+
+  /** Resolves when Redis was told of everything, or could not be. */
+  async flushed(): Promise<void> {
+    if (this.#timer) this.#send();
+    await this.#sending;
+  }
+
+  async #shared(tenantId: string, chain: ChainName): Promise<KnownHead | undefined> {
+    if (!this.#redis) return undefined;
+    const name = this.#redis.name('head', chain, tenantId);
+    try {
+      const value = await this.#redis.commands.get(name);
+      const text = value === null ? undefined : this.#redis.unseal(name, Buffer.from(value.slice(ORDER), 'base64url'));
+      if (text !== undefined) return JSON.parse(text.toString()) as KnownHead;
+      if (value !== null) this.#log.warn({ tenant: tenantId, chain }, 'Redis holds a chain head that is not sealed');
+    } catch (err) {
+      this.#log.debug({ err }, 'Redis could not be asked for a chain head');
+    }
+    return undefined;
+  }
+
+  #send(): void {
+    clearTimeout(this.#timer);
+    this.#timer = undefined;
+    const redis = this.#redis!;
+    const sent = [...this.#unsent].map(async (key) => {
+      const [chain, ...tenant] = key.split(' ');
+      const head = this.#heads.get(key)!;
+      const name = redis.name('head', chain!, tenant.join(' '));
+      const value = order(head) + redis.seal(name, JSON.stringify(head)).toString('base64url');
+      await redis.commands.eval(RAISE, 1, name, value, ORDER);
+    });
+    this.#unsent.clear();
+    this.#sending = Promise.allSettled([this.#sending, ...sent]);
+  }
+}
+
+function isLater(one: KnownHead, other: KnownHead): boolean {
+  return one.generation === other.generation ? one.seq > other.seq : one.generation > other.generation;
+}
+
+/** Text that sorts as heads do: what comes before a sealed entry, so that Redis keeps the later of two. */
+function order({ generation, seq }: KnownHead): string {
+  return String(generation).padStart(8, '0') + String(seq).padStart(16, '0');
+}
+const ORDER = 24;
+
+/** KEYS: the entry. ARGV: its new value; how long the part is that is compared. An older one changes nothing. */
+const RAISE = `
+local now = redis.call('GET', KEYS[1])
+if now and string.sub(now, 1, ARGV[2]) >= string.sub(ARGV[1], 1, ARGV[2]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[1])
+return 1`;

@@ -1,0 +1,71 @@
+import type { KeyObject } from 'node:crypto';
+import type pg from 'pg';
+import { type ChainLoss, openLoss } from './note.ts';
+import type { ChainName } from './record.ts';
+
+/**
+ * What a chain holds that was lost and given up: records of kind `chain.loss` (in the audit chain, of the action
+ * `chain.loss_accepted`), each with a signed note. Only the operator's command writes them; only the note counts.
+ */
+
+/** The table of a chain's records, and the column in it that holds a record's id. */
+export const RECORDS: Readonly<Record<ChainName, { table: string; id: string }>> = {
+  forensics: { table: 'forensic_record', id: 'event_id' },
+  audit: { table: 'audit_record', id: 'id' },
+};
+
+export interface AcceptedLoss extends ChainLoss {
+  /** The record that holds it. */
+  seq: number;
+  acceptedAt: string;
+  reason: string;
+}
+
+/** The id of the record of a loss; all of them are found by how they begin. `random` keeps others from taking it first. */
+export function lossId(chain: ChainName, generation: number, random: string): string {
+  return `loss_${chain}_${generation}_${random}`;
+}
+
+/**
+ * The losses that a chain's records accept, in their order. A record that has the id of one and no note that one of the
+ * keys signed for this place accepts nothing.
+ */
+export async function readLosses(
+  client: Pick<pg.ClientBase, 'query'>,
+  tenantId: string,
+  chain: ChainName,
+  keys: readonly KeyObject[],
+): Promise<AcceptedLoss[]> {
+  const { table, id } = RECORDS[chain];
+  const { rows } = await client.query<{ seq: number; line: string }>(
+    `select seq, line from ${table} where tenant_id = $1 and ${id} >= $2 and ${id} < $3 order by seq`,
+    [tenantId, `loss_${chain}_`, `loss_${chain}\``],
+  );
+  return rows.flatMap(({ seq, line }) => {
+    try {
+      const { note, received_at, reason } = JSON.parse(line) as Record<string, string>;
+      const loss = openLoss(note!, keys);
+      if (!isOriginOf(loss.origin, tenantId, chain) || loss.kept.seq !== seq - 1) return [];
+      return [{ ...loss, seq, acceptedAt: received_at!, reason: reason! }];
+    } catch {
+      return [];
+    }
+  });
+}
+
+/** Whether an accepted loss took back what was said of a record: then the chain need not agree with it any more. */
+export function isSuperseded(losses: readonly ChainLoss[], of: { seq: number; generation?: number }): boolean {
+  return losses.some((loss) => loss.generation > (of.generation ?? 0) && of.seq > loss.agreed);
+}
+
+export function chainOrigin(host: string, tenantId: string, chain: ChainName): string {
+  return `${host}/${tenantId}/${chain}`;
+}
+
+/** The host of an origin may change with the server's address; the tenant and the chain may not. */
+export function isOriginOf(origin: string, tenantId: string, chain: ChainName): boolean {
+  return (
+    origin.endsWith(`/${tenantId}/${chain}`) &&
+    origin.indexOf('/') === origin.length - tenantId.length - chain.length - 2
+  );
+}

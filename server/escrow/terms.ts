@@ -1,0 +1,65 @@
+import type { Fault } from '../errors.ts';
+import type { EscrowTerms } from '../policy/evaluate.ts';
+import type { HoldRequest } from './holds.ts';
+
+type Asked = Pick<
+  HoldRequest,
+  | 'hold_type'
+  | 'required_approvals'
+  | 'quorum'
+  | 'conditions'
+  | 'release_after_seconds'
+  | 'ttl_seconds'
+  | 'execute_within_seconds'
+>;
+
+/**
+ * Where a request for a hold asks for less than the rules that it names; empty when it asks for as much or more. Of
+ * another kind than theirs it may be only where people approve instead: to a proxy that reports conditions itself, a
+ * condition would be less than a delay.
+ */
+export function looserThan(terms: EscrowTerms, asked: Asked): Fault[] {
+  const faults: Fault[] = [];
+  const fault = (field: string, message: string) => faults.push({ pointer: `/${field}`, message });
+
+  const { hold_type } = terms;
+  const kinds =
+    hold_type === 'multi_party'
+      ? ['multi_party']
+      : hold_type === 'single'
+        ? ['single', 'multi_party']
+        : [hold_type, 'single', 'multi_party'];
+  if (!kinds.includes(asked.hold_type)) fault('hold_type', `the rules ask for ${kinds.join(' or ')}`);
+
+  // approvals release a delayed hold before its time: none of them is the strictest
+  const delayed = asked.hold_type === 'time_delayed';
+  const never = delayed && asked.required_approvals === 0;
+  if (delayed && terms.required_approvals === 0 && !never) {
+    fault('required_approvals', 'the rules let no approval release it before its time');
+  }
+  if (!never && asked.required_approvals < terms.required_approvals) {
+    fault('required_approvals', `the rules ask for at least ${terms.required_approvals}`);
+  }
+  for (const { group, count } of never ? [] : (terms.quorum ?? [])) {
+    const seats = asked.quorum?.find((one) => one.group === group)?.count ?? 0;
+    if (seats < count) fault('quorum', `the rules ask for at least ${count} of ${group}`);
+  }
+  for (const id of terms.conditions ?? []) {
+    const listed = asked.conditions?.some(({ condition_id }) => condition_id === id);
+    if (!listed) fault('conditions', `the rules ask for ${id}`);
+  }
+  if (delayed && (asked.release_after_seconds ?? 0) < (terms.delay_seconds ?? 0)) {
+    fault('release_after_seconds', `the rules ask for at least ${terms.delay_seconds}`);
+  }
+  if (asked.ttl_seconds > terms.ttl_seconds) fault('ttl_seconds', `the rules allow at most ${terms.ttl_seconds}`);
+  const within = asked.execute_within_seconds;
+  if (terms.execute_within_seconds !== undefined) {
+    if (within === undefined || within > terms.execute_within_seconds) {
+      fault('execute_within_seconds', `the rules allow at most ${terms.execute_within_seconds}`);
+    }
+  } else if (within !== undefined && asked.ttl_seconds + within > terms.ttl_seconds) {
+    // without it, a release is good until the hold expires
+    fault('execute_within_seconds', `must end with the ${terms.ttl_seconds} seconds that the rules allow in all`);
+  }
+  return faults;
+}

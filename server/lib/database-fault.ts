@@ -1,0 +1,51 @@
+/**
+ * Which errors mean that the database cannot serve a statement now, so that the caller should come again, and not that
+ * the program or the request is wrong. Pure.
+ */
+
+/** SQLSTATE classes of PostgreSQL: connection exceptions, insufficient resources. */
+const CLASSES = /^(08|53)/;
+const STATES = new Set([
+  // a read-only transaction: after a failover this may be a standby that is not promoted yet
+  '25006',
+  // idle in a transaction for too long, a transaction that took too long
+  '25P03',
+  '25P04',
+  // serialization failure, deadlock, a lock that did not come
+  '40001',
+  '40P01',
+  '55P03',
+  // canceled, shut down, crashed, not accepting connections yet
+  '57014',
+  '57P01',
+  '57P02',
+  '57P03',
+  '57P05',
+  // an I/O error, as of a full or broken disk
+  '58030',
+]);
+const SYSTEM = new Set([
+  'ECONNREFUSED',
+  'ECONNRESET',
+  'EPIPE',
+  'ETIMEDOUT',
+  'EHOSTUNREACH',
+  'ENETUNREACH',
+  'ENOTFOUND',
+  'EAI_AGAIN',
+]);
+/** What `pg` says without a code. */
+const TEXTS =
+  /^(Connection terminated|timeout exceeded when trying to connect|Client has encountered a connection error|Client was closed|Cannot use a pool after calling end)/;
+
+/** Whether the error, or what caused it, is a fault of the database's. */
+export function isDatabaseFault(error: unknown): boolean {
+  for (let at = error, depth = 0; at instanceof Error && depth < 8; at = at.cause, depth++) {
+    const { code, syscall } = at as { code?: unknown; syscall?: unknown };
+    if (typeof code === 'string' && (STATES.has(code) || (code.length === 5 && CLASSES.test(code)))) return true;
+    if (typeof code === 'string' && SYSTEM.has(code) && (syscall === undefined || syscall !== 'listen')) return true;
+    if (TEXTS.test(at.message)) return true;
+    if (at instanceof AggregateError && at.errors.some((one) => isDatabaseFault(one))) return true;
+  }
+  return false;
+}

@@ -1,0 +1,71 @@
+import type { Horizon, SharedLookups } from './lookups.ts';
+import type { RedisLink } from './redis.ts';
+
+/**
+ * Look-ups that the processes of an installation share through Redis, encrypted and authenticated (see RedisLink). Redis
+ * is never the authority: every method resolves without a value when it is away, late or has been tampered with, and a
+ * value that it repeats is judged by the moment of the database that stands in it (see Lookups).
+ *
+ * Values are plain data that JSON can carry.
+ */
+export class RedisLookups<V> implements SharedLookups<V> {
+  /** Redis did not answer: until when it is not asked. */
+  #hangs = 0;
+  readonly #redis: RedisLink;
+  readonly #name: string;
+  readonly #horizon: () => Promise<Horizon>;
+
+  constructor(redis: RedisLink, name: string, horizon: () => Promise<Horizon>) {
+    this.#redis = redis;
+    this.#name = name;
+    this.#horizon = horizon;
+  }
+
+  /** Undefined while Redis is away: nothing can be stored then. A fault of the database rejects. */
+  async horizon(): Promise<Horizon | undefined> {
+    return this.#redis.commands.status === 'ready' ? this.#horizon() : undefined;
+  }
+
+  async read(key: string): Promise<{ value: V; until: number; horizon: Horizon } | undefined> {
+    const name = this.#redis.name(this.#name, key);
+    const sealed = await this.#get(name);
+    const text = typeof sealed === 'string' ? this.#redis.unseal(name, Buffer.from(sealed, 'base64url')) : undefined;
+    return text && (JSON.parse(text.toString()) as { value: V; until: number; horizon: Horizon });
+  }
+
+  async write(key: string, entry: { value: V; until: number; horizon: Horizon }): Promise<void> {
+    const name = this.#redis.name(this.#name, key);
+    const sealed = this.#redis.seal(name, JSON.stringify(entry)).toString('base64url');
+    await this.#attempt(() => this.#redis.commands.set(name, sealed, 'PX', KEPT_MS));
+  }
+
+  async #get(name: string): Promise<unknown> {
+    if (this.#hangs !== 0 && performance.now() < this.#hangs) return undefined;
+    let timer: NodeJS.Timeout | undefined;
+    const late = new Promise<undefined>((resolve) => {
+      timer = setTimeout(() => {
+        this.#hangs = performance.now() + HANG_MS;
+        resolve(undefined);
+      }, ANSWER_MS);
+    });
+    const asked = this.#attempt(() => this.#redis.tracked.get(name));
+    const answer = await Promise.race([asked, late]);
+    clearTimeout(timer);
+    return answer;
+  }
+
+  /** The link has logged why it is away; here that only means: not known. */
+  async #attempt<T>(work: () => Promise<T>): Promise<T | undefined> {
+    try {
+      return await work();
+    } catch {
+      return undefined;
+    }
+  }
+}
+
+/** How long Redis keeps a value at most. A value ends by what is written in it. */
+const KEPT_MS = 60_000;
+/** The client has no time limit of its own for a command that was sent. */
+const ANSWER_MS = 250;
+const HANG_MS = 1000;

@@ -1,0 +1,54 @@
+import type { Annotations, BundleStatement } from '../types.ts';
+import { type AnnotationFault, readAnnotations } from './annotations.ts';
+import { type AnnotationToken, literal, preamble, scan, statementTokens, type Token } from './scan.ts';
+
+/** One statement by its tokens alone; whether it is Cedar is for the engine to say. */
+export interface ReadStatement {
+  id: string;
+  effect: 'permit' | 'forbid';
+  annotations: Annotations;
+  scopes: string[];
+  /** From the first annotation to the semicolon, as it is written. */
+  cedar: string;
+  tokens: Token[];
+  written: AnnotationToken[];
+  faults: AnnotationFault[];
+  warnings: AnnotationFault[];
+}
+
+/** Takes the tokens of a text that has parsed apart, in source order. */
+export function readStatements(policyId: string, source: string, tokens: Token[]): ReadStatement[] {
+  return statementTokens(tokens).map((words, n) => {
+    const { annotations: written, effect } = preamble(words);
+    const raw = new Map(
+      written.map(({ name, value }) => [name, value === undefined ? null : (literal(value) ?? null)]),
+    );
+    const { annotations, faults, warnings } = readAnnotations(raw);
+    return {
+      id: `${policyId}#${annotations.id ?? n}`,
+      effect: effect as 'permit' | 'forbid',
+      annotations,
+      scopes: [...(annotations.scope ?? [])].sort(),
+      cedar: source.slice(words[0]?.start, words.at(-1)?.end),
+      tokens: words,
+      written,
+      faults,
+      warnings,
+    };
+  });
+}
+
+/**
+ * The statements of a text that was compiled when it was stored, as a bundle carries them but for the version. It is
+ * derived from the text each time: what stands beside a text in a database is not what was approved. Throws a RangeError
+ * on a text that cannot have been compiled.
+ */
+export function storedStatements(policyId: string, text: string): Omit<BundleStatement, 'version'>[] {
+  const { source, tokens, refusal } = scan(text);
+  if (refusal) throw new RangeError(`the text of ${policyId} is no policy: ${refusal.message}`);
+  return readStatements(policyId, source, tokens).map(({ id, effect, annotations, scopes, cedar, faults }) => {
+    if (faults.length > 0) throw new RangeError(`the text of ${policyId} is no policy: ${faults[0]?.message}`);
+    if (effect !== 'permit' && effect !== 'forbid') throw new RangeError(`the text of ${policyId} is no policy`);
+    return { id, policy_id: policyId, effect, annotations, scopes, cedar };
+  });
+}

@@ -1,0 +1,53 @@
+import type { KeyObject } from 'node:crypto';
+import type { Database } from '../../db/index.ts';
+import type { Clock } from '../lib/clock.ts';
+import { openBundle } from './bundle.ts';
+import type { BundleStatement } from './types.ts';
+
+/** Bundles whose escrow rules are kept in memory. */
+const MOST_KEPT = 64;
+
+interface Kept {
+  rules: ReadonlyMap<string, BundleStatement>;
+  notAfter: number;
+}
+
+/**
+ * The escrow rules of the bundles that were signed for a tenant: the one in force, and each older one until the end that
+ * its signature gives it, because proxies decide by those too.
+ */
+export class SignedRules {
+  readonly #db: Database;
+  readonly #clock: Clock;
+  readonly #keyFor: (kid: string) => KeyObject | undefined;
+  readonly #kept = new Map<string, Kept>();
+
+  constructor(parts: { db: Database; clock: Clock; keyFor: (kid: string) => KeyObject | undefined }) {
+    this.#db = parts.db;
+    this.#clock = parts.clock;
+    this.#keyFor = parts.keyFor;
+  }
+
+  /** The statements with `@escrow` by id; undefined when no bundle with this hash is valid for the tenant. */
+  async of(tenantId: string, bundleHash: string): Promise<ReadonlyMap<string, BundleStatement> | undefined> {
+    const name = `${tenantId} ${bundleHash}`;
+    const kept = this.#kept.get(name);
+    if (kept && kept.notAfter > this.#clock.now()) return kept.rules;
+    this.#kept.delete(name);
+    const rows = await this.#db.query<{ bytes: Buffer }>(
+      tenantId,
+      `select bytes from policy_bundle where tenant_id = $1 and hash = $2 order by not_after desc limit 1`,
+      [tenantId, bundleHash],
+    );
+    if (!rows[0]) return undefined;
+    // what stands beside the bytes is not believed: the signed header has the end, the tenant and the hash
+    const { header, hash, content } = openBundle(rows[0].bytes, this.#keyFor, { tenant: tenantId });
+    const notAfter = Date.parse(header.not_after);
+    if (hash !== bundleHash || notAfter <= this.#clock.now()) return undefined;
+    const escrow = content.policies.filter(({ annotations }) => annotations.escrow !== undefined);
+    const rules = new Map(escrow.map((rule) => [rule.id, rule]));
+    if (this.#kept.size >= MOST_KEPT) this.#kept.delete(this.#kept.keys().next().value!);
+    this.#kept.set(name, { rules, notAfter });
+    return rules;
+  }
+}

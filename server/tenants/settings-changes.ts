@@ -1,0 +1,462 @@
+import type { EntityManager } from '@mikro-orm/postgresql';
+import { type SettingEffect, SettingsChange, type SettingsChangeRow, Tenant } from '../../db/entities/index.ts';
+import type { Database, Notify } from '../../db/index.ts';
+import { lockPeople, type Standing } from '../../db/people.ts';
+import type { AuditAction, Doer, WriteAudit } from '../auth/audit.ts';
+import { hasRole, type Role } from '../auth/scopes.ts';
+import { AppError } from '../errors.ts';
+import { canonicalJson } from '../lib/canonical-json.ts';
+import type { Clock } from '../lib/clock.ts';
+import { type SecretBox, sha256Tag } from '../lib/crypto.ts';
+import { newId } from '../lib/ids.ts';
+import {
+  differences,
+  patched,
+  type SettingChange,
+  type SettingName,
+  type Settings,
+  type SettingsPatch,
+  settingsOf,
+} from './settings.ts';
+
+/**
+ * What another feature has against a change of settings: the error for the caller and the action that the audit chain
+ * notes. Asked in the transaction of the change, which holds the tenant's row.
+ */
+export type SettingsObjection = (em: EntityManager, before: Settings, after: Settings) => Promise<Refusal | undefined>;
+
+/** Why a change is refused: the error for the caller, and the action that the audit chain notes. */
+export interface Refusal {
+  error: AppError;
+  action: AuditAction;
+}
+
+/**
+ * What is guarded as the settings are, and kept by another feature. Both functions run in the transaction of the change,
+ * which holds the tenant's row. The secret is what the change brings along that nobody may read.
+ */
+export interface GuardedPart {
+  /** What the change does as things are now; empty when nothing is left to change. */
+  effects(
+    em: EntityManager,
+    patch: Record<string, unknown>,
+    secret: string | undefined,
+  ): Promise<readonly SettingEffect[] | Refusal>;
+  /** Does it, with its own audit record. */
+  apply(
+    em: EntityManager,
+    tenantId: string,
+    change: { patch: Record<string, unknown>; secret: string | undefined; by: Doer; reason: string },
+  ): Promise<void>;
+}
+
+interface Parts {
+  db: Database;
+  box: SecretBox;
+  /** How people sign in at the identity provider: who chooses the provider can be anybody there. */
+  sso: GuardedPart;
+  clock: Clock;
+  audit: WriteAudit;
+  objection: SettingsObjection;
+  /** What the server says where the tenant says nothing. */
+  server: { poll_seconds: number };
+}
+
+export const CHANGE_STATES = ['pending', 'approved', 'rejected', 'withdrawn', 'superseded'] as const;
+
+/** Changes that wait at once in a tenant; more are refused, so that a reader can look through them. */
+const MOST_WAITING = 20;
+
+/**
+ * Changes of a tenant's settings, each committed together with its audit record.
+ *
+ * Guarded settings change only by a signed-in person (or the operator), with a reason. Where approval is required, a
+ * change that takes a safeguard away waits, exactly as it was asked for, until another person approves it. What that
+ * person reads is what happens: once a setting in it has changed otherwise, the waiting change is never applied.
+ */
+export class SettingsChanges {
+  readonly #parts: Parts;
+
+  constructor(parts: Parts) {
+    this.#parts = parts;
+  }
+
+  /**
+   * Changes what the patch names, or stores all of it as a change that waits. Resolves with the settings in force.
+   * FORBIDDEN for a key that touches a guarded setting; VALIDATION_FAILED where a reason is missing.
+   */
+  async change(
+    tenantId: string,
+    patch: SettingsPatch,
+    by: Doer,
+    reason?: string,
+  ): Promise<{ settings: Settings; waiting: SettingsChangeRow | null }> {
+    const isPerson = by.actor.type === 'user';
+    const outcome = await this.#parts.db.transaction(tenantId, async (em, notify) => {
+      const people = await lockPeopleFor(em, tenantId, patch, isPerson ? [by.actor.id] : []);
+      if (isPerson) assertRole(people, by.actor.id, 'admin');
+      const stored = await lockStored(em);
+      const [before, after] = [this.#read(stored), this.#read(patched(stored, patch))];
+      const changes = differences(before, after);
+      const guarded = changes.filter((change) => change.guarded).map(({ setting }) => setting);
+      if (guarded.length > 0 && !isPerson && by.actor.type !== 'operator') {
+        const error = new AppError('FORBIDDEN', `only a signed-in person changes ${guarded.join(', ')}`);
+        return this.#refused(em, tenantId, by, 'settings.change_refused', error);
+      }
+      if (guarded.length > 0 && reason === undefined) {
+        const message = `is needed for ${guarded.join(', ')}`;
+        throw new AppError('VALIDATION_FAILED', undefined, { faults: [{ pointer: '/reason', message }] });
+      }
+      assertMembers(people, patch);
+      if (isPerson && before.approval_required && changes.some(({ loosens }) => loosens)) {
+        const waiting = await this.#propose(em, notify, tenantId, {
+          part: 'settings',
+          // only what it changes now: the rest would be applied unseen, once it had become something else meanwhile
+          patch: Object.fromEntries(changes.map(({ setting }) => [setting, patch[setting]])),
+          changes: shown(changes),
+          reason: reason!,
+          by,
+          detail: wordsOf(before, after, patch),
+        });
+        return { settings: before, waiting };
+      }
+      const objection = await this.#apply(em, notify, tenantId, { stored, patch, by, reason });
+      return objection ?? { settings: after, waiting: null };
+    });
+    if (outcome instanceof AppError) throw outcome;
+    return outcome;
+  }
+
+  /**
+   * Changes how people sign in at the identity provider, by the rules of the guarded settings: by a signed-in person or
+   * the operator, with a reason. Resolves with the change that waits; null when it was done. NOT_FOUND when there is
+   * nothing to change.
+   */
+  async changeSso(
+    tenantId: string,
+    asked: { patch: Record<string, unknown>; secret?: string | undefined; reason: string },
+    by: Doer,
+  ): Promise<SettingsChangeRow | null> {
+    const { patch, secret, reason } = asked;
+    const { sso } = this.#parts;
+    const isPerson = by.actor.type === 'user';
+    const outcome = await this.#parts.db.transaction(tenantId, async (em, notify) => {
+      const people = await lockPeople(em, tenantId, isPerson ? [by.actor.id] : []);
+      if (isPerson) assertRole(people, by.actor.id, 'admin');
+      const before = this.#read(await lockStored(em));
+      if (!isPerson && by.actor.type !== 'operator') {
+        const error = new AppError('FORBIDDEN', 'only a signed-in person changes how people sign in');
+        return this.#refused(em, tenantId, by, 'settings.change_refused', error);
+      }
+      const effects = await sso.effects(em, patch, secret);
+      if ('error' in effects) return this.#refused(em, tenantId, by, effects.action, effects.error);
+      if (effects.length === 0) throw new AppError('NOT_FOUND');
+      if (isPerson && before.approval_required && effects.some(({ loosens }) => loosens)) {
+        const detail = effects.map(
+          ({ setting, from, to }) => `${setting}: ${canonicalJson(from)} → ${canonicalJson(to)}`,
+        );
+        return this.#propose(em, notify, tenantId, {
+          part: 'sso',
+          patch,
+          changes: effects,
+          secret,
+          reason,
+          by,
+          detail: detail.join('; '),
+        });
+      }
+      await sso.apply(em, tenantId, { patch, secret, by, reason });
+      return null;
+    });
+    if (outcome instanceof AppError) throw outcome;
+    return outcome;
+  }
+
+  /** One page of the changes that waited or wait, the newest first. */
+  async list(
+    tenantId: string,
+    filter: { status?: SettingsChangeRow['status'] | undefined; limit: number; offset: number },
+  ): Promise<{ rows: SettingsChangeRow[]; total: number }> {
+    const where = filter.status ? { status: filter.status } : {};
+    const [rows, total] = await this.#parts.db.reader(tenantId).findAndCount(SettingsChange, where, {
+      orderBy: { createdAt: 'desc', id: 'desc' },
+      limit: filter.limit,
+      offset: filter.offset,
+    });
+    return { rows, total };
+  }
+
+  /**
+   * Applies a waiting change. SELF_APPROVAL for the person who asked for it; CONFLICT when a setting in it is no longer
+   * what it was then, or when that person is no admin any more.
+   */
+  async approve(tenantId: string, id: string, comment: string | undefined, by: Doer): Promise<SettingsChangeRow> {
+    const known = await this.#parts.db.reader(tenantId).findOne(SettingsChange, { id });
+    if (!known) throw noChange();
+    const outcome = await this.#parts.db.transaction(tenantId, async (em, notify) => {
+      const people = await lockPeopleFor(em, tenantId, known.patch, [by.actor.id, known.proposedBy]);
+      assertRole(people, by.actor.id, 'approver');
+      const stored = await lockStored(em);
+      const row = await lockPending(em, tenantId, id);
+      if (row.proposedBy === by.actor.id) {
+        const error = new AppError('SELF_APPROVAL', 'who asked for a change of settings does not approve it');
+        return this.#refused(em, tenantId, by, 'settings.approval_refused', error, id);
+      }
+      const { patch, reason } = row;
+      const secret = row.secretSealed
+        ? this.#parts.box.open(row.secretSealed, secretPlace(tenantId, id)).toString()
+        : undefined;
+      const effects = row.part === 'sso' ? await this.#parts.sso.effects(em, patch, secret) : undefined;
+      if (effects && 'error' in effects) return this.#refused(em, tenantId, by, effects.action, effects.error, id);
+      // what would happen is, letter by letter, what the approver was shown
+      const happens = effects ?? shown(differences(this.#read(stored), this.#read(patched(stored, patch))));
+      const stale = canonicalJson(happens) !== canonicalJson(row.changes);
+      if (stale || !hasRole((people.get(row.proposedBy)?.roles ?? []) as Role[], 'admin')) {
+        const why = stale ? 'the settings changed since it was asked for' : 'who asked for it is no admin';
+        this.#end(row, 'superseded', null, null);
+        await em.flush();
+        const error = new AppError('CONFLICT', `the change is void: ${why}`);
+        return this.#refused(em, tenantId, by, 'settings.approval_refused', error, id);
+      }
+      if (!effects) assertMembers(people, patch);
+      this.#end(row, 'approved', by.actor.id, comment ?? null);
+      await em.flush();
+      await this.#parts.audit(em, tenantId, {
+        ...by,
+        action: 'settings.change_approved',
+        target: { type: 'settings_change', id },
+        severity: 'warning',
+        reason: comment,
+        detail: `asked for by ${row.proposedBy}`,
+      });
+      if (effects) {
+        await this.#parts.sso.apply(em, tenantId, { patch, secret, by, reason });
+        await notify('settings');
+        return row;
+      }
+      return (await this.#apply(em, notify, tenantId, { stored, patch, by, reason })) ?? row;
+    });
+    if (outcome instanceof AppError) throw outcome;
+    return outcome;
+  }
+
+  /** Ends a waiting change without applying it. By the person who asked for it, it is withdrawn. */
+  async reject(tenantId: string, id: string, reason: string, by: Doer): Promise<SettingsChangeRow> {
+    return this.#parts.db.transaction(tenantId, async (em, notify) => {
+      const people = await lockPeople(em, tenantId, [by.actor.id]);
+      assertRole(people, by.actor.id, 'approver');
+      await lockStored(em);
+      const row = await lockPending(em, tenantId, id);
+      const status = row.proposedBy === by.actor.id ? 'withdrawn' : 'rejected';
+      this.#end(row, status, by.actor.id, reason);
+      await em.flush();
+      await notify('settings');
+      await this.#parts.audit(em, tenantId, {
+        ...by,
+        action: status === 'withdrawn' ? 'settings.change_withdrawn' : 'settings.change_rejected',
+        target: { type: 'settings_change', id },
+        reason,
+      });
+      return row;
+    });
+  }
+
+  #read(stored: object): Settings {
+    return settingsOf(stored, this.#parts.server);
+  }
+
+  #end(row: SettingsChangeRow, status: SettingsChangeRow['status'], by: string | null, comment: string | null): void {
+    row.status = status;
+    row.decidedBy = by;
+    row.decidedAt = new Date(this.#parts.clock.now());
+    row.comment = comment;
+    row.secretSealed = null;
+  }
+
+  /** Stores a change that waits. */
+  async #propose(
+    em: EntityManager,
+    notify: Notify,
+    tenantId: string,
+    change: {
+      part: SettingsChangeRow['part'];
+      patch: Record<string, unknown>;
+      changes: readonly SettingEffect[];
+      secret?: string | undefined;
+      reason: string;
+      by: Doer;
+      detail: string;
+    },
+  ): Promise<SettingsChangeRow> {
+    const { part, patch, changes, secret, reason, by, detail } = change;
+    if ((await em.count(SettingsChange, { status: 'pending' })) >= MOST_WAITING) {
+      throw new AppError('CONFLICT', `${MOST_WAITING} changes of settings wait already: decide on those first`);
+    }
+    const now = this.#parts.clock.now();
+    const id = newId('stc', now);
+    const row = em.create(SettingsChange, {
+      tenantId,
+      id,
+      status: 'pending',
+      part,
+      patch,
+      changes: [...changes],
+      secretSealed: secret === undefined ? null : this.#parts.box.seal(secret, secretPlace(tenantId, id)),
+      reason,
+      proposedBy: by.actor.id,
+      createdAt: new Date(now),
+    });
+    await em.flush();
+    // pages that show what waits are told as of any change of settings
+    await notify('settings');
+    await this.#parts.audit(em, tenantId, {
+      ...by,
+      action: 'settings.change_proposed',
+      target: { type: 'settings_change', id },
+      severity: 'warning',
+      reason,
+      detail,
+    });
+    return row;
+  }
+
+  async #refused(
+    em: EntityManager,
+    tenantId: string,
+    by: Doer,
+    action: AuditAction,
+    error: AppError,
+    id?: string,
+  ): Promise<AppError> {
+    await this.#parts.audit(em, tenantId, {
+      ...by,
+      action,
+      target: id ? { type: 'settings_change', id } : { type: 'tenant', id: tenantId },
+      severity: 'warning',
+      detail: error.message,
+    });
+    return error;
+  }
+
+  /** Stores the settings with the patch; resolves to what another feature has against it, which is recorded. */
+  async #apply(
+    em: EntityManager,
+    notify: Notify,
+    tenantId: string,
+    change: { stored: Record<string, unknown>; patch: SettingsPatch; by: Doer; reason: string | undefined },
+  ): Promise<AppError | undefined> {
+    const { stored, patch, by, reason } = change;
+    const next = patched(stored, patch);
+    const [before, after] = [this.#read(stored), this.#read(next)];
+    const objection = await this.#parts.objection(em, before, after);
+    if (objection) return this.#refused(em, tenantId, by, objection.action, objection.error);
+    await em.nativeUpdate(Tenant, { tenantId }, { settings: next });
+    await notify('settings');
+    await this.#parts.audit(em, tenantId, {
+      ...by,
+      action: 'settings.changed',
+      target: { type: 'tenant', id: tenantId },
+      severity: differences(before, after).some(({ loosens }) => loosens) ? 'warning' : 'info',
+      reason,
+      detail: wordsOf(before, after, patch),
+      beforeHash: sha256Tag(canonicalJson(stored)),
+      afterHash: sha256Tag(canonicalJson(next)),
+    });
+    return undefined;
+  }
+}
+
+/** Ends the waiting changes that a person asked for, within the caller's transaction, which holds the tenant's row. */
+export async function withdrawChangesOf(em: EntityManager, tenantId: string, userId: string, now: Date): Promise<void> {
+  const own = { tenantId, proposedBy: userId, status: 'pending' as const };
+  await em.nativeUpdate(SettingsChange, own, { status: 'withdrawn', decidedAt: now, secretSealed: null });
+}
+
+/** The people whose standing a change depends on; with groups everybody, so that no member of a group leaves meanwhile. */
+function lockPeopleFor(em: EntityManager, tenantId: string, patch: SettingsPatch, ids: string[]) {
+  return lockPeople(em, tenantId, patch.approver_groups ? undefined : ids);
+}
+
+async function lockStored(em: EntityManager): Promise<Record<string, unknown>> {
+  const [row] = await em.execute<{ settings: Record<string, unknown> }[]>(
+    'select settings from tenant for no key update',
+  );
+  if (!row) throw new AppError('NOT_FOUND', 'there is no such tenant');
+  return row.settings;
+}
+
+async function lockPending(em: EntityManager, tenantId: string, id: string): Promise<SettingsChangeRow> {
+  // the tenant's row is locked: nobody else decides meanwhile
+  const row = await em.findOne(SettingsChange, { tenantId, id });
+  if (!row) throw noChange();
+  if (row.status !== 'pending') throw new AppError('INVALID_STATUS', `the change does not wait: it is ${row.status}`);
+  return row;
+}
+
+/** What the one who decides is shown of a change. */
+const shown = (changes: readonly SettingChange[]) =>
+  changes.map(({ setting, from, to, loosens }) => ({ setting, from, to, loosens }));
+
+const secretPlace = (tenantId: string, id: string) => `${tenantId}/settings_change/${id}/secret`;
+
+const noChange = () => new AppError('NOT_FOUND', 'there is no such change of settings');
+
+/** A request may have been let in just before its person lost the role. */
+function assertRole(people: ReadonlyMap<string, Standing>, id: string, role: Role): void {
+  if (hasRole((people.get(id)?.roles ?? []) as Role[], role)) return;
+  throw new AppError('FORBIDDEN', `this needs the role ${role}`);
+}
+
+/** Groups are of members: an id that nobody has would make a quorum that nobody can reach. */
+function assertMembers(people: ReadonlyMap<string, Standing>, { approver_groups }: SettingsPatch): void {
+  const faults = Object.entries(approver_groups ?? {}).flatMap(([group, ids]) =>
+    ids.flatMap((id, at) =>
+      people.get(id)?.removed === false
+        ? []
+        : [{ pointer: `/approver_groups/${pointerPart(group)}/${at}`, message: 'is no member of this tenant' }],
+    ),
+  );
+  if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults: faults.slice(0, 20) });
+}
+
+const pointerPart = (name: string) => name.replaceAll('~', '~0').replaceAll('/', '~1');
+
+/** So much of the changes is told in one audit record. */
+const MOST_TOLD = 4000;
+
+/**
+ * What a patch changes, for the audit log: each setting that it names, as it was and as it is; of a list what came and
+ * what went. None of them is secret.
+ */
+function wordsOf(before: Settings, after: Settings, patch: SettingsPatch): string {
+  const told = (Object.keys(patch) as SettingName[]).sort().flatMap((name) => {
+    const [old, now] = [before[name], after[name]];
+    const words = canonicalJson;
+    if (words(old) === words(now)) return [`${name}: ${typeof now === 'object' ? '' : `${words(now)}, `}as before`];
+    if (typeof now !== 'object') return [`${name}: ${words(old)} → ${words(now)}`];
+    // a group may be called what every object has
+    const list = (lists: unknown, key: string) =>
+      Object.hasOwn(lists as object, key) ? (lists as Record<string, string[]>)[key] : undefined;
+    return [...new Set([...Object.keys(old as object), ...Object.keys(now)])].sort().flatMap((key) => {
+      const change = changeOfList(list(old, key), list(now, key));
+      return change ? [`${name}/${key}: ${change}`] : [];
+    });
+  });
+  const text = told.join('; ');
+  if (text.length <= MOST_TOLD) return text;
+  // not between the two halves of a character: one alone would be told as a replacement character
+  return `${text.slice(0, MOST_TOLD).replace(/[\ud800-\udbff]$/, '')}…`;
+}
+
+/** Empty when nothing changes. */
+function changeOfList(before: readonly string[] | undefined, after: readonly string[] | undefined): string {
+  const [old, now] = [new Set(before), new Set(after)];
+  const parts = [
+    ...(before ? [] : ['new']),
+    ...(after ? [] : ['deleted']),
+    ...[...now].filter((item) => !old.has(item)).map((item) => `+${item}`),
+    ...[...old].filter((item) => !now.has(item)).map((item) => `−${item}`),
+  ];
+  if (parts.length === 0 && canonicalJson(before) !== canonicalJson(after)) return 'in another order';
+  return parts.join(', ');
+}

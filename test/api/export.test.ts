@@ -1,0 +1,377 @@
+import { spawnSync } from 'node:child_process';
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
+import { afterAll, describe, expect, test } from 'vitest';
+import { chainHash } from '../../server/chain/record.ts';
+import { type Manifest, readTar } from '../../server/forensics/archive.ts';
+import { checkPackage } from '../../server/forensics/check-package.ts';
+import { svcVerify } from '../../server/forensics/svc-verify.ts';
+import { sha256Tag } from '../../server/lib/crypto.ts';
+import { event, sql } from '../helpers/api.ts';
+import { COLLIDING } from '../helpers/collisions.ts';
+import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
+
+const server = useServer();
+const root = mkdtempSync(path.join(tmpdir(), 'svc-export-'));
+afterAll(() => rmSync(root, { recursive: true, force: true }));
+
+interface Summary {
+  package_id: string;
+  from: string;
+  to: string;
+  sequence_id: string | null;
+  first_seq: number;
+  last_seq: number;
+  record_count: number;
+  chain_intact: boolean;
+  package_hash: string;
+  size: number;
+}
+
+async function ingest(tenant: TestTenant, events: Record<string, unknown>[]): Promise<void> {
+  server.clock.advance(1000);
+  const proxy = await tenant.key('proxy');
+  const batch = JSON.stringify(events[0]).length > 2000 ? 50 : 100;
+  for (let at = 0; at < events.length; at += batch) {
+    await server.call(202, 'POST /v1/events/ingest', proxy, { events: events.slice(at, at + batch) });
+  }
+}
+
+/** When the record of this place was received, or so many milliseconds after it. */
+async function timeOf(tenant: TestTenant, seq: number, later = 0): Promise<string> {
+  const rows = await server.core.db.query<{ received_at: Date }>(
+    tenant.id,
+    'select received_at from forensic_record where tenant_id = $1 and seq = $2',
+    [tenant.id, seq],
+  );
+  return new Date(rows[0]!.received_at.getTime() + later).toISOString();
+}
+
+const some = (count: number, more: Record<string, unknown> = {}) => Array.from({ length: count }, () => event(more));
+
+async function exported(person: Credential, ask: Record<string, unknown> = {}) {
+  const { body } = await server.call<Summary>(201, 'POST /v1/forensics/export', person, { purpose: 'a test', ...ask });
+  const download = `GET /v1/forensics/packages/${body.package_id}/download`;
+  const { body: bytes, headers } = await server.call<Buffer>(200, download, person);
+  const manifest = JSON.parse(Buffer.from(readTar(bytes).get('manifest.json')!).toString()) as Manifest;
+  return { summary: body, bytes, headers, manifest, download };
+}
+
+/** What the two programs of an auditor say of a package, with the fingerprint that the server publishes. */
+function verdicts(bytes: Uint8Array) {
+  const { fingerprint } = server.core.keyring.current;
+  const dir = mkdtempSync(path.join(root, 'p-'));
+  writeFileSync(path.join(dir, 'package.tar'), bytes);
+  const report = svcVerify([path.join(dir, 'package.tar'), '--fingerprint', fingerprint, '--json']);
+  const files = path.join(dir, 'files');
+  for (const [name, content] of readTar(bytes)) {
+    mkdirSync(path.dirname(path.join(files, name)), { recursive: true });
+    writeFileSync(path.join(files, name), content);
+  }
+  const script = spawnSync('bash', ['check.sh', fingerprint], { cwd: files, encoding: 'utf8' });
+  expect(script.status, script.stdout + script.stderr).toBe(report.exitCode);
+  return { verified: report.exitCode === 0, script: script.stdout, report: JSON.parse(report.stdout) };
+}
+
+describe('a package exported by the API', () => {
+  test('is verified, from record 1 and from further on, and is the same file at each download', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    await ingest(tenant, some(5));
+    await ingest(tenant, some(4));
+    await server.core.checkpoints.take(tenant.id, 'forensics');
+    await ingest(tenant, some(4));
+    const [from, to] = [await timeOf(tenant, 7), await timeOf(tenant, 11)];
+    const whole = await exported(person);
+    expect(whole.summary).toMatchObject({ first_seq: 1, last_seq: 14, record_count: 14, chain_intact: true });
+    expect(verdicts(whole.bytes)).toMatchObject({ verified: true });
+    expect(whole.summary.package_hash).toBe(sha256Tag(whole.bytes));
+    expect(whole.summary.size).toBe(whole.bytes.length);
+    const again = await server.call<Buffer>(200, whole.download, person);
+    expect(again.body.equals(whole.bytes)).toBe(true);
+
+    // the window holds records 7 to 10, of which the checkpoint signed the last
+    const part = await exported(person, { from, to });
+    expect(part.manifest).toMatchObject({
+      first_seq: 7,
+      last_seq: 10,
+      checkpoint_seq: 10,
+      chain_intact: true,
+      from,
+      to,
+    });
+    expect(verdicts(part.bytes)).toMatchObject({ verified: true });
+    // the end of the first: it is led on to that checkpoint
+    const first = await exported(person, { to: from });
+    expect(first.manifest).toMatchObject({ first_seq: 1, last_seq: 6, checkpoint_seq: 10, record_count: 6 });
+    expect(verdicts(first.bytes).script).toContain('tied to the signed checkpoint of record 10');
+    // a window in which nothing came is tied to what came after it
+    const empty = await exported(person, { from: new Date(Date.parse(from) - 500).toISOString(), to: from });
+    expect(empty.manifest).toMatchObject({ record_count: 0, checkpoint_seq: 10, chain_intact: true });
+    expect(verdicts(empty.bytes)).toMatchObject({ verified: true });
+  });
+
+  test('is verified after a rotation of the signing key, with checkpoints by the retired one', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    await ingest(tenant, some(3));
+    await server.core.checkpoints.take(tenant.id, 'forensics');
+    await server.core.keyring.rotate();
+    const before = await exported(person);
+    expect(before.manifest.checkpoint_seq).toBe(4);
+    expect(verdicts(before.bytes)).toMatchObject({ verified: true });
+    await ingest(tenant, some(3));
+    const after = await exported(person);
+    expect(after.manifest.checkpoint_seq).toBe(7);
+    expect(verdicts(after.bytes)).toMatchObject({ verified: true });
+  });
+
+  test('of a session signs the session and its real span; a window beside it is refused', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    await ingest(tenant, some(3));
+    await ingest(tenant, some(2, { session_id: 'case "7"' }));
+    await ingest(tenant, some(3));
+    await ingest(tenant, some(1, { session_id: 'case "7"' }));
+    await ingest(tenant, some(3));
+    const [from, to] = [await timeOf(tenant, 5), await timeOf(tenant, 10, 1)];
+    const { manifest, summary, bytes } = await exported(person, { sequence_id: 'case "7"' });
+    expect(manifest).toMatchObject({
+      session_id: 'case "7"',
+      from,
+      to,
+      first_seq: 5,
+      last_seq: 10,
+      chain_intact: true,
+    });
+    expect(summary).toMatchObject({ sequence_id: 'case "7"', from, to, record_count: 6 });
+    expect(verdicts(bytes)).toMatchObject({ verified: true });
+    const list = await server.call<{ packages: Summary[] }>(200, 'GET /v1/forensics/packages', person);
+    expect(list.body.packages[0]).toEqual(summary);
+    for (const window of [{ from }, { to }, { from, to }]) {
+      const body = { purpose: 'x', sequence_id: 'case "7"', ...window };
+      const { body: problem } = await server.call<{ errors: { pointer: string }[] }>(
+        400,
+        'POST /v1/forensics/export',
+        person,
+        body,
+      );
+      expect(problem.errors[0]?.pointer).toBe('/sequence_id');
+      const query = new URLSearchParams({ sequence_id: 'case "7"', ...window });
+      await server.call(400, `GET /v1/forensics/export/plan?${query}`, person);
+    }
+  });
+
+  test('of a session holds it alone, also when another session has the same hash', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    const [one, other] = COLLIDING;
+    await ingest(tenant, [
+      ...some(2, { session_id: other }),
+      ...some(2, { session_id: one }),
+      ...some(2, { session_id: other }),
+    ]);
+    const { manifest, bytes } = await exported(person, { sequence_id: one });
+    expect(manifest).toMatchObject({ first_seq: 4, last_seq: 5, record_count: 2, session_id: one });
+    expect(verdicts(bytes)).toMatchObject({ verified: true });
+    const plan = await server.call(200, `GET /v1/forensics/export/plan?sequence_id=${one}`, person);
+    expect(plan.body).toMatchObject({ record_count: 2, first_seq: 4, last_seq: 5 });
+    await sql(server, `delete from forensic_record where tenant_id = $1 and seq in (4, 5)`, [tenant.id]);
+    await server.call(404, 'POST /v1/forensics/export', person, { purpose: 'x', sequence_id: one });
+  });
+});
+
+describe('a database holder', () => {
+  /** Rewrites records as whoever has the database can: texts, hashes and, when asked, everything after them. */
+  async function rewrite(tenantId: string, from: number, to: number): Promise<void> {
+    const rows = await server.core.db.query<{ seq: number; line: string; hash: Buffer }>(
+      tenantId,
+      'select seq, line, hash from forensic_record where tenant_id = $1 and seq >= $2 order by seq',
+      [tenantId, from - 1],
+    );
+    let previous = rows[0]!.hash;
+    for (const row of rows.slice(1)) {
+      if (row.seq > to) break;
+      const line = row.line
+        .replace('"decision":"allow"', '"decision":"deny"')
+        .replace('decision.allow', 'decision.deny');
+      previous = chainHash(previous, line);
+      await sql(
+        server,
+        `update forensic_record set line = $3, hash = $4, decision = 2 where tenant_id = $1 and seq = $2`,
+        [tenantId, row.seq, line, previous],
+      );
+    }
+  }
+
+  async function history() {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    await ingest(tenant, some(4));
+    await ingest(tenant, some(3, { session_id: 'fraud' }));
+    await ingest(tenant, some(4));
+    return { tenant, person };
+  }
+
+  test('who rewrites a session, hashes and all, gets no package that verifies', async () => {
+    const { tenant, person } = await history();
+    await server.core.checkpoints.take(tenant.id, 'forensics');
+    await rewrite(tenant.id, 6, 8);
+    const { manifest, summary, bytes } = await exported(person, { sequence_id: 'fraud' });
+    expect(summary).toMatchObject({ chain_intact: false, first_seq: 6, last_seq: 8 });
+    expect(manifest.checkpoint_seq).toBeNull();
+    expect(verdicts(bytes)).toMatchObject({ verified: false, report: { authentic: true, chain_intact: false } });
+    const audit = await server.call<{ records: { severity: string }[] }>(
+      200,
+      'GET /v1/audit?action=forensics.exported',
+      person,
+    );
+    expect(audit.body.records[0]?.severity).toBe('critical');
+  });
+
+  test('who rewrites the chain up to its end is found by the checkpoint that was signed before', async () => {
+    const { tenant, person } = await history();
+    await server.core.checkpoints.take(tenant.id, 'forensics');
+    await rewrite(tenant.id, 6, 12);
+    const { bytes } = await exported(person, { sequence_id: 'fraud' });
+    const { verified, report } = verdicts(bytes);
+    expect(verified).toBe(false);
+    expect(report.reason).toContain('states another hash: the history up to here was rewritten');
+  });
+
+  test('who cuts the tail that a checkpoint states, or spoils a text, gets a package that says so', async () => {
+    const cut = await history();
+    await server.core.checkpoints.take(cut.tenant.id, 'forensics');
+    await sql(server, 'delete from forensic_record where tenant_id = $1 and seq > 9', [cut.tenant.id]);
+    const short = await exported(cut.person);
+    expect(short.summary).toMatchObject({ last_seq: 9, chain_intact: false });
+    expect(verdicts(short.bytes).report.reason).toContain('states 12 records, the last is 9');
+
+    const spoiled = await history();
+    await sql(server, `update forensic_record set line = '{"seq":7' where tenant_id = $1 and seq = 7`, [
+      spoiled.tenant.id,
+    ]);
+    const odd = await exported(spoiled.person, { sequence_id: 'fraud' });
+    expect(odd.summary.chain_intact).toBe(false);
+    expect(verdicts(odd.bytes)).toMatchObject({ verified: false });
+  });
+
+  test('who moves records out of a window by their columns gets no package of the window that verifies', async () => {
+    const { tenant, person } = await history();
+    const [from, to] = [await timeOf(tenant, 6), await timeOf(tenant, 9)];
+    expect((await exported(person, { from, to })).manifest).toMatchObject({ record_count: 3, chain_intact: true });
+    await sql(server, `update forensic_record set received_at = $2 where tenant_id = $1 and seq = 8`, [tenant.id, to]);
+    const { manifest, bytes } = await exported(person, { from, to });
+    expect(manifest).toMatchObject({ record_count: 2, chain_intact: false });
+    expect(verdicts(bytes).report.reason).toContain('received within the window');
+  });
+});
+
+describe('an export', () => {
+  test('runs once at a time for each tenant, and no tenant waits for another', async () => {
+    const [one, other] = [await server.tenant(), await server.tenant()];
+    const [person, else_] = [await one.person('viewer'), await other.person('viewer')];
+    await ingest(one, some(300));
+    await ingest(other, some(3));
+    // held open by a lock on what it writes last
+    const client = await server.core.db.connectOwner();
+    try {
+      await client.query('begin');
+      await client.query(`select pg_advisory_xact_lock(hashtextextended('export ' || $1, 2))`, [one.id]);
+      const { headers } = await server.call(429, 'POST /v1/forensics/export', person, { purpose: 'x' });
+      expect(headers.get('retry-after')).toBe('5');
+      await server.call(201, 'POST /v1/forensics/export', else_, { purpose: 'x' });
+      await client.query('rollback');
+    } finally {
+      await client.end();
+    }
+    const statuses = await Promise.all(
+      Array.from({ length: 4 }, async () => {
+        const response = await fetch(`${server.url}/v1/forensics/export`, {
+          method: 'POST',
+          headers: { 'content-type': 'application/json', origin: server.origin, cookie: person.cookie! },
+          body: JSON.stringify({ purpose: 'x' }),
+        });
+        await response.arrayBuffer();
+        return response.status;
+      }),
+    );
+    expect(statuses.sort()).toEqual([201, 429, 429, 429]);
+    await server.call(201, 'POST /v1/forensics/export', person, { purpose: 'x' });
+  });
+
+  test('needs the same memory for three times the records, and so does its download', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    const large = { obligations: Array.from({ length: 32 }, () => 'o'.repeat(500)), deny_reason: 'r'.repeat(2000) };
+    setFlagsFromString('--expose-gc');
+    const collect = runInNewContext('gc') as () => void;
+    // what is still in use; only the second collection waits for the buffers that the first one frees
+    const used = () => {
+      collect();
+      collect();
+      const { heapUsed, arrayBuffers } = process.memoryUsage();
+      return heapUsed + arrayBuffers;
+    };
+    const growth = async (work: () => Promise<void>) => {
+      const start = used();
+      let peak = start;
+      const watch = setInterval(() => {
+        peak = Math.max(peak, used());
+      }, 1000);
+      await work().finally(() => clearInterval(watch));
+      return peak - start;
+    };
+    const measured = async (records: number) => {
+      await ingest(tenant, some(records, large));
+      let summary: Summary | undefined;
+      const made = await growth(async () => {
+        ({ body: summary } = await server.call<Summary>(201, 'POST /v1/forensics/export', person, { purpose: 'x' }));
+      });
+      const { package_id, size } = summary!;
+      const sent = await growth(async () => {
+        const response = await fetch(`${server.url}/v1/forensics/packages/${package_id}/download`, {
+          headers: { cookie: person.cookie! },
+        });
+        expect(response.headers.get('content-length')).toBe(String(size));
+        let bytes = 0;
+        for await (const chunk of response.body!) bytes += chunk.length;
+        expect(bytes).toBe(size);
+      });
+      const { rows } = await server.core.db.owner.query<{ most: number; count: number }>(
+        `select max(length(bytes))::int as most, count(*)::int as count from evidence_chunk where package_id = $1`,
+        [package_id],
+      );
+      expect(rows[0]).toEqual({ most: 256 * 1024, count: Math.ceil(size / (256 * 1024)) });
+      return { size, made, sent };
+    };
+    const one = await measured(300);
+    const three = await measured(600);
+    const more = three.size - one.size;
+    expect(more).toBeGreaterThan(10_000_000);
+    // pages, pieces and what the streams hold, whatever there is to read
+    const bound = 6 * 1024 * 1024;
+    for (const { made, sent } of [one, three]) {
+      expect(made, 'growth while it was made').toBeLessThan(bound);
+      expect(sent, 'growth while it was sent').toBeLessThan(bound);
+    }
+  }, 120_000);
+
+  test('that fails leaves nothing behind', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    await ingest(tenant, some(20));
+    await sql(server, 'alter table evidence_package rename to evidence_gone');
+    try {
+      await server.call(500, 'POST /v1/forensics/export', person, { purpose: 'x' });
+    } finally {
+      await sql(server, 'alter table evidence_gone rename to evidence_package');
+    }
+    const { rows } = await server.core.db.owner.query('select 1 from evidence_chunk where tenant_id = $1', [tenant.id]);
+    expect(rows).toEqual([]);
+    expect(checkPackage((await exported(person)).bytes).verified).toBe(true);
+  });
+});

@@ -1,0 +1,228 @@
+import fs, { cpSync, mkdirSync, readdirSync, readFileSync } from 'node:fs';
+import http from 'node:http';
+import { syncBuiltinESMExports } from 'node:module';
+import type { AddressInfo } from 'node:net';
+import path from 'node:path';
+import { afterEach, beforeAll, expect, test } from 'vitest';
+import { createLog } from '../../server/lib/log.ts';
+import { ControlPlane } from '../../server/proxy/control-plane.ts';
+import { Enforcer, Refusal } from '../../server/proxy/decide.ts';
+import { Governance } from '../../server/proxy/governance.ts';
+import { Holds } from '../../server/proxy/holds.ts';
+import { Sender } from '../../server/proxy/sender.ts';
+import { Spool, SpoolError } from '../../server/proxy/spool.ts';
+import { TestClock, useServer } from '../helpers/server.ts';
+import { until } from '../helpers/until.ts';
+import { type Governed, governed, temporaryDirectory } from './support.ts';
+
+/** What the operating system answers is put in its place here: the spool is told that its disk failed. */
+
+const real = { ...fs };
+const opened: Spool[] = [];
+afterEach(async () => {
+  heal();
+  for (const spool of opened.splice(0)) await spool.close();
+});
+
+function fail(faults: Partial<typeof fs>): void {
+  Object.assign(fs, faults);
+  syncBuiltinESMExports();
+}
+function heal(): void {
+  const { writeSync, fdatasync, ftruncateSync } = real;
+  fail({ writeSync, fdatasync, ftruncateSync });
+}
+const full = () => {
+  throw Object.assign(new Error('no space left on device'), { code: 'ENOSPC' });
+};
+
+function open(dir: string, options: { keep?: boolean } = {}): Spool {
+  const spool = Spool.open(dir, { maxBytes: 1024 * 1024, outcomeWaitMs: 0 })!;
+  if (options.keep !== false) opened.push(spool);
+  return spool;
+}
+const event = (id: string) => () => ({ event_id: id });
+const ids = async (spool: Spool) =>
+  ((await spool.batch(1000, 1e6))?.events ?? []).map(({ event_id, proxy_seq }) => [event_id, proxy_seq]);
+
+/** What a process finds that starts where this one was killed just now. */
+async function afterCrash(dir: string): Promise<unknown[]> {
+  const copy = temporaryDirectory();
+  cpSync(dir, copy, { recursive: true, filter: (file) => path.basename(file) !== 'lock' });
+  return ids(open(copy));
+}
+
+test('an event whose write fails is refused, leaves no gap and no trace, and the next one is stored', async () => {
+  for (const part of [0, 7, 40]) {
+    const dir = temporaryDirectory();
+    const spool = open(dir);
+    await spool.append(event('a'), false);
+    const writes: ((...call: never[]) => number)[] = [];
+    fail({
+      writeSync: ((fd: number, bytes: Buffer, at: number, length: number, position: number) => {
+        if (part > 0 && writes.length === 0) {
+          writes.push(full);
+          return real.writeSync(fd, bytes, at, Math.min(part, length), position);
+        }
+        return full();
+      }) as typeof fs.writeSync,
+    });
+    const [first, second] = [spool.append(event('lost'), true), spool.append(event('lost too'), false)];
+    await expect(first).rejects.toThrow(SpoolError);
+    await expect(second).rejects.toThrow(SpoolError);
+    heal();
+    expect(await afterCrash(dir)).toEqual([['a', 1]]);
+    expect(spool).toMatchObject({ decided: 1, pending: 1, fault: undefined });
+    expect(await spool.append(event('b'), false)).toBe(2);
+    expect(await ids(spool)).toEqual([
+      ['a', 1],
+      ['b', 2],
+    ]);
+    expect(await afterCrash(dir)).toEqual(await ids(spool));
+  }
+});
+
+test('after a flush that failed nothing is built on what may be there, and what was refused is not found again', async () => {
+  const dir = temporaryDirectory();
+  const spool = open(dir);
+  await spool.append(event('a'), false);
+  fail({
+    fdatasync: ((_fd: number, done: (error: Error) => void) => done(new Error('input/output error'))) as never,
+  });
+  await expect(spool.append(event('lost'), false)).rejects.toThrow('could not be stored');
+  heal();
+  expect(spool.fault).toContain('input/output error');
+  expect(() => spool.assertRoom()).toThrow(SpoolError);
+  await expect(spool.append(event('b'), false)).rejects.toThrow(SpoolError);
+  expect(spool).toMatchObject({ decided: 1, pending: 1 });
+  expect(await afterCrash(dir)).toEqual([['a', 1]]);
+});
+
+test('where what failed cannot be taken away either, nothing more is taken', async () => {
+  const dir = temporaryDirectory();
+  const spool = open(dir);
+  await spool.append(event('a'), false);
+  fail({ writeSync: full as never, ftruncateSync: full as never });
+  await expect(spool.append(event('lost'), false)).rejects.toThrow(SpoolError);
+  heal();
+  expect(spool.fault).toContain('no space left');
+  await expect(spool.append(event('b'), false)).rejects.toThrow(SpoolError);
+  expect(await afterCrash(dir)).toEqual([['a', 1]]);
+});
+
+test('what is acknowledged up to the end of a segment, or just before it, leaves exactly the rest', async () => {
+  const dir = temporaryDirectory();
+  const segments = () => readdirSync(dir).filter((name) => name.endsWith('.spool'));
+  const make = () => Spool.open(dir, { maxBytes: 256 * 1024, outcomeWaitMs: 0 })!;
+  const spool = make();
+  for (let n = 1; segments().length < 4; n++)
+    await spool.append(() => ({ event_id: `e${n}`, text: 'x'.repeat(3000) }), false);
+  const total = spool.decided;
+  const firsts = segments()
+    .sort()
+    .map((name) => Number(name.slice(0, 16)));
+  await spool.close();
+  expect(firsts[1]).toBeGreaterThan(3);
+
+  // to the last but one of the first segment, its last, the first of the next one
+  for (const [through, left] of [
+    [firsts[1]! - 2, 4],
+    [firsts[1]! - 1, 3],
+    [firsts[1]!, 3],
+    [firsts[2]! - 2, 3],
+    [firsts[2]! - 1, 2],
+  ] as const) {
+    const again = make();
+    const count = through - again.acknowledged;
+    again.acknowledge((await again.batch(count, 1e9))!);
+    expect([through, segments().length]).toEqual([through, left]);
+    const rest = await again.batch(1000, 1e9);
+    expect(rest!.events.map(({ proxy_seq }) => proxy_seq)).toEqual(
+      Array.from({ length: total - through }, (_, n) => through + 1 + n),
+    );
+    await again.close();
+    const after = make();
+    expect(after).toMatchObject({ acknowledged: through, pending: total - through, decided: total });
+    expect((await after.batch(1, 1e9))!.events[0]).toMatchObject({ event_id: `e${through + 1}` });
+    await after.close();
+  }
+});
+
+test('events are sent again no sooner than the control plane asks for', async () => {
+  const times: number[] = [];
+  const stub = http.createServer((request, response) => {
+    request.resume().on('end', () => {
+      times.push(performance.now());
+      if (times.length > 1) response.end('{"accepted":1,"duplicates":0,"rejected":[]}');
+      else response.writeHead(503, { 'retry-after': '2' }).end();
+    });
+  });
+  await new Promise<void>((resolve) => stub.listen(0, '127.0.0.1', resolve));
+  const spool = open(temporaryDirectory());
+  const control = new ControlPlane(`http://127.0.0.1:${(stub.address() as AddressInfo).port}`, () => 'key');
+  const sender = new Sender({ spool, control, log: createLog('silent') });
+  try {
+    await spool.append(event('a'), false);
+    sender.start();
+    await until(() => times.length === 1, 'it is sent');
+    // what it answers meanwhile is no reason, nor is another event
+    sender.nudge();
+    await spool.append(event('b'), false);
+    await until(() => times.length > 1, 'it is sent again');
+    expect(times[1]! - times[0]!).toBeGreaterThan(2000 * 0.8 - 50);
+  } finally {
+    await sender.stop(0);
+    stub.close();
+    stub.closeAllConnections();
+  }
+});
+
+const server = useServer({ SVC_POLL_SECONDS: '1' });
+let world: Governed;
+beforeAll(async () => {
+  world = await governed(server, { api: '@escrow("single") permit(principal, action, resource == Tool::"api");' });
+});
+
+test('a hold whose decision cannot be recorded is withdrawn, and nobody is asked to approve it', async () => {
+  const dir = temporaryDirectory();
+  mkdirSync(path.join(dir, 'spool'));
+  const control = new ControlPlane(server.url, () => world.proxyKey);
+  const [clock, log] = [new TestClock(), createLog('silent')];
+  const governance = new Governance({
+    control,
+    key: () => world.proxyKey,
+    dir,
+    scopes: null,
+    stale: 'deny',
+    clock,
+    log,
+  });
+  await governance.start();
+  const spool = open(path.join(dir, 'spool'));
+  const enforcer = new Enforcer({ governance, spool, holds: new Holds(control), proxyId: 'p', clock, log });
+  const attempt = {
+    agent: { id: 'bot-1', role: 'clerk', owner: undefined },
+    action_type: 'api_call',
+    tool_name: 'api',
+    arguments: { amount: 1 },
+    summary: 'pay',
+  };
+  try {
+    fail({ writeSync: full as never });
+    await expect(enforcer.rule(attempt)).rejects.toThrow(Refusal);
+    heal();
+    const { body } = await server.call<{ holds: { status: string }[] }>(200, 'GET /v1/escrow', world.tenant.admin);
+    expect(body.holds).toMatchObject([{ status: 'cancelled' }]);
+    expect(spool.pending).toBe(0);
+    // once it can be recorded, the same action has a hold that is open
+    expect(await enforcer.rule(attempt)).toMatchObject({ decision: 'escrow', hold: { status: 'held' } });
+  } finally {
+    await governance.stop();
+  }
+  expect(
+    readFileSync(
+      path.join(dir, 'spool', readdirSync(path.join(dir, 'spool')).find((name) => name.endsWith('.spool'))!),
+      'utf8',
+    ),
+  ).toContain('decision.escrow');
+});
