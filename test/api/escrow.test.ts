@@ -259,7 +259,8 @@ describe('votes', () => {
     await demote(a!.userId, '{viewer}');
     expect((await vote(200, b!, made.id)).body).toMatchObject({ status: 'held', current_approvals: 1 });
     await demote(b!.userId, '{}');
-    expect(await server.core.holds.recount(tenant.id)).toBe(1);
+    // the server's own job may have counted first; the second count finds nothing left to change
+    await server.core.holds.recount(tenant.id);
     expect(await server.core.holds.recount(tenant.id)).toBe(0);
     expect(await read(proxy, made.id)).toMatchObject({ status: 'held', current_approvals: 0 });
     await demote(a!.userId, '{approver}');
