@@ -1,11 +1,18 @@
 import { Migrator } from '@mikro-orm/migrations';
 import { type EntityManager, MikroORM, type Options, PostgreSqlDriver } from '@mikro-orm/postgresql';
 import pg from 'pg';
+import type { AuditEntry } from '../server/domain/audit.ts';
 import { MIGRATION_TABLE, objectionTo, readApplied, SchemaRefused } from './applied.ts';
 import { CONNECT_MS, SteadyClient } from './client.ts';
 import { entities } from './entities/index.ts';
 import { migrationChecksums, migrations } from './migrations/index.ts';
 import { type Notice, Notices, SERVER_RUN, type Step } from './notices.ts';
+
+/**
+ * Adds an entry to the tenant's audit chain within the caller's transaction: the change and its record commit together
+ * or not at all. Call it as the last step before the commit; it locks the chain's head until then.
+ */
+export type WriteAudit = (em: EntityManager, tenantId: string, entry: AuditEntry) => Promise<void>;
 
 /**
  * The database as the program sees it. Two hats on one login:

@@ -1,6 +1,6 @@
-import { OPERATOR } from './auth/audit.ts';
 import type { Keys } from './auth/keys.ts';
 import { type MagicLinks, OPERATOR_LINK_SECONDS } from './auth/magic-links.ts';
+import { OPERATOR } from './domain/audit.ts';
 import type { Tenants } from './tenants/tenants.ts';
 
 /** What an operator gets of a new tenant: shown once. */

@@ -1,8 +1,7 @@
 import { defineEntity, type InferEntity, p } from '@mikro-orm/postgresql';
 import { HOLD_STATES, type HoldContext } from '../../machines/escrow.ts';
 import type { PolicyContext, ReviewStatus } from '../../machines/policy.ts';
-import type { HeldContent } from '../../server/policy/shown.ts';
-import type { RuleReference } from '../../server/policy/types.ts';
+import type { HeldContent, RuleReference } from '../../server/domain/policy.ts';
 import { tenantFilter, time } from './common.ts';
 import { rawEntities } from './raw.ts';
 

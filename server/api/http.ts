@@ -16,9 +16,9 @@ import type { Registry } from 'prom-client';
 import { Histogram } from 'prom-client';
 import type { Authenticator } from '../auth/authenticate.ts';
 import { assertSameOrigin } from '../auth/authenticate.ts';
-import { type Principal, personOf } from '../auth/scopes.ts';
 import { SESSION_COOKIE } from '../auth/sessions.ts';
 import type { Config } from '../config.ts';
+import { type Principal, personOf } from '../domain/principal.ts';
 import { AppError, problemBody } from '../errors.ts';
 import { newId } from '../lib/ids.ts';
 import { repeatsMember } from '../lib/json-members.ts';
@@ -26,10 +26,10 @@ import type { Log } from '../lib/log.ts';
 import { networkOf, RateLimiter, type RateState } from '../lib/rate-limit.ts';
 import type { RedisLink } from '../lib/redis.ts';
 import { apiHeaders } from '../lib/security-headers.ts';
-import type { Begin } from './plain.ts';
+import type { Begin } from '../rpc/plain.ts';
+import { type Context, type Meta, toAppError } from '../rpc/procedure.ts';
 import { mountRest } from './rest.ts';
 import type { AppRouter } from './root.ts';
-import { type Context, type Meta, toAppError } from './trpc.ts';
 
 /** Bodies over this many bytes are refused. Ingest has its own, larger bound for what a compressed body unpacks to. */
 export const BODY_LIMIT = 1024 * 1024;

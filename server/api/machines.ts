@@ -4,12 +4,13 @@ import { chartOf } from '../../machines/chart.ts';
 import { DELIVERY_MACHINE_VERSION, type DeliveryEvent, deliveryMachine } from '../../machines/delivery.ts';
 import { HOLD_MACHINE_VERSION, type HoldEvent, holdMachine } from '../../machines/escrow.ts';
 import { POLICY_MACHINE_VERSION, type PolicyEvent, policyMachine } from '../../machines/policy.ts';
-import { type Access, type Principal, ROLES, refusal, SCOPES } from '../auth/scopes.ts';
+import { type Access, type Principal, ROLES, refusal, SCOPES } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import type { Holds } from '../escrow/holds.ts';
 import { type Policies, whoOf } from '../policy/policies.ts';
+import { text } from '../rpc/fields.ts';
+import { type Line, type Meta, route, trpc } from '../rpc/procedure.ts';
 import type { Subscriptions } from '../subscriptions/subscriptions.ts';
-import { type Line, type Meta, route, text, trpc } from './trpc.ts';
 
 /**
  * Who sends each event of a machine: the route that does, whose access rule then says who may, or what in the server

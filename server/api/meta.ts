@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs';
 import { z } from 'zod';
-import { publicRoute, trpc } from './trpc.ts';
+import { publicRoute, trpc } from '../rpc/procedure.ts';
 
 /** The one version number: of the package, the API document and what /v1/meta says. */
 export const { version: VERSION } = JSON.parse(

@@ -2,14 +2,14 @@ import type { AnyProcedure } from '@trpc/server';
 import { type GenerateOpenApiDocumentOptions, generateOpenApiDocument } from 'trpc-to-openapi';
 import { z } from 'zod';
 import { EVENT_TYPES, type EventType } from '../../db/outbox.ts';
-import type { Access } from '../auth/scopes.ts';
+import type { Access } from '../domain/principal.ts';
 import { ERRORS, type ErrorCode } from '../errors.ts';
+import type { PlainDescription } from '../rpc/plain.ts';
+import type { HeaderDescription, Meta, RouteHeaders } from '../rpc/procedure.ts';
 import { PAYLOADS, payloadName } from '../subscriptions/payloads.ts';
 import { EXAMPLES, type Example } from './examples.ts';
 import { VERSION } from './meta.ts';
-import type { PlainDescription } from './plain.ts';
 import type { AppRouter } from './root.ts';
-import type { HeaderDescription, Meta, RouteHeaders } from './trpc.ts';
 
 const Problem = z
   .object({

@@ -2,7 +2,7 @@ import type { AnyProcedure, AnyRouter } from '@trpc/server';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import type { z } from 'zod';
 import { AppError } from '../errors.ts';
-import { type Context, type Meta, toAppError } from './trpc.ts';
+import { type Context, type Meta, toAppError } from '../rpc/procedure.ts';
 
 type Schema = z.core.$ZodType;
 interface Definition {

@@ -14,13 +14,14 @@ import type { Holds } from '../escrow/holds.ts';
 import { escrowRouter } from '../escrow/router.ts';
 import type { Evidence } from '../forensics/export.ts';
 import { forensicsRouter } from '../forensics/router.ts';
-import type { Fleet } from '../policy/fleet.ts';
-import { fleetRouter } from '../policy/fleet-router.ts';
+import type { Bundles } from '../policy/bundles.ts';
 import { actionEntities } from '../policy/language/schema.ts';
 import type { Policies } from '../policy/policies.ts';
-import type { Bundles } from '../policy/publish.ts';
 import { policyRouter } from '../policy/router.ts';
 import type { SignedRules } from '../policy/signed-rules.ts';
+import type { Fleet } from '../proxies/fleet.ts';
+import { fleetRouter } from '../proxies/router.ts';
+import { trpc } from '../rpc/procedure.ts';
 import { subscriptionsRouter } from '../subscriptions/router.ts';
 import type { Subscriptions } from '../subscriptions/subscriptions.ts';
 import type { Invitations } from '../tenants/invitations.ts';
@@ -31,7 +32,6 @@ import type { SettingsChanges } from '../tenants/settings-changes.ts';
 import type { Tenants } from '../tenants/tenants.ts';
 import { accessByLine, machinesRouter } from './machines.ts';
 import { metaRouter } from './meta.ts';
-import { trpc } from './trpc.ts';
 
 /** What the procedures work with. */
 export interface Services {

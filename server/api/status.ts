@@ -1,7 +1,7 @@
 import type { FastifyInstance } from 'fastify';
 import type { Registry } from 'prom-client';
 import { z } from 'zod';
-import type { PlainDescription } from './plain.ts';
+import type { PlainDescription } from '../rpc/plain.ts';
 
 const Ready = z.object({ status: z.enum(['ready', 'not_ready']), reason: z.string().optional() });
 

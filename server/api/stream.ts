@@ -1,6 +1,6 @@
 import type { OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import type { Notices, Topic } from '../../db/notices.ts';
-import { type PlainCall, type PlainRoute, principalOf } from './plain.ts';
+import { type PlainCall, type PlainRoute, principalOf } from '../rpc/plain.ts';
 
 /** What a hint may speak of. The id is that of the policy, hold, … where the change was of one; else empty. */
 const HINTS: Partial<Record<Topic, string>> = {

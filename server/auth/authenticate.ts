@@ -1,11 +1,11 @@
 import type { Database } from '../../db/index.ts';
+import type { Principal, Scope } from '../domain/principal.ts';
+import { secretHash, secretKind } from '../domain/secret.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256 } from '../lib/crypto.ts';
 import type { Log } from '../lib/log.ts';
 import { Lookups, type SharedLookups } from '../lib/lookups.ts';
-import type { Principal, Scope } from './scopes.ts';
-import { secretHash, secretKind } from './secret.ts';
 import type { Sessions } from './sessions.ts';
 
 /** A valid credential: whose it is and, in milliseconds, when it ends. */

@@ -1,8 +1,8 @@
 import { z } from 'zod';
-import { type PlainCall, type PlainRoute, sendPage } from '../api/plain.ts';
-import { text } from '../api/trpc.ts';
 import { AppError } from '../errors.ts';
 import { html, page, wantsPage } from '../lib/page.ts';
+import { text } from '../rpc/fields.ts';
+import { type PlainCall, type PlainRoute, sendPage } from '../rpc/plain.ts';
 import { assertSameOrigin } from './authenticate.ts';
 import type { MagicLinks } from './magic-links.ts';
 import { originOf } from './sessions.ts';

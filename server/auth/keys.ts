@@ -1,14 +1,14 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { AgentKey, type AgentKeyRow, ApiKey, type ApiKeyRow, Member } from '../../db/entities/index.ts';
-import type { Database, Notify } from '../../db/index.ts';
+import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
 import { lockPeople } from '../../db/people.ts';
+import type { Actor, Doer } from '../domain/audit.ts';
+import type { Scope } from '../domain/principal.ts';
+import { newSecret, type SecretKind, secretHash, secretPrefix } from '../domain/secret.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
-import type { Actor, Doer, WriteAudit } from './audit.ts';
-import type { Scope } from './scopes.ts';
-import { newSecret, type SecretKind, secretHash, secretPrefix } from './secret.ts';
 
 /** API keys and agent keys: made, listed, revoked. The plaintext exists only in the answer of `create…`. */
 export class Keys {

@@ -1,7 +1,10 @@
 import { randomBytes } from 'node:crypto';
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { Member, type MemberRow } from '../../db/entities/index.ts';
-import type { Database } from '../../db/index.ts';
+import type { Database, WriteAudit } from '../../db/index.ts';
+import type { Doer } from '../domain/audit.ts';
+import type { SignInPolicyOf } from '../domain/principal.ts';
+import { newSecret, secretHash, secretKind } from '../domain/secret.ts';
 import type { Clock } from '../lib/clock.ts';
 import { equalSecret, type SecretBox, sha256 } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
@@ -9,9 +12,6 @@ import type { Log } from '../lib/log.ts';
 import type { Letter, QueueMail } from '../lib/mail.ts';
 import { html, page } from '../lib/page.ts';
 import { networkOf, type RateLimiter } from '../lib/rate-limit.ts';
-import type { Doer, WriteAudit } from './audit.ts';
-import type { SignInPolicyOf } from './scopes.ts';
-import { newSecret, secretHash, secretKind } from './secret.ts';
 import type { OpenedSession, Origin, SessionPrincipal, Sessions } from './sessions.ts';
 
 /** How long a mailed link signs in. */

@@ -1,12 +1,13 @@
 import { z } from 'zod';
 import type { SessionRow } from '../../db/entities/index.ts';
-import { type Context, emailAddress, publicRoute, route, text, timestamp, trpc } from '../api/trpc.ts';
+import { AgentName } from '../domain/agent-names.ts';
+import { actorOf } from '../domain/audit.ts';
+import { ownerOf, type Principal, ROLES, SCOPES } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
-import { AgentName } from './agent-names.ts';
-import { actorOf } from './audit.ts';
+import { emailAddress, text, timestamp } from '../rpc/fields.ts';
+import { type Context, publicRoute, route, trpc } from '../rpc/procedure.ts';
 import type { Keys } from './keys.ts';
 import type { MagicLinks } from './magic-links.ts';
-import { ownerOf, type Principal, ROLES, SCOPES } from './scopes.ts';
 import { originOf, type Sessions } from './sessions.ts';
 
 const iso = (date: Date | null | undefined) => date?.toISOString();

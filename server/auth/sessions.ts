@@ -8,13 +8,13 @@ import {
   TimeSpan,
 } from 'lucia';
 import { Member, type MemberRow, SessionEntity, type SessionRow } from '../../db/entities/index.ts';
-import type { Database } from '../../db/index.ts';
+import type { Database, WriteAudit } from '../../db/index.ts';
+import type { Doer } from '../domain/audit.ts';
+import type { Principal, Role } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256 } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
-import type { Doer, WriteAudit } from './audit.ts';
-import type { Principal, Role } from './scopes.ts';
 
 declare module 'lucia' {
   interface Register {

@@ -4,7 +4,7 @@ import type pg from 'pg';
 import { LONG_TRANSACTION } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import { addEventBy } from '../../db/outbox.ts';
-import type { Doer } from '../auth/audit.ts';
+import type { Doer } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { addAudit, type Execute } from './audit.ts';

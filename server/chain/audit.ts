@@ -1,6 +1,6 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
-import { afterCommit, type Database } from '../../db/index.ts';
-import { AUDIT_ACTIONS, type AuditAction, type AuditEntry, type Severity, type WriteAudit } from '../auth/audit.ts';
+import { afterCommit, type Database, type WriteAudit } from '../../db/index.ts';
+import { AUDIT_ACTIONS, type AuditAction, type AuditEntry, type Severity } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';

@@ -1,11 +1,11 @@
 import type { OutgoingHttpHeaders } from 'node:http';
 import { Readable } from 'node:stream';
 import { z } from 'zod';
-import type { Database } from '../../db/index.ts';
-import { type PlainCall, type PlainRoute, principalOf } from '../api/plain.ts';
-import { toAppError } from '../api/trpc.ts';
-import { actorOf, type WriteAudit } from '../auth/audit.ts';
+import type { Database, WriteAudit } from '../../db/index.ts';
+import { actorOf } from '../domain/audit.ts';
 import { problemBody } from '../errors.ts';
+import { type PlainCall, type PlainRoute, principalOf } from '../rpc/plain.ts';
+import { toAppError } from '../rpc/procedure.ts';
 import { type AuditFilter, type AuditRecord, listAudit } from './audit.ts';
 import { ChainClosed } from './checkpoint.ts';
 import type { ChainName } from './record.ts';

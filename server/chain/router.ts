@@ -1,8 +1,9 @@
 import { z } from 'zod';
 import type { Database } from '../../db/index.ts';
-import { route, text, timestamp, trpc } from '../api/trpc.ts';
-import { AUDIT_ACTIONS, type AuditAction } from '../auth/audit.ts';
+import { AUDIT_ACTIONS, type AuditAction } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
+import { text, timestamp } from '../rpc/fields.ts';
+import { route, trpc } from '../rpc/procedure.ts';
 import { recordsAround } from './around.ts';
 import { getAudit, listAudit } from './audit.ts';
 import type { ChainName } from './record.ts';

@@ -1,4 +1,4 @@
-import { OPERATOR } from '../auth/audit.ts';
+import { OPERATOR } from '../domain/audit.ts';
 import { columns, command, JSON_FLAG, TENANT_FLAG, UsageError } from './command.ts';
 import { withCore } from './place.ts';
 import { assertTenant } from './tenants.ts';

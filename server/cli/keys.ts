@@ -1,6 +1,6 @@
-import { AGENT_NAME_RULE, isAgentName } from '../auth/agent-names.ts';
-import { OPERATOR } from '../auth/audit.ts';
-import { SCOPES } from '../auth/scopes.ts';
+import { AGENT_NAME_RULE, isAgentName } from '../domain/agent-names.ts';
+import { OPERATOR } from '../domain/audit.ts';
+import { SCOPES } from '../domain/principal.ts';
 
 import { columns, command, duration, JSON_FLAG, listOf, TENANT_FLAG, UsageError } from './command.ts';
 import { withCore } from './place.ts';

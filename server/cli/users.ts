@@ -1,6 +1,6 @@
 import type { Core } from '../app.ts';
-import { OPERATOR } from '../auth/audit.ts';
-import { ROLES } from '../auth/scopes.ts';
+import { OPERATOR } from '../domain/audit.ts';
+import { ROLES } from '../domain/principal.ts';
 import { newSignInLink } from '../provision.ts';
 import { CommandError, columns, command, JSON_FLAG, listOf, TENANT_FLAG, UsageError } from './command.ts';
 import { withCore } from './place.ts';

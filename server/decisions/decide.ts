@@ -1,10 +1,11 @@
 import type { KeyObject } from 'node:crypto';
 import type { Counter, Histogram } from 'prom-client';
 import type { Database } from '../../db/index.ts';
-import { actorOf } from '../auth/audit.ts';
-import type { Principal } from '../auth/scopes.ts';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
 import { CONTROL_PLANE, type DecisionEvent, idHash } from '../chain/record.ts';
+import { actorOf } from '../domain/audit.ts';
+import type { ActionRequest, ShownAction } from '../domain/policy.ts';
+import type { Principal } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import type { By, HoldRequest, Holds, HoldView } from '../escrow/holds.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
@@ -12,12 +13,11 @@ import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
-import { actionHash } from '../policy/action-hash.ts';
 import { openBundle } from '../policy/bundle.ts';
-import { type Match, PolicyEngine, settle, type Verdict } from '../policy/evaluate.ts';
-import type { Bundles, PublishedBundle } from '../policy/publish.ts';
-import { type ShownAction, sameShown, shownAction, shownOf } from '../policy/shown.ts';
-import type { ActionRequest } from '../policy/types.ts';
+import type { Bundles, PublishedBundle } from '../policy/bundles.ts';
+import { actionHash } from '../policy/evaluation/action-hash.ts';
+import { type Match, PolicyEngine, settle, type Verdict } from '../policy/evaluation/evaluate.ts';
+import { sameShown, shownAction, shownOf } from '../policy/evaluation/shown.ts';
 
 export type AgentPrincipal = Extract<Principal, { kind: 'agent_key' }>;
 

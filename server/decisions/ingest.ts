@@ -3,9 +3,9 @@ import { promisify } from 'node:util';
 import { gunzip } from 'node:zlib';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { z } from 'zod';
-import { AgentName } from '../auth/agent-names.ts';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
 import { DECISIONS, type DecisionEvent, isReservedProxyId } from '../chain/record.ts';
+import { AgentName } from '../domain/agent-names.ts';
 import { AppError, type ErrorCode, type Fault } from '../errors.ts';
 import { nestsDeeper } from '../lib/json-depth.ts';
 

@@ -1,10 +1,11 @@
 import { z } from 'zod';
 import type { Database } from '../../db/index.ts';
-import type { PlainDescription } from '../api/plain.ts';
-import { route, text, trpc } from '../api/trpc.ts';
 import { DECISIONS } from '../chain/record.ts';
+import { HOLD_TYPES } from '../domain/policy.ts';
 import { AppError } from '../errors.ts';
-import { HOLD_TYPES } from '../policy/types.ts';
+import { text } from '../rpc/fields.ts';
+import type { PlainDescription } from '../rpc/plain.ts';
+import { route, trpc } from '../rpc/procedure.ts';
 import type { Decider } from './decide.ts';
 import { IngestAnswer, IngestBody } from './ingest.ts';
 import { EventQuery, getEvent, MAX_PAGE, searchEvents } from './search.ts';

@@ -1,9 +1,9 @@
 import { z } from 'zod';
 import type { Database } from '../../db/index.ts';
-import { timestamp } from '../api/trpc.ts';
 import { DECISIONS, type Decision, idHash, NO_DECISION, RECORD_ALG } from '../chain/record.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
 import { AppError } from '../errors.ts';
+import { timestamp } from '../rpc/fields.ts';
 
 /**
  * Reading decisions. Answers come from the records' text; the columns beside it only find them. The cursor is a place

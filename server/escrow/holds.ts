@@ -16,7 +16,7 @@ import {
   PolicyRevision,
   Vote,
 } from '../../db/entities/index.ts';
-import type { Database, Notify } from '../../db/index.ts';
+import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
 import { addEvent } from '../../db/outbox.ts';
 import {
@@ -33,15 +33,15 @@ import {
   timeline,
   unreadableHolds,
 } from '../../machines/escrow.ts';
-import type { Actor, WriteAudit } from '../auth/audit.ts';
-import { hasRole, type Role } from '../auth/scopes.ts';
+import type { Actor } from '../domain/audit.ts';
+import type { HoldType, RuleReference, ShownAction } from '../domain/policy.ts';
+import { hasRole, type Role } from '../domain/principal.ts';
 import { AppError, type ErrorCode, type Fault } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
-import { type ShownAction, visible } from '../policy/shown.ts';
-import type { HoldType, RuleReference } from '../policy/types.ts';
+import { visible } from '../policy/evaluation/shown.ts';
 import { KINDS } from './kinds/index.ts';
 import type { HoldKind } from './kinds/kind.ts';
 import { type Electorate, type Seats, seatsOf, tally } from './quorum.ts';

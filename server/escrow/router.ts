@@ -1,15 +1,16 @@
 import { z } from 'zod';
 import { HOLD_STATES } from '../../machines/escrow.ts';
-import { type Context, route, text, trpc } from '../api/trpc.ts';
-import { AgentName } from '../auth/agent-names.ts';
-import { actorOf } from '../auth/audit.ts';
-import type { Principal } from '../auth/scopes.ts';
+import { AgentName } from '../domain/agent-names.ts';
+import { actorOf } from '../domain/audit.ts';
+import { type BundleStatement, HOLD_TYPES } from '../domain/policy.ts';
+import type { Principal } from '../domain/principal.ts';
 import { AppError, type Fault } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
-import { escrowTerms } from '../policy/evaluate.ts';
-import { shownAction } from '../policy/shown.ts';
+import { escrowTerms } from '../policy/evaluation/evaluate.ts';
+import { shownAction } from '../policy/evaluation/shown.ts';
 import type { SignedRules } from '../policy/signed-rules.ts';
-import { type BundleStatement, HOLD_TYPES } from '../policy/types.ts';
+import { text } from '../rpc/fields.ts';
+import { type Context, route, trpc } from '../rpc/procedure.ts';
 import { type By, HOLD_ORDERS, type HoldRequest, type Holds, type HoldView } from './holds.ts';
 import { KINDS } from './kinds/index.ts';
 import { seatsOf } from './quorum.ts';
@@ -17,7 +18,7 @@ import { looserThan } from './terms.ts';
 
 const Quorum = z.object({ group: z.string(), count: z.int() });
 
-const Cut = z.enum(['arguments', 'context']);
+const HeldPart = z.enum(['arguments', 'context']);
 
 const HoldOut = z
   .object({
@@ -33,7 +34,7 @@ const HoldOut = z
     resource: z.string().nullable(),
     arguments_preview: z.unknown().describe('masked, at most 32 KiB; what cannot be seen is made visible'),
     context_preview: z.unknown().describe('what the caller told beside the arguments, shown as they are'),
-    cut: z.array(Cut).describe('what was too long to be shown whole'),
+    cut: z.array(HeldPart).describe('what was too long to be shown whole'),
     erased: z.boolean().describe('retention has erased arguments and context'),
     estimated_value: z.number().nullable(),
     value_currency: z.string().nullable(),
@@ -147,7 +148,7 @@ const CreateIn = z.strictObject({
   resource: text(8000).optional(),
   arguments_preview: z.unknown().optional(),
   context_preview: z.unknown().optional(),
-  cut: z.array(Cut).max(2).optional().describe('what the previews do not show whole'),
+  cut: z.array(HeldPart).max(2).optional().describe('what the previews do not show whole'),
   notify_targets: z.array(HttpUrl).max(20).optional(),
 });
 

@@ -1,5 +1,5 @@
 import type { Fault } from '../errors.ts';
-import type { EscrowTerms } from '../policy/evaluate.ts';
+import type { EscrowTerms } from '../policy/evaluation/evaluate.ts';
 import type { HoldRequest } from './holds.ts';
 
 type Asked = Pick<

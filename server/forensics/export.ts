@@ -1,12 +1,12 @@
 import { sign } from 'node:crypto';
 import { LONG_TRANSACTION } from '../../db/client.ts';
 import { EvidencePackage } from '../../db/entities/index.ts';
-import type { Database } from '../../db/index.ts';
+import type { Database, WriteAudit } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
-import type { Actor, WriteAudit } from '../auth/audit.ts';
 import { type Checkpoints, InconsistentChain } from '../chain/checkpoint.ts';
 import { idHash, ZERO_HASH } from '../chain/record.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
+import type { Actor } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import type { Keyring } from '../keys/keyring.ts';
 import type { Clock } from '../lib/clock.ts';

@@ -1,10 +1,11 @@
 import { Readable } from 'node:stream';
 import { z } from 'zod';
-import { type PlainRoute, principalOf } from '../api/plain.ts';
-import { route, text, timestamp, trpc } from '../api/trpc.ts';
-import { actorOf } from '../auth/audit.ts';
-import { personOf } from '../auth/scopes.ts';
+import { actorOf } from '../domain/audit.ts';
+import { personOf } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
+import { text, timestamp } from '../rpc/fields.ts';
+import { type PlainRoute, principalOf } from '../rpc/plain.ts';
+import { route, trpc } from '../rpc/procedure.ts';
 import type { Evidence } from './export.ts';
 
 const tag = 'forensics';

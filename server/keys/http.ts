@@ -1,5 +1,5 @@
 import { z } from 'zod';
-import type { PlainRoute } from '../api/plain.ts';
+import type { PlainRoute } from '../rpc/plain.ts';
 import type { Keyring } from './keyring.ts';
 
 /** The public keys, for everyone who checks what this server signed. */

@@ -1,9 +1,9 @@
 import { createHash, type KeyObject, verify } from 'node:crypto';
 import { gunzipSync, gzipSync } from 'node:zlib';
+import type { BundleContent, BundleStatement } from '../domain/policy.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { areAnnotations } from './language/annotations.ts';
-import type { BundleContent, BundleStatement } from './types.ts';
 
 /**
  * The bundle, version 1: `"SVCB" 0x01 | u32be length | detached compact JWS (RFC 7515 appendix F) | gzip(canonical

@@ -1,7 +1,7 @@
 import { z } from 'zod';
-import { type PlainRoute, principalOf } from '../api/plain.ts';
 import { AppError } from '../errors.ts';
-import type { Bundles } from './publish.ts';
+import { type PlainRoute, principalOf } from '../rpc/plain.ts';
+import type { Bundles } from './bundles.ts';
 
 const MOST_WAIT_SECONDS = 60;
 

@@ -1,7 +1,7 @@
 import type { KeyObject } from 'node:crypto';
 import { CompactSign } from 'jose';
+import type { BundleContent } from '../domain/policy.ts';
 import { assembleBundle, unsignedBundle } from './bundle.ts';
-import type { BundleContent } from './types.ts';
 
 /**
  * Signs a content; rejects with a RangeError where it has no place in a bundle. Store the bytes: packing it again may

@@ -5,7 +5,7 @@ import {
   UniqueConstraintViolationException,
 } from '@mikro-orm/postgresql';
 import { Policy, PolicyRevision, type PolicyRevisionRow, type PolicyRow } from '../../db/entities/index.ts';
-import type { Database } from '../../db/index.ts';
+import type { Database, WriteAudit } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
 import { addEvent, EVENT_TYPES, type EventType } from '../../db/outbox.ts';
 import {
@@ -18,18 +18,18 @@ import {
   restorePolicy,
   stepPolicy,
 } from '../../machines/policy.ts';
-import type { Actor, AuditAction, WriteAudit } from '../auth/audit.ts';
-import { hasRole, type Principal, personOf } from '../auth/scopes.ts';
+import type { Actor, AuditAction } from '../domain/audit.ts';
+import type { ActionRequest, Diagnostic } from '../domain/policy.ts';
+import { hasRole, type Principal, personOf } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
-import type { Verdict } from './evaluate.ts';
-import { AuthorBusy, type AuthorLanguage, type Trial } from './language/author.ts';
+import { AuthorBusy, type AuthorLanguage, type Trial } from './authoring/author.ts';
+import { ENFORCED } from './bundles.ts';
+import type { Verdict } from './evaluation/evaluate.ts';
 import type { Compilation, CompiledStatement } from './language/compile.ts';
 import { actionEntities, type OwnActionTypes, schemaFor } from './language/schema.ts';
-import { ENFORCED } from './publish.ts';
-import type { ActionRequest, Diagnostic } from './types.ts';
 
 /** Who acts: the person that counts for author and approver, and what they may. */
 export interface Who {

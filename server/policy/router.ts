@@ -1,12 +1,13 @@
 import { z } from 'zod';
-import { type Context, route, text, trpc } from '../api/trpc.ts';
-import { AgentName } from '../auth/agent-names.ts';
-import { actorOf } from '../auth/audit.ts';
-import type { Principal } from '../auth/scopes.ts';
-import type { Verdict } from './evaluate.ts';
+import { AgentName } from '../domain/agent-names.ts';
+import { actorOf } from '../domain/audit.ts';
+import { HOLD_TYPES } from '../domain/policy.ts';
+import type { Principal } from '../domain/principal.ts';
+import { text } from '../rpc/fields.ts';
+import { type Context, route, trpc } from '../rpc/procedure.ts';
+import type { Verdict } from './evaluation/evaluate.ts';
 import { LIMITS } from './language/scan.ts';
 import { type By, type Policies, REVIEWS, whoOf } from './policies.ts';
-import { HOLD_TYPES } from './types.ts';
 
 const STATUSES = ['draft', 'pending_approval', 'deployed', 'revoked'] as const;
 const tag = 'policies';

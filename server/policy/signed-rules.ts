@@ -1,8 +1,8 @@
 import type { KeyObject } from 'node:crypto';
 import type { Database } from '../../db/index.ts';
+import type { BundleStatement } from '../domain/policy.ts';
 import type { Clock } from '../lib/clock.ts';
 import { openBundle } from './bundle.ts';
-import type { BundleStatement } from './types.ts';
 
 /** Bundles whose escrow rules are kept in memory. */
 const MOST_KEPT = 64;

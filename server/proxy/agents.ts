@@ -8,8 +8,8 @@ import {
   jwtVerify,
 } from 'jose';
 import { z } from 'zod';
-import { AGENT_NAME_RULE, isAgentName, isNamedBy } from '../auth/agent-names.ts';
-import { secretKind } from '../auth/secret.ts';
+import { AGENT_NAME_RULE, isAgentName, isNamedBy } from '../domain/agent-names.ts';
+import { secretKind } from '../domain/secret.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { type Egress, EgressError } from '../lib/egress.ts';

@@ -2,14 +2,14 @@ import { createHmac, createPublicKey, hkdfSync, type KeyObject } from 'node:cryp
 import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
+import type { BundleContent } from '../domain/policy.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { equalSecret, keyThumbprint } from '../lib/crypto.ts';
 import type { Log } from '../lib/log.ts';
 import { BundleError, type BundleHeader, openBundle } from '../policy/bundle.ts';
-import { PolicyEngine } from '../policy/evaluate.ts';
-import { parseMask } from '../policy/masks.ts';
-import type { BundleContent } from '../policy/types.ts';
+import { PolicyEngine } from '../policy/evaluation/evaluate.ts';
+import { parseMask } from '../policy/evaluation/masks.ts';
 import { ConfigError } from './config.ts';
 import { type ControlPlane, ControlPlaneError, type ProxyConfiguration } from './control-plane.ts';
 

@@ -1,7 +1,7 @@
+import type { ShownAction } from '../domain/policy.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { sha256Tag } from '../lib/crypto.ts';
-import type { EscrowTerms } from '../policy/evaluate.ts';
-import type { ShownAction } from '../policy/shown.ts';
+import type { EscrowTerms } from '../policy/evaluation/evaluate.ts';
 import type { ControlPlane, Hold } from './control-plane.ts';
 
 /** Held actions whose place among equal ones is remembered. */

@@ -9,7 +9,7 @@ import type { AddressInfo, BlockList } from 'node:net';
 import { pipeline } from 'node:stream/promises';
 import { sha256Tag } from '../lib/crypto.ts';
 import type { Log } from '../lib/log.ts';
-import { applyMasks, type Mask, parseExact } from '../policy/masks.ts';
+import { applyMasks, type Mask, parseExact } from '../policy/evaluation/masks.ts';
 import { type Agent, AgentError, type Agents, isPlain } from './agents.ts';
 import type { HttpRoute, McpRoute, ProxyConfig } from './config.ts';
 import { type Enforcer, Refusal, type Ruling } from './decide.ts';

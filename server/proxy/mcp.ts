@@ -16,8 +16,8 @@ import type {
   RequestId,
 } from '@modelcontextprotocol/sdk/types.js';
 import type { Log } from '../lib/log.ts';
-import { applyMasks, type Mask, parseExact } from '../policy/masks.ts';
-import { folded } from '../policy/request.ts';
+import { applyMasks, type Mask, parseExact } from '../policy/evaluation/masks.ts';
+import { folded } from '../policy/evaluation/request.ts';
 import { type Agent, AgentError, isPlain } from './agents.ts';
 import type { McpRoute, ValueRule } from './config.ts';
 import { ControlPlaneError, type Hold } from './control-plane.ts';

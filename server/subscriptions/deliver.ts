@@ -1,7 +1,7 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import type { Counter } from 'prom-client';
 import { type DestinationConfig, Member } from '../../db/entities/index.ts';
-import type { Database } from '../../db/index.ts';
+import type { Database, WriteAudit } from '../../db/index.ts';
 import {
   type DeliveryEvent,
   type DeliverySnapshot,
@@ -9,7 +9,6 @@ import {
   stepDelivery,
   WINDOW_MS,
 } from '../../machines/delivery.ts';
-import type { WriteAudit } from '../auth/audit.ts';
 import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { SecretBox } from '../lib/crypto.ts';

@@ -1,6 +1,6 @@
 import { z } from 'zod';
 import type { EventType } from '../../db/outbox.ts';
-import { HOLD_TYPES } from '../policy/types.ts';
+import { HOLD_TYPES } from '../domain/policy.ts';
 
 /**
  * What subscribers receive, as the OpenAPI document describes it. The events are written by the features; the tests

@@ -1,9 +1,10 @@
 import { z } from 'zod';
 import { EVENT_TYPES, type EventType } from '../../db/outbox.ts';
 import { DELIVERY_STATES, RESULTS } from '../../machines/delivery.ts';
-import { type Context, route, text, trpc } from '../api/trpc.ts';
-import { actorOf, type Doer } from '../auth/audit.ts';
-import type { Principal } from '../auth/scopes.ts';
+import { actorOf, type Doer } from '../domain/audit.ts';
+import type { Principal } from '../domain/principal.ts';
+import { text } from '../rpc/fields.ts';
+import { type Context, route, trpc } from '../rpc/procedure.ts';
 import { DESTINATION_TYPES } from './destinations/destination.ts';
 import { DESTINATIONS } from './destinations/index.ts';
 import { eventTypes, type Subscriptions } from './subscriptions.ts';

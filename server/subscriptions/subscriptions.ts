@@ -1,6 +1,6 @@
 import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
 import { type DestinationConfig, Subscription, type SubscriptionRow } from '../../db/entities/index.ts';
-import { afterCommit, type Database } from '../../db/index.ts';
+import { afterCommit, type Database, type WriteAudit } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
 import { addEvent, EVENT_TYPES, type EventType } from '../../db/outbox.ts';
 import {
@@ -11,7 +11,7 @@ import {
   restoreDelivery,
   stepDelivery,
 } from '../../machines/delivery.ts';
-import type { AuditAction, Doer, WriteAudit } from '../auth/audit.ts';
+import type { AuditAction, Doer } from '../domain/audit.ts';
 import { AppError, type Fault } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { SecretBox } from '../lib/crypto.ts';

@@ -1,9 +1,9 @@
 import { z } from 'zod';
-import { type PlainCall, type PlainRoute, sendPage } from '../api/plain.ts';
-import { text } from '../api/trpc.ts';
-import { type Principal, ROLES } from '../auth/scopes.ts';
+import { type Principal, ROLES } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import { html, page, wantsPage } from '../lib/page.ts';
+import { text } from '../rpc/fields.ts';
+import { type PlainCall, type PlainRoute, sendPage } from '../rpc/plain.ts';
 import type { Invitations, InvitationView } from './invitations.ts';
 
 const Joined = z.object({

@@ -1,10 +1,10 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { Invitation, type InvitationRow, Member, type MemberRow } from '../../db/entities/index.ts';
-import type { Database, Notify } from '../../db/index.ts';
+import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import { lockPeople } from '../../db/people.ts';
-import type { Doer, WriteAudit } from '../auth/audit.ts';
-import type { Role, SignInPolicyOf } from '../auth/scopes.ts';
-import { newSecret, secretHash, secretKind } from '../auth/secret.ts';
+import type { Doer } from '../domain/audit.ts';
+import type { Role, SignInPolicyOf } from '../domain/principal.ts';
+import { newSecret, secretHash, secretKind } from '../domain/secret.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';

@@ -1,8 +1,8 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { ApiKey, Invitation, Member, type MemberRow } from '../../db/entities/index.ts';
-import type { Database, Notify } from '../../db/index.ts';
-import type { AuditAction, Doer, WriteAudit } from '../auth/audit.ts';
-import type { Role } from '../auth/scopes.ts';
+import type { Database, Notify, WriteAudit } from '../../db/index.ts';
+import type { AuditAction, Doer } from '../domain/audit.ts';
+import type { Role } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';

@@ -1,8 +1,9 @@
 import { z } from 'zod';
 import type { InvitationRow } from '../../db/entities/index.ts';
-import { type Context, emailAddress, route, text, trpc } from '../api/trpc.ts';
-import { actorOf, type Doer } from '../auth/audit.ts';
-import { ownerOf, type Principal, ROLES, type Role } from '../auth/scopes.ts';
+import { actorOf, type Doer } from '../domain/audit.ts';
+import { ownerOf, type Principal, ROLES, type Role } from '../domain/principal.ts';
+import { emailAddress, text } from '../rpc/fields.ts';
+import { type Context, route, trpc } from '../rpc/procedure.ts';
 import { INVITATION_STATES, type Invitations } from './invitations.ts';
 import type { Members, Person } from './members.ts';
 

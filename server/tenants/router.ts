@@ -1,9 +1,10 @@
 import { z } from 'zod';
 import type { SettingsChangeRow } from '../../db/entities/index.ts';
-import { type Context, route, text, trpc } from '../api/trpc.ts';
-import { actorOf, type Doer } from '../auth/audit.ts';
-import type { Principal } from '../auth/scopes.ts';
+import { actorOf, type Doer } from '../domain/audit.ts';
+import type { Principal } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
+import { text } from '../rpc/fields.ts';
+import { type Context, route, trpc } from '../rpc/procedure.ts';
 import { GUARDED_SETTINGS, Settings, SettingsPatch } from './settings.ts';
 import { CHANGE_STATES, type SettingsChanges } from './settings-changes.ts';
 import type { Tenants } from './tenants.ts';

@@ -1,9 +1,9 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { type SettingEffect, SettingsChange, type SettingsChangeRow, Tenant } from '../../db/entities/index.ts';
-import type { Database, Notify } from '../../db/index.ts';
+import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import { lockPeople, type Standing } from '../../db/people.ts';
-import type { AuditAction, Doer, WriteAudit } from '../auth/audit.ts';
-import { hasRole, type Role } from '../auth/scopes.ts';
+import type { AuditAction, Doer } from '../domain/audit.ts';
+import { hasRole, type Role } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';

@@ -1,6 +1,6 @@
 import { z } from 'zod';
-import { text } from '../api/trpc.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
+import { text } from '../rpc/fields.ts';
 
 const name = text(64).regex(/^[A-Za-z][A-Za-z0-9_]*$/, 'must be letters, digits and underscores');
 const Groups = z.record(text(64), z.array(text(100)).max(1000));

@@ -1,7 +1,7 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { Member, Tenant } from '../../db/entities/index.ts';
-import type { Database, Notify } from '../../db/index.ts';
-import type { Actor, Doer, WriteAudit } from '../auth/audit.ts';
+import type { Database, Notify, WriteAudit } from '../../db/index.ts';
+import type { Actor, Doer } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';

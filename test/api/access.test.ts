@@ -1,8 +1,8 @@
 import type { AnyProcedure } from '@trpc/server';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { buildRouter, type Services } from '../../server/api/root.ts';
-import type { Meta } from '../../server/api/trpc.ts';
-import { type Access, ROLES } from '../../server/auth/scopes.ts';
+import { type Access, ROLES } from '../../server/domain/principal.ts';
+import type { Meta } from '../../server/rpc/procedure.ts';
 import { allowed, BODIES, fill, idOf, makeWorld, operations, type World } from '../helpers/api.ts';
 import { type Credential, useServer } from '../helpers/server.ts';
 

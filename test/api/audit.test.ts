@@ -1,5 +1,5 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { AUDIT_ACTIONS, OPERATOR } from '../../server/auth/audit.ts';
+import { AUDIT_ACTIONS, OPERATOR } from '../../server/domain/audit.ts';
 import {
   allowed,
   BODIES,

@@ -1,7 +1,7 @@
 import canonicalize from 'canonicalize';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { sha256Tag } from '../../server/lib/crypto.ts';
-import { actionHash, type HashedAction } from '../../server/policy/action-hash.ts';
+import { actionHash, type HashedAction } from '../../server/policy/evaluation/action-hash.ts';
 import { deploy, sql } from '../helpers/api.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 

@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { OPERATOR } from '../../server/auth/audit.ts';
+import { OPERATOR } from '../../server/domain/audit.ts';
 import { deploy, GUARD, sql } from '../helpers/api.ts';
 import { mailsSent, mailsTo } from '../helpers/mail.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';

@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { OPERATOR } from '../../server/auth/audit.ts';
+import { OPERATOR } from '../../server/domain/audit.ts';
 import { sha256 } from '../../server/lib/crypto.ts';
 import { changed, dump, fill, operations } from '../helpers/api.ts';
 import { type TestServer, type TestTenant, useServer } from '../helpers/server.ts';

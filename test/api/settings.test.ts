@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { OPERATOR } from '../../server/auth/audit.ts';
+import { OPERATOR } from '../../server/domain/audit.ts';
 import { canonicalJson } from '../../server/lib/canonical-json.ts';
 import { sha256Tag } from '../../server/lib/crypto.ts';
 import { sql } from '../helpers/api.ts';

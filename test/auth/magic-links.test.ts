@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import http from 'node:http';
 import { describe, expect, test } from 'vitest';
-import { OPERATOR } from '../../server/auth/audit.ts';
+import { OPERATOR } from '../../server/domain/audit.ts';
 import { dump, sql } from '../helpers/api.ts';
 import { mailsSent, mailsTo } from '../helpers/mail.ts';
 import { type TestServer, type TestTenant, useServer } from '../helpers/server.ts';

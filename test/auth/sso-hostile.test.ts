@@ -2,7 +2,7 @@ import { randomBytes, type webcrypto } from 'node:crypto';
 import type { ServerResponse } from 'node:http';
 import { exportJWK, generateKeyPair, type JWK } from 'jose';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
-import { AUDIT_ACTIONS } from '../../server/auth/audit.ts';
+import { AUDIT_ACTIONS } from '../../server/domain/audit.ts';
 import { sql } from '../helpers/api.ts';
 import { TestDns } from '../helpers/dns.ts';
 import { CLIENT, HostileProvider, type Misbehavior, type Person } from '../helpers/hostile-provider.ts';

@@ -4,7 +4,7 @@ import type { AddressInfo } from 'node:net';
 import { exportJWK, generateKeyPair } from 'jose';
 import Provider, { type ClientMetadata } from 'oidc-provider';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { AUDIT_ACTIONS, OPERATOR } from '../../server/auth/audit.ts';
+import { AUDIT_ACTIONS, OPERATOR } from '../../server/domain/audit.ts';
 import { dump } from '../helpers/api.ts';
 import { TestDns } from '../helpers/dns.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';

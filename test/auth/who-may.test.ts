@@ -2,15 +2,15 @@ import type pg from 'pg';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { type Database, openDatabase } from '../../db/index.ts';
 import { Notices } from '../../db/notices.ts';
-import { OPERATOR } from '../../server/auth/audit.ts';
 import { Authenticator, type Found } from '../../server/auth/authenticate.ts';
 import { Sessions } from '../../server/auth/sessions.ts';
+import { OPERATOR } from '../../server/domain/audit.ts';
 import { Keyring } from '../../server/keys/keyring.ts';
 import { systemClock } from '../../server/lib/clock.ts';
 import { SecretBox } from '../../server/lib/crypto.ts';
 import { createLog } from '../../server/lib/log.ts';
 import type { Horizon } from '../../server/lib/lookups.ts';
-import { Bundles } from '../../server/policy/publish.ts';
+import { Bundles } from '../../server/policy/bundles.ts';
 import { Tenants } from '../../server/tenants/tenants.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 

@@ -6,7 +6,7 @@ import { performance } from 'node:perf_hooks';
 import { setTimeout as delay } from 'node:timers/promises';
 import { addEventBy } from '../../db/outbox.ts';
 import type { Core } from '../../server/app.ts';
-import { OPERATOR } from '../../server/auth/audit.ts';
+import { OPERATOR } from '../../server/domain/audit.ts';
 import { Egress } from '../../server/lib/egress.ts';
 import { type BenchContext, type Figure, figure, quantile } from './lib.ts';
 import { withProgram } from './program.ts';

@@ -3,10 +3,10 @@ import { once } from 'node:events';
 import { connect } from 'node:net';
 import { performance } from 'node:perf_hooks';
 import pg from 'pg';
+import type { ActionRequest } from '../../server/domain/policy.ts';
 import { openBundle } from '../../server/policy/bundle.ts';
+import { mapRequest } from '../../server/policy/evaluation/request.ts';
 import { CedarHost } from '../../server/policy/language/host.ts';
-import { mapRequest } from '../../server/policy/request.ts';
-import type { ActionRequest } from '../../server/policy/types.ts';
 import { type BenchContext, type Figure, figure, median, quantile } from './lib.ts';
 import { withProgram } from './program.ts';
 

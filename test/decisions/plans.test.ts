@@ -6,7 +6,7 @@ import { DECISIONS, idHash } from '../../server/chain/record.ts';
 import { type EventQuery, getEvent, searchEvents } from '../../server/decisions/search.ts';
 import { countDecisions } from '../../server/decisions/summary.ts';
 import { sha256Tag } from '../../server/lib/crypto.ts';
-import { ENFORCED, LIVE } from '../../server/policy/publish.ts';
+import { ENFORCED, LIVE } from '../../server/policy/bundles.ts';
 import { useDatabase } from '../helpers/database.ts';
 import { noPostgres15, startPostgres15 } from '../helpers/postgres15.ts';
 

@@ -1,4 +1,4 @@
-import { OPERATOR } from '../../server/auth/audit.ts';
+import { OPERATOR } from '../../server/domain/audit.ts';
 import { sha256Tag } from '../../server/lib/crypto.ts';
 import type { Receiver } from '../helpers/receiver.ts';
 import type { Credential, TestServer, TestTenant } from '../helpers/server.ts';

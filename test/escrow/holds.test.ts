@@ -1,8 +1,8 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import { beforeAll, describe, expect, test } from 'vitest';
-import type { WriteAudit } from '../../server/auth/audit.ts';
-import { OPERATOR } from '../../server/auth/audit.ts';
+import type { WriteAudit } from '../../db/index.ts';
 import { auditWriter } from '../../server/chain/audit.ts';
+import { OPERATOR } from '../../server/domain/audit.ts';
 import { AppError } from '../../server/errors.ts';
 import { type HoldRequest, Holds } from '../../server/escrow/holds.ts';
 import { holdTimers } from '../../server/escrow/timers.ts';

@@ -1,9 +1,9 @@
 import fc from 'fast-check';
 import { expect, test } from 'vitest';
 import { metAt } from '../../machines/escrow.ts';
+import type { Annotations } from '../../server/domain/policy.ts';
 import { KINDS } from '../../server/escrow/kinds/index.ts';
-import { type EscrowTerms, escrowTerms } from '../../server/policy/evaluate.ts';
-import type { Annotations } from '../../server/policy/types.ts';
+import { type EscrowTerms, escrowTerms } from '../../server/policy/evaluation/evaluate.ts';
 import { hit } from '../policy/support.ts';
 
 /** What people and systems do: approvals by members of two groups and of none, and a report of conditions. */

@@ -1,6 +1,6 @@
 import pg from 'pg';
 import { describeApi } from '../../server/app.ts';
-import type { Access, Role } from '../../server/auth/scopes.ts';
+import type { Access, Role } from '../../server/domain/principal.ts';
 import type { Credential, TestServer, TestTenant } from './server.ts';
 
 /** One operation of the OpenAPI document. */

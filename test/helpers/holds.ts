@@ -1,5 +1,5 @@
 import type { HoldRequest } from '../../server/escrow/holds.ts';
-import { shownAction } from '../../server/policy/shown.ts';
+import { shownAction } from '../../server/policy/evaluation/shown.ts';
 
 /** What a hold on a small payment asks for. */
 export function holdRequest(more: Partial<HoldRequest> = {}): HoldRequest {

@@ -1,4 +1,4 @@
-import { OPERATOR } from '../../server/auth/audit.ts';
+import { OPERATOR } from '../../server/domain/audit.ts';
 import type { TestDns } from './dns.ts';
 import type { Answer, Credential, TestServer, TestTenant } from './server.ts';
 import { Visitor } from './visitor.ts';

@@ -17,9 +17,9 @@ import {
   timeline,
   unreadableHolds,
 } from '../../machines/escrow.ts';
+import { HOLD_TYPES, type HoldType } from '../../server/domain/policy.ts';
 import { KINDS } from '../../server/escrow/kinds/index.ts';
 import { tally } from '../../server/escrow/quorum.ts';
-import { HOLD_TYPES, type HoldType } from '../../server/policy/types.ts';
 import { generate } from '../vectors/escrow/generate.ts';
 
 const SIEGE = process.env.SVC_SIEGE === '1';

@@ -1,7 +1,7 @@
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { afterAll, describe, expect, it } from 'vitest';
-import { PolicyEngine, settle, type Verdict } from '../../server/policy/evaluate.ts';
+import { PolicyEngine, settle, type Verdict } from '../../server/policy/evaluation/evaluate.ts';
 import { compile, contentOf, NO_STATE } from './support.ts';
 
 const POLICIES = new URL('../airline/policies/', import.meta.url);

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { afterEach, describe, expect, it } from 'vitest';
-import { AuthorBusy, AuthorLanguage } from '../../server/policy/language/author.ts';
+import { AuthorBusy, AuthorLanguage } from '../../server/policy/authoring/author.ts';
 import { schemaFor } from '../../server/policy/language/schema.ts';
 
 const ALL = 'permit(principal, action, resource);';

@@ -2,11 +2,11 @@ import { generateKeyPairSync, sign } from 'node:crypto';
 import { gunzipSync, gzipSync } from 'node:zlib';
 import { flattenedVerify } from 'jose';
 import { describe, expect, it } from 'vitest';
+import type { BundleContent } from '../../server/domain/policy.ts';
 import { canonicalJson } from '../../server/lib/canonical-json.ts';
 import { keyThumbprint, newSigningKey, sha256Tag } from '../../server/lib/crypto.ts';
 import { BundleError, bundleContent, contentHash, openBundle } from '../../server/policy/bundle.ts';
 import { packBundle } from '../../server/policy/pack-bundle.ts';
-import type { BundleContent } from '../../server/policy/types.ts';
 import { compile, contentOf } from './support.ts';
 
 const { privateKey, publicKey } = newSigningKey();

@@ -1,10 +1,10 @@
 import fc from 'fast-check';
 import { afterAll, describe, expect, it } from 'vitest';
-import { PolicyEngine, settle } from '../../server/policy/evaluate.ts';
+import type { ActionRequest } from '../../server/domain/policy.ts';
+import { PolicyEngine, settle } from '../../server/policy/evaluation/evaluate.ts';
 import { readHead } from '../../server/policy/language/head.ts';
 import { newCedar } from '../../server/policy/language/host.ts';
 import { scan, tokens } from '../../server/policy/language/scan.ts';
-import type { ActionRequest } from '../../server/policy/types.ts';
 import { SIEGE } from '../siege/rounds.ts';
 import { contentOf, NO_STATE, request } from './support.ts';
 

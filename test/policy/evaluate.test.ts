@@ -1,6 +1,12 @@
 import { afterEach, describe, expect, it } from 'vitest';
-import { decisionHost, NOTHING_PERMITS, POLICY_ERROR, PolicyEngine, settle } from '../../server/policy/evaluate.ts';
-import type { ActionRequest } from '../../server/policy/types.ts';
+import type { ActionRequest } from '../../server/domain/policy.ts';
+import {
+  decisionHost,
+  NOTHING_PERMITS,
+  POLICY_ERROR,
+  PolicyEngine,
+  settle,
+} from '../../server/policy/evaluation/evaluate.ts';
 import { contentOf, NO_STATE, request } from './support.ts';
 
 const engines: PolicyEngine[] = [];

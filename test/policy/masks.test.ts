@@ -1,7 +1,7 @@
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
+import { applyMasks, MASKED, parseExact, parseMask } from '../../server/policy/evaluation/masks.ts';
 import { readAnnotations } from '../../server/policy/language/annotations.ts';
-import { applyMasks, MASKED, parseExact, parseMask } from '../../server/policy/masks.ts';
 
 const mask = (value: unknown, ...paths: string[]) => applyMasks(structuredClone(value), paths.map(parseMask));
 

@@ -1,5 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
+import type { Annotations, BundleStatement } from '../../server/domain/policy.ts';
 import {
   type EscrowTerms,
   type Match,
@@ -7,9 +8,8 @@ import {
   type SettleState,
   settle,
   type Verdict,
-} from '../../server/policy/evaluate.ts';
+} from '../../server/policy/evaluation/evaluate.ts';
 import { readAnnotations } from '../../server/policy/language/annotations.ts';
-import type { Annotations, BundleStatement } from '../../server/policy/types.ts';
 import { SIEGE } from '../siege/rounds.ts';
 import { compile, contentOf, hit, NO_STATE, permitted } from './support.ts';
 

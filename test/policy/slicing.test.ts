@@ -1,13 +1,13 @@
 import type { PolicyJson } from '@cedar-policy/cedar-wasm/nodejs';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { type Match, PolicyEngine } from '../../server/policy/evaluate.ts';
+import type { ActionRequest, BundleContent, BundleStatement } from '../../server/domain/policy.ts';
+import { type Match, PolicyEngine } from '../../server/policy/evaluation/evaluate.ts';
+import { type EngineCall, mapRequest, RequestError } from '../../server/policy/evaluation/request.ts';
 import { isGuardrail } from '../../server/policy/language/annotations.ts';
 import { type Constraint, readHead } from '../../server/policy/language/head.ts';
 import { newCedar } from '../../server/policy/language/host.ts';
 import { tokens } from '../../server/policy/language/scan.ts';
-import { type EngineCall, mapRequest, RequestError } from '../../server/policy/request.ts';
-import type { ActionRequest, BundleContent, BundleStatement } from '../../server/policy/types.ts';
 import { SIEGE } from '../siege/rounds.ts';
 import { contentOf } from './support.ts';
 

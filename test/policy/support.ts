@@ -1,9 +1,9 @@
+import type { ActionRequest, Annotations, BundleContent, BundleStatement } from '../../server/domain/policy.ts';
 import { bundleContent } from '../../server/policy/bundle.ts';
-import type { Match } from '../../server/policy/evaluate.ts';
+import type { Match } from '../../server/policy/evaluation/evaluate.ts';
 import { type Compilation, compilePolicy } from '../../server/policy/language/compile.ts';
 import { CedarHost, cedarLanguageVersion } from '../../server/policy/language/host.ts';
 import { actionEntities, schemaFor } from '../../server/policy/language/schema.ts';
-import type { ActionRequest, Annotations, BundleContent, BundleStatement } from '../../server/policy/types.ts';
 
 /** The engine that texts are compiled on in the tests; decisions have their own. */
 export const host = new CedarHost();

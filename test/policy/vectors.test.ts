@@ -1,9 +1,9 @@
 import { readFileSync } from 'node:fs';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { actionHash } from '../../server/policy/action-hash.ts';
 import { openBundle } from '../../server/policy/bundle.ts';
-import { PolicyEngine, settle } from '../../server/policy/evaluate.ts';
+import { actionHash } from '../../server/policy/evaluation/action-hash.ts';
+import { PolicyEngine, settle } from '../../server/policy/evaluation/evaluate.ts';
 import { generate, vectorKey } from '../vectors/policy/generate.ts';
 
 const VECTORS = new URL('../vectors/', import.meta.url);

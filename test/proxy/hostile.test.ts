@@ -1,7 +1,7 @@
 import { connect } from 'node:net';
 import { gzipSync } from 'node:zlib';
 import { beforeAll, describe, expect, test } from 'vitest';
-import { actionHash } from '../../server/policy/action-hash.ts';
+import { actionHash } from '../../server/policy/evaluation/action-hash.ts';
 import { members } from '../../server/proxy/requests.ts';
 import { useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';

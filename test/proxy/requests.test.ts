@@ -1,6 +1,6 @@
 import { type AddressInfo, connect, createServer } from 'node:net';
 import { beforeAll, describe, expect, test } from 'vitest';
-import { PolicyEngine } from '../../server/policy/evaluate.ts';
+import { PolicyEngine } from '../../server/policy/evaluation/evaluate.ts';
 import type { Route } from '../../server/proxy/config.ts';
 import { Refusal } from '../../server/proxy/decide.ts';
 import {

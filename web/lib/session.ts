@@ -1,5 +1,5 @@
 import { useQuery } from '@tanstack/react-query';
-import { hasRole, type Role } from '../../server/auth/scopes.ts';
+import { hasRole, type Role } from '../../server/domain/principal.ts';
 import { queryClient } from './query.ts';
 import { trpc } from './trpc.ts';
 

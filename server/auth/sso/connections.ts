@@ -1,13 +1,13 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { z } from 'zod';
 import type { SettingEffect } from '../../../db/entities/index.ts';
-import type { Database } from '../../../db/index.ts';
+import type { Database, WriteAudit } from '../../../db/index.ts';
+import type { AuditAction, Doer } from '../../domain/audit.ts';
 import { AppError } from '../../errors.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import type { Clock } from '../../lib/clock.ts';
 import { type SecretBox, sha256Tag } from '../../lib/crypto.ts';
 import { newId } from '../../lib/ids.ts';
-import type { AuditAction, Doer, WriteAudit } from '../audit.ts';
 import type { OpenIdConnect } from './oidc.ts';
 import { SsoRefusal, severityOf } from './refusal.ts';
 

@@ -1,12 +1,12 @@
 import { isIP } from 'node:net';
 import { domainToASCII } from 'node:url';
-import type { Database } from '../../../db/index.ts';
+import type { Database, WriteAudit } from '../../../db/index.ts';
+import type { Doer } from '../../domain/audit.ts';
 import { AppError } from '../../errors.ts';
 import type { Clock } from '../../lib/clock.ts';
 import { randomBase62 } from '../../lib/crypto.ts';
 import { type Egress, EgressError } from '../../lib/egress.ts';
 import type { Log } from '../../lib/log.ts';
-import type { Doer, WriteAudit } from '../audit.ts';
 
 const DAY = 24 * 3600 * 1000;
 /** A verified domain whose record has been gone for this long may be verified by another organization. */

@@ -1,7 +1,7 @@
 import { z } from 'zod';
-import { type PlainCall, type PlainRoute, sendPage } from '../../api/plain.ts';
 import { AppError } from '../../errors.ts';
 import { html, page } from '../../lib/page.ts';
+import { type PlainCall, type PlainRoute, sendPage } from '../../rpc/plain.ts';
 import { originOf, type Sessions } from '../sessions.ts';
 import type { Connections } from './connections.ts';
 import { type Domains, normalEmail } from './domains.ts';

@@ -1,4 +1,4 @@
-import type { AuditAction, Severity } from '../audit.ts';
+import type { AuditAction, Severity } from '../../domain/audit.ts';
 
 type Fetched = 'discovery' | 'keys' | 'token' | 'userinfo';
 type Fault = 'unavailable' | 'blocked' | 'too_large' | 'redirected' | 'malformed';

@@ -1,7 +1,8 @@
 import { z } from 'zod';
-import { route, text, trpc } from '../../api/trpc.ts';
-import { actorOf, type Doer } from '../audit.ts';
-import type { Principal } from '../scopes.ts';
+import { actorOf, type Doer } from '../../domain/audit.ts';
+import type { Principal } from '../../domain/principal.ts';
+import { text } from '../../rpc/fields.ts';
+import { route, trpc } from '../../rpc/procedure.ts';
 import type { Connections, SsoChange } from './connections.ts';
 import type { Domains } from './domains.ts';
 import { TokenIssuer, type TokenIssuers, TokenIssuersInput } from './token-issuers.ts';

@@ -1,11 +1,11 @@
 import { z } from 'zod';
-import type { Database } from '../../../db/index.ts';
-import { text } from '../../api/trpc.ts';
+import type { Database, WriteAudit } from '../../../db/index.ts';
+import { AgentNamePattern } from '../../domain/agent-names.ts';
+import type { Doer } from '../../domain/audit.ts';
 import { AppError } from '../../errors.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import { sha256Tag } from '../../lib/crypto.ts';
-import { AgentNamePattern } from '../agent-names.ts';
-import type { Doer, WriteAudit } from '../audit.ts';
+import { text } from '../../rpc/fields.ts';
 import { ALGORITHMS, type OpenIdConnect } from './oidc.ts';
 import { SsoRefusal } from './refusal.ts';
 

@@ -1,4 +1,4 @@
-import type { HoldType } from '../../policy/types.ts';
+import type { HoldType } from '../../domain/policy.ts';
 import { conditional } from './conditional.ts';
 import type { HoldKind } from './kind.ts';
 import { multiParty } from './multi-party.ts';

@@ -1,4 +1,4 @@
-import { type Annotations, HOLD_TYPES, type HoldType } from '../types.ts';
+import { type Annotations, HOLD_TYPES, type HoldType } from '../../domain/policy.ts';
 
 export const DAY_SECONDS = 86_400;
 export const MAX_DURATION_SECONDS = 30 * DAY_SECONDS;

@@ -1,10 +1,19 @@
 import { formatPatch, type StructuredPatch, structuredPatch } from 'diff';
-import type { TextDiff } from './author.ts';
 import { scan } from './scan.ts';
 import { readStatements } from './statements.ts';
 
 /** Edits of a shortest script that are looked for; the time grows with the square of it. */
 const MOST_EDITS = 2_000;
+
+/** What changed between two texts. */
+export interface TextDiff {
+  unified: string;
+  lines_added: number;
+  lines_removed: number;
+  rules_added: string[];
+  rules_removed: string[];
+  rules_changed: string[];
+}
 
 interface Version {
   name: string;

@@ -1,5 +1,5 @@
-import { firstHidden } from '../shown.ts';
-import type { Diagnostic } from '../types.ts';
+import type { Diagnostic } from '../../domain/policy.ts';
+import { firstHidden } from '../evaluation/shown.ts';
 
 /** A lexical token of Cedar. Offsets count UTF-16 units. White space and comments are no tokens. */
 export interface Token {

@@ -1,4 +1,4 @@
-import type { Annotations, BundleStatement } from '../types.ts';
+import type { Annotations, BundleStatement } from '../../domain/policy.ts';
 import { type AnnotationFault, readAnnotations } from './annotations.ts';
 import { type AnnotationToken, literal, preamble, scan, statementTokens, type Token } from './scan.ts';
 

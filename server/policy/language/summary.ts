@@ -1,6 +1,6 @@
 import type { PolicyJson } from '@cedar-policy/cedar-wasm/nodejs';
-import { visible } from '../shown.ts';
-import type { Annotations } from '../types.ts';
+import type { Annotations } from '../../domain/policy.ts';
+import { visible } from '../evaluation/shown.ts';
 import { DAY_SECONDS, DEFAULT_TTL_SECONDS, isGuardrail, requiredApprovals } from './annotations.ts';
 import { preamble, type Token } from './scan.ts';
 

@@ -8,8 +8,8 @@ import {
   stepHold,
   timeline,
 } from '../../../machines/escrow.ts';
+import type { HoldType } from '../../../server/domain/policy.ts';
 import { KINDS } from '../../../server/escrow/kinds/index.ts';
-import type { HoldType } from '../../../server/policy/types.ts';
 
 /** One life of a hold: what it lists, and what happens to it. Times are milliseconds from its opening. */
 interface Life {

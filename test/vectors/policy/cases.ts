@@ -1,4 +1,4 @@
-import type { ActionRequest } from '../../../server/policy/types.ts';
+import type { ActionRequest } from '../../../server/domain/policy.ts';
 
 /** The policies that the request vectors are decided by: every annotation, every kind of decision. */
 export const DEMO = `

@@ -1,13 +1,13 @@
 import { createPrivateKey, type KeyObject } from 'node:crypto';
+import type { BundleContent } from '../../../server/domain/policy.ts';
 import { keyThumbprint, publicKeyOf, sha256Tag } from '../../../server/lib/crypto.ts';
-import { actionHash, type HashedAction } from '../../../server/policy/action-hash.ts';
 import { bundleContent } from '../../../server/policy/bundle.ts';
-import { PolicyEngine, ruleReference, settle } from '../../../server/policy/evaluate.ts';
+import { actionHash, type HashedAction } from '../../../server/policy/evaluation/action-hash.ts';
+import { PolicyEngine, ruleReference, settle } from '../../../server/policy/evaluation/evaluate.ts';
 import { type Compilation, compilePolicy } from '../../../server/policy/language/compile.ts';
 import { CedarHost, cedarLanguageVersion } from '../../../server/policy/language/host.ts';
 import { actionEntities, schemaFor } from '../../../server/policy/language/schema.ts';
 import { packBundle } from '../../../server/policy/pack-bundle.ts';
-import type { BundleContent } from '../../../server/policy/types.ts';
 import { ACTIONS, DEMO, REQUESTS, TEXTS } from './cases.ts';
 
 /** The key of the golden bundle: its seed is the bytes 0 to 31. PKCS #8 of RFC 8410 §7, then the seed. */

@@ -4,7 +4,7 @@ import { IconKey, IconPlus, IconRobot } from '@tabler/icons-react';
 import { keepPreviousData, useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { type FormEvent, useState } from 'react';
-import type { Scope } from '../../../server/auth/scopes.ts';
+import type { Scope } from '../../../server/domain/principal.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';

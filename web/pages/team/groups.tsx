@@ -3,7 +3,7 @@ import { Button, Checkbox, Group, Modal, Stack, Text, TextInput } from '@mantine
 import { IconUsersGroup } from '@tabler/icons-react';
 import { keepPreviousData, useMutation, useQuery } from '@tanstack/react-query';
 import { type FormEvent, useState } from 'react';
-import { hasRole } from '../../../server/auth/scopes.ts';
+import { hasRole } from '../../../server/domain/principal.ts';
 import { confirmed } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { keepSettings } from '../../lib/settings.ts';

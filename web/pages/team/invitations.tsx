@@ -3,7 +3,7 @@ import { IconCheck, IconHourglassEmpty, IconMail, IconMailForward, IconPlayerSto
 import { keepPreviousData, useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { type FormEvent, useState } from 'react';
-import { ROLES, type Role } from '../../../server/auth/scopes.ts';
+import { ROLES, type Role } from '../../../server/domain/principal.ts';
 import { problemOf, toastDone } from '../../lib/errors.tsx';
 import { queryClient } from '../../lib/query.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';

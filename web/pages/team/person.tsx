@@ -2,7 +2,7 @@ import '@mantine/core/styles/Drawer.css';
 import { Button, Drawer, Group, NativeSelect, Stack, Text, Title } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
-import { ROLES, type Role } from '../../../server/auth/scopes.ts';
+import { ROLES, type Role } from '../../../server/domain/principal.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';

@@ -1,11 +1,11 @@
 import { parentPort } from 'node:worker_threads';
-import { PolicyEngine, settle } from '../evaluate.ts';
-import { isGuardrail } from './annotations.ts';
+import { PolicyEngine, settle } from '../evaluation/evaluate.ts';
+import { isGuardrail } from '../language/annotations.ts';
+import { compareTexts } from '../language/compare.ts';
+import { compilePolicy, formatPolicy } from '../language/compile.ts';
+import { CedarHost, cedarLanguageVersion } from '../language/host.ts';
+import { storedStatements } from '../language/statements.ts';
 import type { AuthorJob, AuthorResult, Trial } from './author.ts';
-import { compareTexts } from './compare.ts';
-import { compilePolicy, formatPolicy } from './compile.ts';
-import { CedarHost, cedarLanguageVersion } from './host.ts';
-import { storedStatements } from './statements.ts';
 
 /** The thread of `AuthorLanguage`: what an author's text does to the engine, it does to this one. */
 const port = parentPort;

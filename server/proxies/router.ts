@@ -1,10 +1,11 @@
 import { z } from 'zod';
-import { route, text, trpc } from '../api/trpc.ts';
 import { TokenIssuer } from '../auth/sso/token-issuers.ts';
 import { isReservedProxyId } from '../chain/record.ts';
 import { AppError } from '../errors.ts';
+import type { Bundles } from '../policy/bundles.ts';
+import { text } from '../rpc/fields.ts';
+import { route, trpc } from '../rpc/procedure.ts';
 import type { Fleet } from './fleet.ts';
-import type { Bundles } from './publish.ts';
 
 const tag = 'proxies';
 

@@ -89,3 +89,26 @@ export interface ActionRequest {
   now: string;
   session?: { call_count: number; started: string } | undefined;
 }
+
+/** What a hold keeps of an action beside its type and value. Absent members are null. */
+export interface HeldContent {
+  tool_server: string | null;
+  tool_name: string | null;
+  method: string | null;
+  resource: string | null;
+  arguments: unknown;
+  context: unknown;
+  /** What was too long to be shown whole: its long texts are shortened, or it is the beginning of its canonical JSON. */
+  cut: HeldPart[];
+  /** Retention has erased arguments and context. */
+  erased?: true;
+}
+/** What of a held action may be long. */
+export type HeldPart = 'arguments' | 'context';
+
+/** The action as approvers see it. */
+export interface ShownAction extends HeldContent {
+  action_type: string;
+  estimated_value: number | null;
+  value_currency: string | null;
+}

@@ -1,13 +1,13 @@
 import type { AuthorizationError } from '@cedar-policy/cedar-wasm/nodejs';
-import { sha256Tag } from '../lib/crypto.ts';
+import type { ActionRequest, BundleContent, BundleStatement, HoldType, RuleReference } from '../../domain/policy.ts';
+import { sha256Tag } from '../../lib/crypto.ts';
+import { DEFAULT_TTL_SECONDS, isGuardrail, quorumSeats, requiredApprovals } from '../language/annotations.ts';
+import { admits, type Head, named, readHead } from '../language/head.ts';
+import { CedarHost, cedarLanguageVersion } from '../language/host.ts';
+import { preamble, tokens } from '../language/scan.ts';
+import { narrowed } from '../language/schema.ts';
 import { firstDoubt, keysRead, type ReadsOf, readsOf } from './doubt.ts';
-import { DEFAULT_TTL_SECONDS, isGuardrail, quorumSeats, requiredApprovals } from './language/annotations.ts';
-import { admits, type Head, named, readHead } from './language/head.ts';
-import { CedarHost, cedarLanguageVersion } from './language/host.ts';
-import { preamble, tokens } from './language/scan.ts';
-import { narrowed } from './language/schema.ts';
 import { type EngineCall, type MappedRequest, mapRequest, RequestError } from './request.ts';
-import type { ActionRequest, BundleContent, BundleStatement, HoldType, RuleReference } from './types.ts';
 
 export type Decision = 'allow' | 'allow_with_masking' | 'deny' | 'escrow' | 'rate_limited';
 

@@ -1,4 +1,4 @@
-import type { Head, TagKind } from './language/head.ts';
+import type { Head, TagKind } from '../language/head.ts';
 import { ARGUMENT_LIMITS, type Arguments, folded, type MappedRequest } from './request.ts';
 
 /** A path of the arguments with the kinds that it may be of: an empty list where nothing that is there can be told. */

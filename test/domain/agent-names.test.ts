@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { AgentNamePattern, isAgentName, isNamedBy } from '../../server/auth/agent-names.ts';
+import { AgentNamePattern, isAgentName, isNamedBy } from '../../server/domain/agent-names.ts';
 import { event } from '../helpers/api.ts';
 import { useServer } from '../helpers/server.ts';
 

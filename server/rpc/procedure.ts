@@ -1,7 +1,7 @@
 import { initTRPC, TRPCError } from '@trpc/server';
 import type { OpenApiMeta } from 'trpc-to-openapi';
 import { z } from 'zod';
-import { type Access, type Principal, refusal } from '../auth/scopes.ts';
+import { type Access, type Principal, refusal } from '../domain/principal.ts';
 import { AppError, type ErrorCode, type Fault, problemBody } from '../errors.ts';
 import { isDatabaseFault } from '../lib/database-fault.ts';
 
@@ -162,24 +162,3 @@ function validationError(error: z.core.$ZodError, where: 'body' | 'query'): AppE
   });
   return new AppError('VALIDATION_FAILED', undefined, { faults });
 }
-
-/** A string that PostgreSQL and canonical JSON can both hold: well formed, without NUL, within bounds. */
-export const text = (max: number, min = 1) =>
-  z
-    .string()
-    .min(min)
-    .max(max)
-    .refine((s) => s.isWellFormed() && !s.includes('\0'), 'must be well-formed text without NUL');
-
-/** An address of the form that browsers accept, in lower case. */
-export const emailAddress = z
-  .string()
-  .trim()
-  .toLowerCase()
-  .max(254)
-  .regex(z.regexes.html5Email, 'must be the address of a mailbox');
-
-/** A time that a caller names, in ISO 8601: a date, which is its beginning in UTC, or date and time with Z or an offset. */
-export const timestamp = z.union([z.iso.datetime({ offset: true }), z.iso.date()], {
-  error: 'must be an ISO 8601 date, or date and time with Z or an offset',
-});

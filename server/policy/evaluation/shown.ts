@@ -1,31 +1,9 @@
-import { canonicalJson } from '../lib/canonical-json.ts';
+import type { ActionRequest, BundleStatement, HeldPart, ShownAction } from '../../domain/policy.ts';
+import { canonicalJson } from '../../lib/canonical-json.ts';
 import { applyMasks, type Mask, parseMask } from './masks.ts';
-import type { ActionRequest, BundleStatement } from './types.ts';
 
 /** Of arguments, and of context, a hold keeps so many bytes of canonical JSON. */
 export const MOST_SHOWN_BYTES = 32 * 1024;
-
-/** What a hold keeps of an action beside its type and value. Absent members are null. */
-export interface HeldContent {
-  tool_server: string | null;
-  tool_name: string | null;
-  method: string | null;
-  resource: string | null;
-  arguments: unknown;
-  context: unknown;
-  /** What was too long to be shown whole: its long texts are shortened, or it is the beginning of its canonical JSON. */
-  cut: Cut[];
-  /** Retention has erased arguments and context. */
-  erased?: true;
-}
-export type Cut = 'arguments' | 'context';
-
-/** The action as approvers see it. */
-export interface ShownAction extends HeldContent {
-  action_type: string;
-  estimated_value: number | null;
-  value_currency: string | null;
-}
 
 type Acted = Omit<Pick<ActionRequest, 'action_type' | Exclude<keyof ShownAction, 'cut' | 'erased'>>, 'tool_name'> & {
   tool_name?: string | undefined;
@@ -40,8 +18,8 @@ type Acted = Omit<Pick<ActionRequest, 'action_type' | Exclude<keyof ShownAction,
  */
 export function shownAction(action: Acted, hits: readonly BundleStatement[]): ShownAction {
   const masks = hits.flatMap(({ annotations }) => annotations.mask ?? []).map(parseMask);
-  const cut: Cut[] = [];
-  const shown = (name: Cut): unknown => {
+  const cut: HeldPart[] = [];
+  const shown = (name: HeldPart): unknown => {
     const value = action[name] ?? null;
     const seen = visibleIn(masks.length === 0 ? value : masked(structuredClone(value), masks));
     if (size(seen) <= MOST_SHOWN_BYTES) return seen;

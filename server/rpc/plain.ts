@@ -1,9 +1,9 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { z } from 'zod';
-import type { Access, Principal } from '../auth/scopes.ts';
+import type { Access, Principal } from '../domain/principal.ts';
 import { AppError, ERRORS, type ErrorCode } from '../errors.ts';
 import { html, PAGE_HEADERS, page, wantsPage } from '../lib/page.ts';
-import { assertAccess, type Context, type RouteHeaders, toAppError } from './trpc.ts';
+import { assertAccess, type Context, type RouteHeaders, toAppError } from './procedure.ts';
 
 /**
  * Begins a request: authenticates it and counts it, once for each path that it calls. Every route but the health checks

@@ -1,5 +1,4 @@
-import type { EntityManager } from '@mikro-orm/postgresql';
-import type { Principal } from './scopes.ts';
+import type { Principal } from './principal.ts';
 
 /** Who did something, as the audit chain names them. */
 export interface Actor {
@@ -190,12 +189,6 @@ export interface AuditEntry {
   /** A signed note that the record is to hold. */
   note?: string | undefined;
 }
-
-/**
- * Adds an entry to the tenant's audit chain within the caller's transaction: the change and its record commit together
- * or not at all. Call it as the last step before the commit; it locks the chain's head until then.
- */
-export type WriteAudit = (em: EntityManager, tenantId: string, entry: AuditEntry) => Promise<void>;
 
 /** The caller of a request, as actor. */
 export function actorOf(principal: Principal, ip?: string): Actor {

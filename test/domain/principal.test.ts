@@ -10,8 +10,8 @@ import {
   refusal,
   SCOPES,
   type Scope,
-} from '../../server/auth/scopes.ts';
-import { newSecret, SECRET_KINDS, secretKind, secretPrefix } from '../../server/auth/secret.ts';
+} from '../../server/domain/principal.ts';
+import { newSecret, SECRET_KINDS, secretKind, secretPrefix } from '../../server/domain/secret.ts';
 
 const key = (...scopes: Scope[]): Principal => ({ kind: 'api_key', tenantId: 't', id: 'k', scopes, ownerId: 'owner' });
 const person = (...roles: Role[]): Principal => ({

@@ -1,8 +1,8 @@
 import { isIP } from 'node:net';
 import path from 'node:path';
 import type { Context, EntityJson, StatefulAuthorizationCall } from '@cedar-policy/cedar-wasm/nodejs';
-import type { Placed, TagKind } from './language/head.ts';
-import type { ActionRequest } from './types.ts';
+import type { ActionRequest } from '../../domain/policy.ts';
+import type { Placed, TagKind } from '../language/head.ts';
 
 /** A request that has no exact form for the engine. Whoever decides must deny. */
 export class RequestError extends Error {

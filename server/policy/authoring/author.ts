@@ -1,8 +1,9 @@
 import { Worker } from 'node:worker_threads';
-import type { Verdict } from '../evaluate.ts';
-import type { ActionRequest, Diagnostic } from '../types.ts';
-import { type Compilation, ENGINE_FAILED, failed } from './compile.ts';
-import { LIMITS } from './scan.ts';
+import type { ActionRequest, Diagnostic } from '../../domain/policy.ts';
+import type { Verdict } from '../evaluation/evaluate.ts';
+import type { TextDiff } from '../language/compare.ts';
+import { type Compilation, ENGINE_FAILED, failed } from '../language/compile.ts';
+import { LIMITS } from '../language/scan.ts';
 
 export type AuthorJob =
   | { kind: 'compile'; policyId: string; text: string; schema: string }
@@ -18,15 +19,6 @@ export type AuthorJob =
       request: ActionRequest;
     }
   | { kind: 'diff'; policyId: string; from: { name: string; text: string }; to: { name: string; text: string } };
-/** What changed between two texts. */
-export interface TextDiff {
-  unified: string;
-  lines_added: number;
-  lines_removed: number;
-  rules_added: string[];
-  rules_removed: string[];
-  rules_changed: string[];
-}
 export interface Formatted {
   /** Present when there are no errors. */
   formatted?: string;

@@ -1,5 +1,5 @@
-import { canonicalJson } from '../lib/canonical-json.ts';
-import { sha256Tag } from '../lib/crypto.ts';
+import { canonicalJson } from '../../lib/canonical-json.ts';
+import { sha256Tag } from '../../lib/crypto.ts';
 
 /** What an approval is bound to: all that policies read of an action and that approvers see. */
 export interface HashedAction {

@@ -1,0 +1,22 @@
+import { z } from 'zod';
+
+/** A string that PostgreSQL and canonical JSON can both hold: well formed, without NUL, within bounds. */
+export const text = (max: number, min = 1) =>
+  z
+    .string()
+    .min(min)
+    .max(max)
+    .refine((s) => s.isWellFormed() && !s.includes('\0'), 'must be well-formed text without NUL');
+
+/** An address of the form that browsers accept, in lower case. */
+export const emailAddress = z
+  .string()
+  .trim()
+  .toLowerCase()
+  .max(254)
+  .regex(z.regexes.html5Email, 'must be the address of a mailbox');
+
+/** A time that a caller names, in ISO 8601: a date, which is its beginning in UTC, or date and time with Z or an offset. */
+export const timestamp = z.union([z.iso.datetime({ offset: true }), z.iso.date()], {
+  error: 'must be an ISO 8601 date, or date and time with Z or an offset',
+});
