@@ -8,8 +8,27 @@ import { contentSecurityPolicy } from '../lib/security-headers.ts';
 
 /** What stands in the built page where each answer has its own nonce: see web/vite.config.ts. */
 const NONCE_PLACE = 'NONCE-OF-THIS-ANSWER';
-/** Paths of the API: what is unknown below them is a problem in JSON, never a page. */
 const API = /^\/(v1|auth|trpc|assets|\.well-known|openapi\.json|pubkey|healthz|readyz|metrics)(\/|$)/;
+
+/** Whether a path is the API's: what is unknown there is a problem in JSON, never a page. */
+export function isApiPath(path: string): boolean {
+  return API.test(path);
+}
+
+/** What the dashboard's page may load and do; style elements need this answer's nonce. */
+export function pagePolicy(nonce: string): Record<string, readonly string[]> {
+  return {
+    'default-src': ["'none'"],
+    'script-src': ["'self'"],
+    'style-src': ["'self'", `'nonce-${nonce}'`],
+    'img-src': ["'self'"],
+    'font-src': ["'self'"],
+    'connect-src': ["'self'"],
+    'form-action': ["'self'"],
+    'base-uri': ["'none'"],
+    'frame-ancestors': ["'none'"],
+  };
+}
 
 /**
  * Serves the built dashboard (web/build.ts): its files, whose names change with their content, for ever; and its one
@@ -35,22 +54,12 @@ export function mountDashboard(app: FastifyInstance): void {
     const [path] = request.url.split('?', 1) as [string];
     const navigates = /\btext\/html\b|\*\/\*/.test(String(request.headers.accept ?? '*/*'));
     // two slashes begin a host to whoever resolves them: no page has such an address
-    if (API.test(path) || path.startsWith('//') || !navigates) return reply.callNotFound();
+    if (isApiPath(path) || path.startsWith('//') || !navigates) return reply.callNotFound();
     if (!page) throw new AppError('UNAVAILABLE', 'the dashboard is not built: run `npm run build` and start again');
     const nonce = randomBytes(18).toString('base64url');
     reply.headers({
       'cache-control': 'no-cache',
-      'content-security-policy': contentSecurityPolicy({
-        'default-src': ["'none'"],
-        'script-src': ["'self'"],
-        'style-src': ["'self'", `'nonce-${nonce}'`],
-        'img-src': ["'self'"],
-        'font-src': ["'self'"],
-        'connect-src': ["'self'"],
-        'form-action': ["'self'"],
-        'base-uri': ["'none'"],
-        'frame-ancestors': ["'none'"],
-      }),
+      'content-security-policy': contentSecurityPolicy(pagePolicy(nonce)),
       'referrer-policy': 'same-origin',
     });
     return reply.type('text/html; charset=utf-8').send(page.join(nonce));

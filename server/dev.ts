@@ -1,0 +1,245 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { mkdirSync, readFileSync, realpathSync, watch } from 'node:fs';
+import { request, type ServerResponse } from 'node:http';
+import { type AddressInfo, createServer as createTcpServer } from 'node:net';
+import path from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
+import { type Connect, createServer as createVite, type ViteDevServer } from 'vite';
+import { startEmbedded } from '../db/embedded.ts';
+import viteConfig, { NONCE_PLACE } from '../web/vite.config.ts';
+import { isApiPath, pagePolicy } from './api/static.ts';
+import { type Config, ConfigError, readConfig } from './config.ts';
+import { contentSecurityPolicy } from './lib/security-headers.ts';
+
+/**
+ * `npm run dev`: the program for those who change it. Vite listens at the usual address and serves the dashboard from
+ * its sources, with hot replacement. Everything else goes to the server, a process behind it that is restarted when one
+ * of its sources is saved; requests wait meanwhile. PostgreSQL belongs to this process and keeps running.
+ *
+ * Nothing imports this file, and no other command serves anything from it.
+ */
+const root = path.dirname(import.meta.dirname);
+const SOURCES = ['server', 'machines', 'db'];
+/** Editors save in several steps, and a change of branch touches many files. */
+const SETTLE_MS = 30;
+/** How long a server may take to finish what it accepted. */
+const STOP_MS = 3000;
+
+async function main(): Promise<void> {
+  const config = readConfig();
+  const cache = path.join(config.dataDir, 'dev');
+  mkdirSync(cache, { recursive: true });
+  // how PostgreSQL tells this process from a server that uses the same data directory, see EmbeddedPostgres.leave
+  process.env.PGAPPNAME = `svc-dev-${process.pid}`;
+  const embedded = config.databaseUrl
+    ? undefined
+    : await startEmbedded({ dataDir: config.dataDir, databases: ['svc'] });
+  const server = new Server(await freePort(), {
+    NODE_COMPILE_CACHE: path.join(cache, 'compiled'),
+    ...process.env,
+    HOST: '127.0.0.1',
+    SVC_BASE_URL: config.baseUrl,
+    DATABASE_URL: config.databaseUrl ?? embedded!.url('svc'),
+  });
+  const vite = await serveDashboard(config, cache, server);
+
+  let stopping = false;
+  const stop = async () => {
+    if (stopping) process.exit(1);
+    stopping = true;
+    await Promise.all([vite.close(), server.stop()]);
+    await embedded?.leave();
+    process.exit(0);
+  };
+  for (const signal of ['SIGTERM', 'SIGINT'] as const) process.on(signal, () => void stop());
+  process.once('exit', () => server.kill());
+
+  let settling: NodeJS.Timeout | undefined;
+  for (const folder of SOURCES) {
+    watch(path.join(root, folder), { recursive: true }, (_event, file) => {
+      if (stopping || !/\.(ts|json|sql)$/.test(file ?? '')) return;
+      clearTimeout(settling);
+      settling = setTimeout(() => server.restart(), SETTLE_MS);
+    });
+  }
+  console.log(`the dashboard and the API with every change: ${config.baseUrl}`);
+}
+
+/** The server as a process of its own that can be restarted. */
+class Server {
+  readonly port: number;
+  readonly #env: NodeJS.ProcessEnv;
+  #child!: ChildProcess;
+  #answers!: Promise<boolean>;
+  #listens = false;
+  #restarting: Promise<void> | undefined;
+
+  constructor(port: number, env: NodeJS.ProcessEnv) {
+    this.port = port;
+    this.#env = { ...env, PORT: String(port) };
+    this.#start();
+  }
+
+  /** Resolves when the latest server answers, or with false when it ended because its sources have a fault. */
+  async ready(): Promise<boolean> {
+    while (this.#restarting) await this.#restarting;
+    const latest = this.#answers;
+    const answers = await latest;
+    return latest === this.#answers && !this.#restarting ? answers : this.ready();
+  }
+
+  /** Stops the server and starts it from the sources as they are then. */
+  restart(): void {
+    const began = performance.now();
+    // a save while the old one stops needs no further start
+    this.#restarting ??= this.stop().then(() => {
+      this.#restarting = undefined;
+      this.#start();
+      void this.#answers.then((answers) => {
+        const ms = Math.round(performance.now() - began);
+        console.log(answers ? `server restarted in ${ms} ms` : 'the server ended; it starts again with the next save');
+      });
+    });
+  }
+
+  async stop(): Promise<void> {
+    const child = this.#child;
+    if (ended(child)) return;
+    const exited = once(child, 'exit');
+    // one that does not listen yet has accepted nothing
+    child.kill(this.#listens ? 'SIGTERM' : 'SIGKILL');
+    const late = setTimeout(() => child.kill('SIGKILL'), STOP_MS);
+    await exited;
+    clearTimeout(late);
+  }
+
+  /** For the end of this process, which waits for nothing. */
+  kill(): void {
+    this.#child.kill('SIGKILL');
+  }
+
+  #start(): void {
+    // its own process group: Ctrl-C reaches this process alone, which stops the server
+    const options = { cwd: process.cwd(), env: this.#env, stdio: 'inherit', detached: true } as const;
+    const child = spawn(process.execPath, [path.join(root, 'server/main.ts')], options);
+    this.#child = child;
+    this.#listens = false;
+    this.#answers = (async () => {
+      while (!ended(child)) {
+        const found = await fetch(`http://127.0.0.1:${this.port}/healthz`).catch(() => undefined);
+        if (found && child === this.#child) this.#listens = true;
+        if (found) return true;
+        await delay(10);
+      }
+      return false;
+    })();
+  }
+}
+
+function ended(child: ChildProcess): boolean {
+  return child.exitCode !== null || child.signalCode !== null;
+}
+
+/** Vite at the address of the settings: its modules, the page for every path of the dashboard, and the API behind it. */
+async function serveDashboard(config: Config, cache: string, server: Server): Promise<ViteDevServer> {
+  const forward = async (req: Connect.IncomingMessage, res: ServerResponse) => {
+    if (await server.ready()) return pass(req, res, server);
+    res.writeHead(502, { 'content-type': 'text/plain' }).end('The server does not start; its output says why.\n');
+  };
+  const vite = await createVite({
+    ...viteConfig,
+    configFile: false,
+    appType: 'custom',
+    cacheDir: path.join(cache, 'vite'),
+    clearScreen: false,
+    logLevel: 'warn',
+    server: {
+      port: config.port,
+      host: config.host,
+      strictPort: true,
+      cors: false,
+      // the sources, and nothing else that lies in the project's folder, such as the data directory with its keys
+      fs: {
+        allow: [
+          ...['web', ...SOURCES].map((name) => path.join(root, name)),
+          realpathSync(path.join(root, 'node_modules')),
+          cache,
+        ],
+      },
+      warmup: { clientFiles: ['./main.tsx'] },
+    },
+    plugins: [
+      ...viteConfig.plugins,
+      {
+        name: 'api-and-page',
+        configureServer(vite) {
+          vite.middlewares.use((req, res, next) => {
+            if (isApiPath(req.originalUrl!.split('?', 1)[0]!)) void forward(req, res);
+            else next();
+          });
+          return () => {
+            vite.middlewares.use((req, res, next) => {
+              if (!/\btext\/html\b/.test(req.headers.accept ?? '')) void forward(req, res);
+              else page(vite, req, res).catch(next);
+            });
+          };
+        },
+      },
+    ],
+  });
+  await vite.listen();
+  return vite;
+}
+
+/** The page as the server itself would answer it, but for scripts within it, of which React's refresh needs one. */
+async function page(vite: ViteDevServer, req: Connect.IncomingMessage, res: ServerResponse): Promise<void> {
+  const nonce = randomBytes(18).toString('base64url');
+  const source = readFileSync(path.join(root, 'web/index.html'), 'utf8');
+  const html = await vite.transformIndexHtml('/index.html', source, req.originalUrl);
+  const policy = { ...pagePolicy(nonce), 'script-src': ["'self'", `'nonce-${nonce}'`] };
+  res.writeHead(200, {
+    'content-type': 'text/html; charset=utf-8',
+    'cache-control': 'no-cache',
+    'content-security-policy': contentSecurityPolicy(policy),
+    'referrer-policy': 'same-origin',
+  });
+  res.end(html.replaceAll(NONCE_PLACE, nonce));
+}
+
+/** Passes a request and its answer on as they come, so that streams flow and uploads are not held in memory. */
+function pass(req: Connect.IncomingMessage, res: ServerResponse, server: Server): void {
+  // of no pool: its connections would be those of a server that has ended since
+  const to = { port: server.port, host: '127.0.0.1', path: req.originalUrl, agent: false };
+  const onward = request({ ...to, method: req.method, headers: { ...req.headers, connection: 'close' } });
+  onward.on('response', (answer) => {
+    const { connection: _, ...headers } = answer.headers;
+    res.writeHead(answer.statusCode!, headers);
+    answer.pipe(res);
+    answer.on('error', () => res.destroy());
+  });
+  onward.on('error', () => {
+    if (res.headersSent) res.destroy();
+    else
+      res.writeHead(502, { 'content-type': 'text/plain' }).end('The server was restarted; send the request again.\n');
+  });
+  res.on('close', () => onward.destroy());
+  req.pipe(onward);
+}
+
+async function freePort(): Promise<number> {
+  const probe = createTcpServer().listen(0, '127.0.0.1');
+  await once(probe, 'listening');
+  const { port } = probe.address() as AddressInfo;
+  probe.close();
+  await once(probe, 'close');
+  return port;
+}
+
+try {
+  await main();
+} catch (error) {
+  console.error(error instanceof ConfigError ? error.message : error);
+  process.exit(1);
+}
