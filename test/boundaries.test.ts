@@ -148,6 +148,12 @@ test('programs beside the ladder import pure files only, and nothing imports the
   expect(wrong).toEqual([]);
 });
 
+test('the development server and Vite are imported by no part of the program', () => {
+  const importers = (target: RegExp) => files.filter((file) => imports(file).some((name) => target.test(name)));
+  expect(importers(/^server\/dev\.ts$/)).toEqual([]);
+  expect(importers(/^(vite|@vitejs\/.*|web\/.*)$/)).toEqual(['server/dev.ts']);
+});
+
 test("sessions are added and deleted by lucia's adapter alone; a restore deletes them all", () => {
   const writes = /(?:insert into|delete from|truncate|merge into) session\b|\bSessionEntity\b/;
   const writers = files.filter((file) => writes.test(readFileSync(path.join(root, file), 'utf8')));

@@ -1,13 +1,12 @@
 import { spawnSync } from 'node:child_process';
 import path from 'node:path';
 
-/** Everything that must hold beside the tests (`npm run check`). Runs all of it and tells each result. */
+/** Everything that must hold besides the tests (`npm run check`). Runs all of it and reports each result. */
 const root = path.resolve(import.meta.dirname, '..');
 const bin = (name: string) => path.join(root, 'node_modules/.bin', name);
 
 const steps: [what: string, command: string, ...args: string[]][] = [
-  ['types', bin('tsc'), '-p', '.'],
-  ['types of the dashboard', bin('tsc'), '-p', 'web'],
+  ['types', 'npm', 'run', '--silent', 'typecheck'],
   ['lint and format', bin('biome'), 'check', '--error-on-warnings', '.'],
   ['import ladder', bin('vitest'), 'run', '--config', 'test/vitest.config.ts', 'test/boundaries.test.ts'],
   ['OpenAPI document is fresh', process.execPath, 'server/cli.ts', 'openapi', '--check'],
