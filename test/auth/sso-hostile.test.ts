@@ -321,6 +321,30 @@ const TOKENS: Attack[] = [
       idToken: () => `${b64({ alg: 'RSA-OAEP', enc: 'A256GCM' })}.a.b.c.d`,
     }),
   ],
+  ...['..', 'a.b.c', `${b64({ alg: 'RS256' })}.x.y`, `${b64([])}.${b64({})}.x`].map(
+    (token): Attack => [
+      `${JSON.stringify(token)} as an ID token`,
+      'SSO150E',
+      'sso_failed',
+      () => ({ idToken: () => token }),
+    ],
+  ),
+  [
+    'a signature that is not base64url',
+    'SSO150E',
+    'sso_failed',
+    () => ({
+      idToken: async (claims, sign) => (await sign(claims)).replace(/[^.]*$/, '*'),
+    }),
+  ],
+  [
+    'claims that are a list',
+    'SSO150E',
+    'sso_failed',
+    () => ({
+      idToken: () => handSigned({ alg: 'RS256', kid: provider.publicKey.kid }, [], stranger.privateKey),
+    }),
+  ],
   [
     'another issuer in the token',
     'SSO159E',
@@ -421,6 +445,41 @@ const ENDPOINTS: Attack[] = [
       tokens: ({ id_token: _, ...tokens }) => tokens,
     }),
   ],
+  [
+    'a token endpoint without an access token',
+    'SSO134E',
+    'sso_unavailable',
+    () => ({
+      tokens: ({ access_token: _, ...tokens }) => tokens,
+    }),
+  ],
+  [
+    'a token endpoint that issues tokens of another type',
+    'SSO134E',
+    'sso_unavailable',
+    () => ({
+      tokens: (tokens) => ({ ...tokens, token_type: 'mac' }),
+    }),
+  ],
+  [
+    'a token endpoint that answers a list',
+    'SSO134E',
+    'sso_unavailable',
+    () => ({
+      tokens: (tokens) => [tokens],
+    }),
+  ],
+  [
+    'a token endpoint that denies without a reason',
+    'SSO136E',
+    'sso_unavailable',
+    () => ({
+      answer: {
+        '/token': (_, response) => response.writeHead(401, { 'www-authenticate': 'Basic realm="\\' }).end('<html>'),
+      },
+    }),
+  ],
+  ['a token endpoint that gives up', 'SSO130E', 'sso_unavailable', () => ({ answer: { '/token': status(429) } })],
   ['a token endpoint that fails', 'SSO130E', 'sso_unavailable', () => ({ answer: { '/token': status(503) } })],
   [
     'a token endpoint that hangs up',
@@ -848,11 +907,19 @@ describe('keys', () => {
     await anew();
   });
 
-  test('that are too weak, or more than one for a token without a name, are refused', async () => {
+  test('that are too weak, malformed, or more than one for a token without a name, are refused', async () => {
     provider.misbehavior = {
       keySet: () => ({ keys: [{ ...weak.publicKey, kid: 'weak' }] }),
       idToken: (claims) => handSigned({ alg: 'RS256', kid: 'weak' }, claims, weak.privateKey),
     };
+    await anew();
+    await expectRefused(await signIn(), 'SSO156E', 'sso_failed');
+    for (const key of [{ n: '*' }, { n: 'AQAB' }, { n: undefined }]) {
+      provider.misbehavior = { keySet: (keys) => ({ keys: [{ ...keys[0], ...key }] }) };
+      await anew();
+      await expectRefused(await signIn(), 'SSO156E', 'sso_failed');
+    }
+    provider.misbehavior = { keySet: (keys) => ({ keys: [{ ...keys[0], key_ops: 7 }] }) };
     await anew();
     await expectRefused(await signIn(), 'SSO156E', 'sso_failed');
     provider.misbehavior = {

@@ -96,7 +96,8 @@ export class Connections {
    * client only to what was registered for it.
    */
   redirectUri(tenantId: string): string {
-    return `${this.#baseUrl}/auth/callback/${encodeURIComponent(tenantId)}`;
+    // providers compare it letter by letter: it is written here as it is sent later
+    return new URL(`${this.#baseUrl}/auth/callback/${encodeURIComponent(tenantId)}`).href;
   }
 
   async view(tenantId: string): Promise<ConnectionView> {
@@ -135,8 +136,8 @@ export class Connections {
     const fault = this.#oidc.faultOfIssuer(issuer);
     if (fault) throw invalid('/issuer_url', fault);
     try {
-      const provider = await this.#oidc.discover(issuer, true);
-      await this.#oidc.assertKeys(provider.jwksUri);
+      const provider = await this.#oidc.discover(issuer, { fresh: true });
+      await this.#oidc.assertKeys(provider.jwks_uri);
     } catch (error) {
       if (!(error instanceof SsoRefusal)) throw error;
       await this.#db.transaction(tenantId, (em) =>

@@ -1,22 +1,15 @@
 import { CodeChallengeMethod, OAuth2Client } from 'arctic';
 import ipaddr from 'ipaddr.js';
-import {
-  createLocalJWKSet,
-  decodeProtectedHeader,
-  errors,
-  type JSONWebKeySet,
-  type JWTPayload,
-  type JWTVerifyGetKey,
-  jwtVerify,
-} from 'jose';
+import { decodeProtectedHeader, type ProtectedHeaderParameters } from 'jose';
+import * as openid from 'openid-client';
 import { z } from 'zod';
 import type { Clock } from '../../lib/clock.ts';
 import { type Egress, type EgressAnswer, EgressError } from '../../lib/egress.ts';
 import { Fetched } from '../../lib/fetched.ts';
-import { refusalOfFetch, SsoRefusal } from './refusal.ts';
+import { type FetchedResource, refusalOfFetch, type SsoReason, SsoRefusal } from './refusal.ts';
 
 /**
- * What this server takes as signature of an ID token. INVARIANT: all of them are asymmetric; with `none` or a MAC the
+ * The signatures that this server accepts on ID tokens. INVARIANT: all of them are asymmetric; with `none` or a MAC the
  * provider's public key, which everyone has, would be enough to make a token.
  */
 export const ALGORITHMS = [
@@ -37,30 +30,16 @@ type Algorithm = (typeof ALGORITHMS)[number];
 const MINUTE = 60_000;
 /** How long a discovery document and a key set serve; a key that the provider has withdrawn is refused after that. */
 const FRESH_MS = 10 * MINUTE;
-/** A document that could not be had is asked for again after this time: sign-ins must not become a flood elsewhere. */
+/** A document that could not be fetched is not requested again before this time: failing sign-ins must not flood a provider. */
 const FAILED_MS = 10_000;
-/** How often a token whose key or algorithm is not known may have the documents fetched before their time. */
+/** How often a token whose key or algorithm is unknown may have the documents fetched early. */
 const RENEW_MS = 30_000;
-/** How far the clocks of provider and server may lie apart. */
+/** How far the clocks of provider and server may differ. */
 const TOLERANCE_SECONDS = 60;
 /** An ID token is made for one sign-in, which has this long. */
 const TOKEN_AGE_SECONDS = 600;
 const TIMEOUT_MS = 8000;
 const DOCUMENT_BYTES = 262_144;
-
-/** What discovery says of a provider, checked. */
-export interface Provider {
-  issuer: string;
-  authorizationEndpoint: string;
-  tokenEndpoint: string;
-  userinfoEndpoint: string | undefined;
-  jwksUri: string;
-  /** How the client shows its secret at the token endpoint (OpenID Connect Core, section 9). */
-  tokenAuth: 'client_secret_basic' | 'client_secret_post';
-  algorithms: Algorithm[];
-  /** The provider puts `iss` into every authorization response (RFC 9207). */
-  namesItself: boolean;
-}
 
 export interface Client {
   id: string;
@@ -68,7 +47,15 @@ export interface Client {
   redirectUri: string;
 }
 
-/** Who signed in, as the provider says. Of the rest of the claims nothing is believed. */
+/** What the provider sends back in the query of the callback. */
+export interface AuthorizationResponse {
+  state?: string | undefined;
+  code?: string | undefined;
+  error?: string | undefined;
+  iss?: string | undefined;
+}
+
+/** Who signed in, according to the provider. No other claim is believed. */
 export interface Identity {
   issuer: string;
   subject: string;
@@ -82,31 +69,36 @@ export interface Identity {
 const KeyDiscovery = z.object({
   issuer: z.string(),
   jwks_uri: z.string(),
-  id_token_signing_alg_values_supported: z.array(z.string()).optional(),
+  id_token_signing_alg_values_supported: z.array(z.string()).exactOptional(),
 });
 const Discovery = KeyDiscovery.extend({
   authorization_endpoint: z.string(),
   token_endpoint: z.string(),
-  userinfo_endpoint: z.string().optional(),
+  userinfo_endpoint: z.string().exactOptional(),
   response_types_supported: z.array(z.string()).default(['code']),
-  code_challenge_methods_supported: z.array(z.string()).optional(),
+  code_challenge_methods_supported: z.array(z.string()).exactOptional(),
   token_endpoint_auth_methods_supported: z.array(z.string()).default(['client_secret_basic']),
-  authorization_response_iss_parameter_supported: z.boolean().optional(),
+  authorization_response_iss_parameter_supported: z.boolean().exactOptional(),
 });
+
+/** The metadata of a provider (OpenID Connect Discovery 1.0, section 3), checked, with the algorithms accepted here. */
+export type Provider = z.infer<typeof Discovery> & { id_token_signing_alg_values_supported: Algorithm[] };
 
 const KeySet = z.object({ keys: z.array(z.looseObject({ kty: z.string() })).max(200) });
 
 /**
  * The relying party's half of OpenID Connect: discovery, authorization code with PKCE, ID token (OpenID Connect Core 1.0,
- * section 3.1). It knows issuers, not tenants. Whatever it fetches goes through the egress guard, which follows no
- * redirect. Every method that talks to a provider throws SsoRefusal, and nothing else, for whatever the provider does.
+ * section 3.1). It knows issuers, not tenants. openid-client checks the response, redeems the code and validates the ID
+ * token; here are its limits and what is stricter than the standard. Every request goes through the egress guard, which
+ * follows no redirect. Every method that talks to a provider throws SsoRefusal, and nothing else, whatever the provider
+ * does.
  */
 export class OpenIdConnect {
   readonly #egress: Egress;
   readonly #clock: Clock;
   readonly #allow: readonly string[];
   readonly #providers: Fetched<Provider>;
-  readonly #keySets: Fetched<JWTVerifyGetKey>;
+  readonly #keySets: Fetched<openid.JWKS>;
 
   /** `allow`: the CIDRs of SVC_EGRESS_ALLOW, where plain http will do. */
   constructor(egress: Egress, clock: Clock, allow: readonly string[]) {
@@ -129,14 +121,14 @@ export class OpenIdConnect {
     return undefined;
   }
 
-  /** What the issuer says of itself. `anew` asks it even when the answer is known. */
-  discover(issuer: string, anew = false): Promise<Provider> {
-    const ask = () => this.#fetchProvider(issuer);
-    return anew ? this.#providers.ask(issuer, ask) : this.#providers.get(issuer, ask);
+  /** The metadata of an issuer, not older than FRESH_MS; with `fresh`, requested now. */
+  discover(issuer: string, options: { fresh?: boolean } = {}): Promise<Provider> {
+    const fetch = () => this.#fetchProvider(issuer);
+    return options.fresh ? this.#providers.ask(issuer, fetch) : this.#providers.get(issuer, fetch);
   }
 
-  /** Where an issuer of tokens for agents has its keys: it needs not be a provider that people could sign in with. */
-  async discoverKeys(issuer: string): Promise<Pick<Provider, 'jwksUri' | 'algorithms'>> {
+  /** Where an issuer of tokens for agents has its keys. It need not be a provider that people can sign in with. */
+  async discoverKeys(issuer: string): Promise<{ jwksUri: string; algorithms: Algorithm[] }> {
     const document = await this.#document(issuer, KeyDiscovery);
     return { jwksUri: document.jwks_uri, algorithms: algorithmsOf(document) };
   }
@@ -152,7 +144,7 @@ export class OpenIdConnect {
     request: { state: string; nonce: string; verifier: string; loginHint?: string | undefined },
   ): string {
     const url = new OAuth2Client(client.id, null, client.redirectUri).createAuthorizationURLWithPKCE(
-      provider.authorizationEndpoint,
+      provider.authorization_endpoint,
       request.state,
       CodeChallengeMethod.S256,
       request.verifier,
@@ -163,31 +155,69 @@ export class OpenIdConnect {
     return url.href;
   }
 
-  /** Changes the code for tokens and says who signed in. The code is used up, whatever comes of it. */
+  /**
+   * Accepts a response to the client's redirect URI when it comes from this provider (RFC 9207) and grants something,
+   * redeems its code and says who signed in. The caller has opened the state that the response names. The code may be
+   * used up, whatever the outcome.
+   */
   async redeem(
     provider: Provider,
     client: Client,
-    response: { code: string; verifier: string; nonce: string },
+    response: AuthorizationResponse,
+    secrets: { verifier: string; nonce: string },
   ): Promise<Identity> {
-    const tokens = await this.#tokens(provider, client, response.code, response.verifier);
-    const claims = await this.#claims(provider, client.id, tokens.id_token, response.nonce);
-    const subject = claims.sub!;
-    const alone = claims.email !== undefined;
+    const url = new URL(client.redirectUri);
+    for (const name of ['code', 'error', 'iss'] as const) {
+      if (response[name] !== undefined) url.searchParams.set(name, response[name]);
+    }
+    let answer: Promise<Response> | undefined;
+    const attempt = async (current: Provider, keys: openid.JWKS) => {
+      const config = this.#configure(current, client, keys, async (endpoint, options) => {
+        if (options.method !== 'POST') return this.#fetch('userinfo', endpoint, options);
+        // the code works once: an attempt with newer keys reads the answer to the first one
+        answer ??= this.#fetch('token', endpoint, options);
+        return (await answer).clone();
+      });
+      try {
+        const tokens = await openid.authorizationCodeGrant(config, url, {
+          pkceCodeVerifier: secrets.verifier,
+          expectedNonce: secrets.nonce,
+          expectedState: openid.skipStateCheck,
+        });
+        return { config, tokens, claims: this.#strict(tokens.claims()!, client.id) };
+      } catch (error) {
+        throw answer ? await refusalOfGrant(error, await answer, current) : refusalOfResponse(error);
+      }
+    };
+    const { config, tokens, claims } = await attempt(provider, await this.#keys(provider)).catch(async (error) => {
+      // A provider announces a new key or algorithm by using it: then its documents are fetched early, now and then, while
+      // other sign-ins go on with those that are known.
+      if (!(error instanceof TokenRefusal) || !error.mayBeNew) throw error;
+      const newer = await this.#providers.renew(provider.issuer, () => this.#fetchProvider(provider.issuer));
+      const current = newer ?? provider;
+      const load = () => this.#fetchKeys(current.jwks_uri);
+      const keys = (await this.#keySets.renew(keySetName(current), load)) ?? (newer && (await this.#keys(current)));
+      if (!keys) throw error;
+      return attempt(current, keys);
+    });
+    const ownAddress = claims.email !== undefined;
     let profile: Record<string, unknown> = claims;
     // with an access token at hand, a provider may keep the claims of scopes to itself (OpenID Connect Core, 5.4)
-    if ((!alone || claims.name === undefined) && provider.userinfoEndpoint && tokens.access_token) {
+    if ((!ownAddress || claims.name === undefined) && provider.userinfo_endpoint) {
       try {
-        profile = await this.#userinfo(provider.userinfoEndpoint, tokens.access_token, subject);
+        profile = await openid.fetchUserInfo(config, tokens.access_token, claims.sub).catch(throwUserinfoRefusal);
       } catch (error) {
-        // nobody is kept out for the want of a name, unless somebody mixes people up
-        if (!alone || !(error instanceof SsoRefusal) || error.reason === 'sso.userinfo_subject_mismatch') throw error;
+        // nobody is kept out for lack of a name, unless people are mixed up
+        if (!ownAddress || !(error instanceof SsoRefusal) || error.reason === 'sso.userinfo_subject_mismatch') {
+          throw error;
+        }
       }
     }
-    // the address and what is said of it come from one place: another's word may be of another address
-    const { email, email_verified, xms_edov } = alone ? claims : profile;
+    // the address and its verification come from one place: another's statement may be about another address
+    const { email, email_verified, xms_edov } = ownAddress ? claims : profile;
     return {
       issuer: provider.issuer,
-      subject,
+      subject: claims.sub,
       email,
       // Entra ID has no email_verified; xms_edov says that the owner of the address's domain was verified
       emailVerified: isAffirmed(email_verified) || (email_verified === undefined && isAffirmed(xms_edov)),
@@ -196,15 +226,39 @@ export class OpenIdConnect {
     };
   }
 
-  async #userinfo(endpoint: string, accessToken: string, subject: string): Promise<Record<string, unknown>> {
-    const person = await this.#get('userinfo', endpoint, z.looseObject({ sub: z.string() }), {
-      authorization: `Bearer ${accessToken}`,
-    });
-    // 5.3.2: the answer may be about another person when tokens are mixed up
-    if (person.sub !== subject) {
-      throw new SsoRefusal('sso.userinfo_subject_mismatch', 'userinfo is about another subject than the ID token');
-    }
-    return person;
+  /** openid-client for one exchange: with our time, our keys, and no way out but `fetch`. */
+  #configure(provider: Provider, client: Client, keys: openid.JWKS, fetch: openid.CustomFetch): openid.Configuration {
+    const authenticate =
+      tokenAuthOf(provider) === 'client_secret_basic' ? openid.ClientSecretBasic : openid.ClientSecretPost;
+    const now = seconds(Date.now());
+    const config = new openid.Configuration(
+      provider,
+      client.id,
+      { [openid.clockSkew]: seconds(this.#clock.now()) - now, [openid.clockTolerance]: TOLERANCE_SECONDS },
+      authenticate(client.secret),
+    );
+    config[openid.customFetch] = fetch;
+    // the egress guard has a time limit of its own
+    config.timeout = 0;
+    // each address was checked before: http only where the operator exempted it
+    openid.allowInsecureRequests(config);
+    // INVARIANT: without this the signature would be left to the TLS connection (OpenID Connect Core, 3.1.3.7, point 6)
+    openid.enableNonRepudiationChecks(config);
+    // by its own clock the set is new, so it is never fetched: which keys are known is decided here
+    openid.setJwksCache(config, { jwks: keys, uat: now });
+    return config;
+  }
+
+  /** What openid-client leaves open: the age of the token, its party, and the form of the subject. */
+  #strict(claims: openid.IDToken, clientId: string): openid.IDToken {
+    const age = seconds(this.#clock.now()) - claims.iat;
+    if (age > TOKEN_AGE_SECONDS + TOLERANCE_SECONDS) throw refusalOfClaim('age');
+    if (age < -TOLERANCE_SECONDS) throw refusalOfClaim('iat');
+    // 3.1.3.7, point 5, also for a token of one audience
+    if (claims.azp !== undefined && claims.azp !== clientId) throw refusalOfClaim('azp');
+    // OpenID Connect Core, section 2: at most 255 ASCII characters
+    if (!/^[\x20-\x7e]{1,255}$/.test(claims.sub)) throw refusalOfClaim('sub');
+    return claims;
   }
 
   /** The discovery document of an issuer; what it names is the issuer's own and at addresses that may be used. */
@@ -237,150 +291,58 @@ export class OpenIdConnect {
     const challenges = document.code_challenge_methods_supported;
     // many providers know PKCE and do not say so; one that says what it knows is believed
     if (challenges && !challenges.includes('S256')) throw unsupported('PKCE with S256');
-    const methods = document.token_endpoint_auth_methods_supported;
-    const tokenAuth = (['client_secret_basic', 'client_secret_post'] as const).find((name) => methods.includes(name));
-    if (!tokenAuth) throw unsupported('client_secret_basic or client_secret_post');
+    if (!tokenAuthOf(document)) throw unsupported('client_secret_basic or client_secret_post');
     const algorithms = algorithmsOf(document);
     if (algorithms.length === 0) throw unsupported('an asymmetric signature of ID tokens');
-    return {
-      issuer: document.issuer,
-      authorizationEndpoint: document.authorization_endpoint,
-      tokenEndpoint: document.token_endpoint,
-      userinfoEndpoint: document.userinfo_endpoint,
-      jwksUri: document.jwks_uri,
-      tokenAuth,
-      algorithms,
-      namesItself: document.authorization_response_iss_parameter_supported === true,
-    };
+    return { ...document, id_token_signing_alg_values_supported: algorithms };
   }
 
-  async #tokens(provider: Provider, client: Client, code: string, verifier: string) {
-    const form = new URLSearchParams({
-      grant_type: 'authorization_code',
-      code,
-      redirect_uri: client.redirectUri,
-      code_verifier: verifier,
-    });
-    const headers: Record<string, string> = { 'content-type': 'application/x-www-form-urlencoded' };
-    if (provider.tokenAuth === 'client_secret_basic') {
-      // RFC 6749, section 2.3.1: both are form-encoded first
-      const pair = [client.id, client.secret].map((part) => new URLSearchParams({ '': part }).toString().slice(1));
-      headers.authorization = `Basic ${Buffer.from(pair.join(':')).toString('base64')}`;
-    } else {
-      form.set('client_id', client.id);
-      form.set('client_secret', client.secret);
-    }
-    const answer = await this.#send('token', provider.tokenEndpoint, {
-      method: 'POST',
-      headers,
-      body: form.toString(),
-    });
-    if (answer.status >= 400 && answer.status < 500) {
-      const error = z.object({ error: z.string() }).safeParse(parsed(answer.body)).data?.error;
-      if (error === 'invalid_grant') throw new SsoRefusal('sso.code_refused', 'the provider does not take the code');
-      if (error === 'invalid_client' || error === 'unauthorized_client' || answer.status === 401) {
-        throw new SsoRefusal('sso.client_refused', 'the provider does not take the client id with its secret');
-      }
-    }
-    const tokens = z.object({ id_token: z.string(), access_token: z.string().optional() });
-    return this.#content('token', answer, tokens);
+  #keys(provider: Provider): Promise<openid.JWKS> {
+    return this.#keySets.get(keySetName(provider), () => this.#fetchKeys(provider.jwks_uri));
   }
 
-  /**
-   * What an ID token says, once it is verified. A provider announces a new key or algorithm by using it: then its documents
-   * are fetched before their time, now and then, while others go on with those that are known.
-   */
-  async #claims(provider: Provider, clientId: string, idToken: string, nonce: string): Promise<JWTPayload> {
-    try {
-      return await this.#verify(provider, await this.#keys(provider), clientId, idToken, nonce);
-    } catch (error) {
-      if (!(error instanceof SsoRefusal) || !mayBeNew(error, idToken)) throw error;
-      const newer = await this.#providers.renew(provider.issuer, () => this.#fetchProvider(provider.issuer));
-      const current = newer ?? provider;
-      const load = () => this.#fetchKeys(current.jwksUri);
-      const keys = (await this.#keySets.renew(keysPlace(current), load)) ?? (newer && (await this.#keys(current)));
-      if (!keys) throw error;
-      return this.#verify(current, keys, clientId, idToken, nonce);
-    }
-  }
-
-  async #verify(
-    provider: Provider,
-    keys: JWTVerifyGetKey,
-    clientId: string,
-    idToken: string,
-    nonce: string,
-  ): Promise<JWTPayload> {
-    const { alg } = headerOf(idToken);
-    if (alg === 'none') throw new SsoRefusal('sso.id_token_unsigned', 'the ID token is not signed');
-    if (alg?.startsWith('HS')) throw new SsoRefusal('sso.id_token_symmetric', `the ID token is signed with ${alg}`);
-    let payload: JWTPayload;
-    try {
-      const verified = await jwtVerify(idToken, keys, {
-        algorithms: provider.algorithms,
-        issuer: provider.issuer,
-        audience: clientId,
-        requiredClaims: ['sub', 'exp'],
-        clockTolerance: TOLERANCE_SECONDS,
-        maxTokenAge: TOKEN_AGE_SECONDS,
-        currentDate: new Date(this.#clock.now()),
-      });
-      payload = verified.payload;
-    } catch (error) {
-      throw error instanceof SsoRefusal ? error : refusalOfToken(error);
-    }
-    const { sub, azp, aud } = payload;
-    // OpenID Connect Core, section 2: at most 255 ASCII characters
-    if (typeof sub !== 'string' || !/^[\x20-\x7e]{1,255}$/.test(sub)) {
-      throw new SsoRefusal('sso.id_token_claims', 'the subject is not text of 1 to 255 ASCII characters');
-    }
-    // 3.1.3.7: a token for several parties must say that it was made for this one
-    if (azp !== undefined ? azp !== clientId : Array.isArray(aud) && aud.length > 1) {
-      throw new SsoRefusal('sso.id_token_party', 'the ID token was issued to another client');
-    }
-    if (payload.nonce !== nonce) {
-      throw new SsoRefusal('sso.id_token_nonce', 'the ID token was made for another sign-in');
-    }
-    return payload;
-  }
-
-  #keys(provider: Provider): Promise<JWTVerifyGetKey> {
-    return this.#keySets.get(keysPlace(provider), () => this.#fetchKeys(provider.jwksUri));
-  }
-
-  async #fetchKeys(jwksUri: string): Promise<JWTVerifyGetKey> {
+  async #fetchKeys(jwksUri: string): Promise<openid.JWKS> {
     const fault = this.#faultOfAddress(jwksUri);
     if (fault) throw refusalOfFetch('keys', 'malformed', `the address of the key set ${fault}`);
     const set = await this.#get('keys', jwksUri, KeySet);
     if (!set.keys.some(({ kty }) => ['RSA', 'EC', 'OKP'].includes(kty))) {
       throw refusalOfFetch('keys', 'malformed', 'the key set has no public key');
     }
-    return createLocalJWKSet(set as unknown as JSONWebKeySet);
+    return set;
   }
 
-  async #get<T>(
-    what: 'discovery' | 'keys' | 'userinfo',
+  async #get<T>(what: 'discovery' | 'keys', url: string, schema: z.ZodType<T>): Promise<T> {
+    const answer = await this.#send(what, url, { headers: { accept: 'application/json' } });
+    const content = schema.safeParse(parsed(answer.body));
+    if (content.success) return content.data;
+    const { path, message } = content.error.issues[0]!;
+    throw malformedAnswer(what, `${path.join('.') || 'JSON'}: ${message}`);
+  }
+
+  /** What openid-client fetches with. It sees status and body alone: no challenge and no type changes what it does. */
+  async #fetch(
+    what: 'token' | 'userinfo',
     url: string,
-    schema: z.ZodType<T>,
-    headers: Record<string, string> = {},
-  ): Promise<T> {
-    return this.#content(what, await this.#send(what, url, { headers }), schema);
+    { method, headers, body }: openid.CustomFetchOptions,
+  ): Promise<Response> {
+    const { 'user-agent': _, ...rest } = headers;
+    const answer = await this.#send(what, url, { method, headers: rest, ...(body && { body: String(body) }) });
+    return new Response(new Uint8Array(answer.body), {
+      status: answer.status,
+      headers: { 'content-type': 'application/json' },
+    });
   }
 
+  /** The answer with status 200; of the token endpoint also a refusal with a status of 400 to 499. */
   async #send(
-    what: 'discovery' | 'keys' | 'token' | 'userinfo',
+    what: FetchedResource,
     url: string,
     request: { method?: string; headers: Record<string, string>; body?: string },
   ): Promise<EgressAnswer> {
+    let answer: EgressAnswer;
     try {
-      return await this.#egress.send({
-        ...request,
-        headers: { accept: 'application/json', ...request.headers },
-        url,
-        timeoutMs: TIMEOUT_MS,
-        maxBytes: DOCUMENT_BYTES,
-        tooLarge: 'fail',
-      });
+      const limits = { timeoutMs: TIMEOUT_MS, maxBytes: DOCUMENT_BYTES, tooLarge: 'fail' as const };
+      answer = await this.#egress.send({ ...request, url, ...limits });
     } catch (error) {
       if (!(error instanceof EgressError)) throw error;
       const faults = { DESTINATION_BLOCKED: 'blocked', TOO_LARGE: 'too_large' } as Record<
@@ -389,22 +351,12 @@ export class OpenIdConnect {
       >;
       throw refusalOfFetch(what, faults[error.failure] ?? 'unavailable', error.message);
     }
-  }
-
-  #content<T>(what: 'discovery' | 'keys' | 'token' | 'userinfo', answer: EgressAnswer, schema: z.ZodType<T>): T {
     const { status } = answer;
+    if (status === 200 || (what === 'token' && status >= 400 && status < 500)) return answer;
     if (status >= 300 && status < 400) {
       throw refusalOfFetch(what, 'redirected', `it answered ${status}; redirects are not followed`);
     }
-    if (status !== 200) throw refusalOfFetch(what, 'unavailable', `it answered ${status}`);
-    const content = schema.safeParse(parsed(answer.body));
-    if (content.success) return content.data;
-    const { path, message } = content.error.issues[0]!;
-    throw refusalOfFetch(
-      what,
-      'malformed',
-      `the answer is not what it should be (${path.join('.') || 'JSON'}: ${message})`,
-    );
+    throw refusalOfFetch(what, 'unavailable', `it answered ${status}`);
   }
 
   #faultOfAddress(text: string): string | undefined {
@@ -427,12 +379,27 @@ export class OpenIdConnect {
   }
 }
 
-/** Of the signatures that are taken, those that the document names; all when it names none. */
+/** An ID token that was refused; `mayBeNew`: what the provider publishes now could change that. */
+class TokenRefusal extends SsoRefusal {
+  readonly mayBeNew: boolean;
+
+  constructor(reason: SsoReason, detail: string, mayBeNew = false) {
+    super(reason, detail);
+    this.mayBeNew = mayBeNew;
+  }
+}
+
+/** Of the signatures that are accepted, those that the document names; all when it names none. */
 function algorithmsOf({ id_token_signing_alg_values_supported: offered }: z.infer<typeof KeyDiscovery>): Algorithm[] {
   return ALGORITHMS.filter((alg) => !offered || offered.includes(alg));
 }
 
-function parsed(body: Buffer): unknown {
+/** How the client proves its secret at the token endpoint (OpenID Connect Core, section 9). */
+function tokenAuthOf({ token_endpoint_auth_methods_supported: offered }: z.infer<typeof Discovery>) {
+  return (['client_secret_basic', 'client_secret_post'] as const).find((name) => offered.includes(name));
+}
+
+function parsed(body: Buffer | string): unknown {
   try {
     return JSON.parse(body.toString());
   } catch {
@@ -440,64 +407,121 @@ function parsed(body: Buffer): unknown {
   }
 }
 
-function headerOf(idToken: string): { alg?: string; kid?: unknown } {
-  try {
-    return decodeProtectedHeader(idToken);
-  } catch {
-    throw malformedToken();
-  }
-}
+const seconds = (ms: number) => Math.floor(ms / 1000);
 
-/** An issuer's keys are its own, also where another names the same address: neither makes the other wait. */
-const keysPlace = ({ issuer, jwksUri }: Provider) => JSON.stringify([issuer, jwksUri]);
+/** An issuer's keys are its own, also where another issuer names the same address: neither makes the other wait. */
+const keySetName = ({ issuer, jwks_uri }: Provider) => JSON.stringify([issuer, jwks_uri]);
 
-/** Whether what the provider publishes now could turn the refusal. */
-function mayBeNew({ reason }: SsoRefusal, idToken: string): boolean {
-  const { alg, kid } = headerOf(idToken);
-  if (reason === 'sso.id_token_algorithm') return (ALGORITHMS as readonly unknown[]).includes(alg);
-  // without a name there may be another key behind the same address
-  return reason === 'sso.id_token_key_unknown' || (reason === 'sso.id_token_signature' && !kid);
-}
-
-/** Providers say yes in many ways; Entra ID as `1` or `"1"`. Whatever else there is means no. */
+/** Providers say yes in many ways; Entra ID as `1` or `"1"`. Anything else means no. */
 function isAffirmed(claim: unknown): boolean {
   return claim === true || claim === 1 || claim === '1' || claim === 'true';
 }
 
+function malformedAnswer(what: FetchedResource, where?: string): SsoRefusal {
+  return refusalOfFetch(what, 'malformed', `the answer is not what it should be${where ? ` (${where})` : ''}`);
+}
+
+const CLAIMS: Readonly<Record<string, [reason: SsoReason, detail: string]>> = {
+  iss: ['sso.id_token_issuer', 'the ID token is from another issuer'],
+  aud: ['sso.id_token_audience', 'the ID token is for another client'],
+  azp: ['sso.id_token_party', 'the ID token was issued to another client'],
+  exp: ['sso.id_token_expired', 'the ID token has expired'],
+  nbf: ['sso.id_token_not_yet_valid', 'the ID token is not valid yet'],
+  iat: ['sso.id_token_issued_ahead', 'the ID token was issued in the future'],
+  age: ['sso.id_token_stale', 'the ID token is older than a sign-in may take'],
+  nonce: ['sso.id_token_nonce', 'the ID token was made for another sign-in'],
+  sub: ['sso.id_token_claims', 'the subject is not text of 1 to 255 ASCII characters'],
+};
+
+function refusalOfClaim(claim: string | undefined): SsoRefusal {
+  return new SsoRefusal(
+    ...(CLAIMS[claim ?? ''] ?? (['sso.id_token_claims', 'a claim of the ID token is missing or malformed'] as const)),
+  );
+}
+
 const malformedToken = () => new SsoRefusal('sso.id_token_malformed', 'the ID token is not a signed JWT');
 
-/** INVARIANT: nothing of the error itself goes on, since jose puts the token's claims into it. */
-function refusalOfToken(error: unknown): SsoRefusal {
-  if (error instanceof errors.JWTExpired) {
-    return error.claim === 'exp'
-      ? new SsoRefusal('sso.id_token_expired', 'the ID token has expired')
-      : new SsoRefusal('sso.id_token_stale', 'the ID token is older than a sign-in may take');
+/**
+ * What openid-client found: its code, the refusal of ours that it wrapped, and the facts it gives. INVARIANT: nothing else
+ * of such an error goes on, since it holds tokens and claims.
+ */
+function findingOf(error: unknown): { code?: unknown; own?: SsoRefusal; facts: object } {
+  const { code, cause } = error as { code?: unknown; cause?: { cause?: unknown } };
+  const own = [error, cause].find((one) => one instanceof SsoRefusal);
+  // some give the token itself
+  const facts = typeof cause?.cause === 'object' ? cause.cause : undefined;
+  return { code, ...(own && { own }), facts: facts ?? {} };
+}
+
+/** Why a response led to no request for tokens (RFC 6749, section 4.1.2; RFC 9207). */
+function refusalOfResponse(error: unknown): SsoRefusal {
+  if (error instanceof openid.AuthorizationResponseError) {
+    const named = /^[a-z_]{1,50}$/.test(error.error) ? error.error : 'an unknown error';
+    return new SsoRefusal('sso.provider_refused', `the provider answered ${named}`);
   }
-  if (error instanceof errors.JWTClaimValidationFailed) {
-    const { claim, reason } = error;
-    if (reason === 'check_failed') {
-      if (claim === 'iss') return new SsoRefusal('sso.id_token_issuer', 'the ID token is from another issuer');
-      if (claim === 'aud') return new SsoRefusal('sso.id_token_audience', 'the ID token is for another client');
-      if (claim === 'nbf') return new SsoRefusal('sso.id_token_not_yet_valid', 'the ID token is not valid yet');
-      if (claim === 'iat') return new SsoRefusal('sso.id_token_issued_ahead', 'the ID token was issued in the future');
+  return 'parameters' in findingOf(error).facts
+    ? new SsoRefusal('sso.response_issuer_mismatch', 'the response does not come from the issuer that was asked')
+    : new SsoRefusal('sso.code_missing', 'the response holds no code');
+}
+
+function throwUserinfoRefusal(error: unknown): never {
+  const { code, own } = findingOf(error);
+  if (own) throw own;
+  // 5.3.2: the answer may be about another person when tokens are mixed up
+  throw code === 'OAUTH_JSON_ATTRIBUTE_COMPARISON_FAILED'
+    ? new SsoRefusal('sso.userinfo_subject_mismatch', 'userinfo is about another subject than the ID token')
+    : malformedAnswer('userinfo');
+}
+
+/** What openid-client calls a token that cannot be read: no parts, no JSON, no base64url. */
+const MALFORMED = new Set<unknown>(['OAUTH_INVALID_RESPONSE', 'OAUTH_PARSE_ERROR', 'ERR_INVALID_ARG_VALUE']);
+
+/** Why the answer of the token endpoint, or the ID token in it, was refused. */
+async function refusalOfGrant(error: unknown, answer: Response, provider: Provider): Promise<SsoRefusal> {
+  const { code, own, facts } = findingOf(error);
+  if (own) return own;
+  if (answer.status !== 200) {
+    const refused = error instanceof openid.ResponseBodyError ? error.error : undefined;
+    if (refused === 'invalid_grant') return new SsoRefusal('sso.code_refused', 'the provider does not take the code');
+    if (refused === 'invalid_client' || refused === 'unauthorized_client' || answer.status === 401) {
+      return new SsoRefusal('sso.client_refused', 'the provider does not take the client id with its secret');
     }
-    return new SsoRefusal('sso.id_token_claims', `the claim ${claim} of the ID token is missing or malformed`);
+    return refusalOfFetch('token', 'unavailable', `it answered ${answer.status}`);
   }
-  if (error instanceof errors.JOSEAlgNotAllowed) {
-    return new SsoRefusal(
-      'sso.id_token_algorithm',
-      'the ID token is signed in a way that the provider does not announce',
-    );
+  const body = z.object({ id_token: z.string() }).safeParse(parsed(await answer.clone().text()));
+  if (!body.success || 'body' in facts) return malformedAnswer('token');
+
+  let header: ProtectedHeaderParameters;
+  try {
+    header = decodeProtectedHeader(body.data.id_token);
+  } catch {
+    return malformedToken();
   }
-  if (error instanceof errors.JOSENotSupported) {
+  const { alg, kid, crit } = header;
+  if (alg === 'none') return new SsoRefusal('sso.id_token_unsigned', 'the ID token is not signed');
+  if (alg?.startsWith('HS')) return new SsoRefusal('sso.id_token_symmetric', `the ID token is signed with ${alg}`);
+  if ('enc' in header) return malformedToken();
+  if (!provider.id_token_signing_alg_values_supported.includes(alg as Algorithm)) {
+    const detail = 'the ID token is signed in a way that the provider does not announce';
+    return new TokenRefusal('sso.id_token_algorithm', detail, ALGORITHMS.includes(alg as Algorithm));
+  }
+  if (crit !== undefined) {
     return new SsoRefusal('sso.id_token_critical_header', 'the ID token asks for an extension that is not known');
   }
-  if (error instanceof errors.JWKSNoMatchingKey) {
-    return new SsoRefusal('sso.id_token_key_unknown', 'the key of the ID token is not in the key set');
+  const { claim, claims, candidates } = facts as { claim?: string; claims?: openid.IDToken; candidates?: unknown[] };
+  if (claims) {
+    // a token for several parties must say that it was made for this one
+    if (claim === 'aud' && !('expected' in facts)) return refusalOfClaim('azp');
+    return refusalOfClaim(claim ?? (claims.nonce === undefined ? 'nonce' : undefined));
   }
-  if (error instanceof errors.JWSSignatureVerificationFailed) {
-    return new SsoRefusal('sso.id_token_signature', 'the signature of the ID token is not that of the key');
+  if (candidates?.length === 0) {
+    return new TokenRefusal('sso.id_token_key_unknown', 'the key of the ID token is not in the key set', true);
   }
-  if (error instanceof errors.JWSInvalid || error instanceof errors.JWTInvalid) return malformedToken();
+  if ('signature' in facts) {
+    const detail = 'the signature of the ID token is not that of the key';
+    // without a name there may be another key behind the same address
+    return new TokenRefusal('sso.id_token_signature', detail, !kid);
+  }
+  if (MALFORMED.has(code)) return malformedToken();
   return new SsoRefusal('sso.id_token_key_unfit', 'the key of the ID token is too weak, ambiguous or malformed');
 }

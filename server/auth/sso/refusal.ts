@@ -1,12 +1,13 @@
 import type { AuditAction, Severity } from '../../domain/audit.ts';
 
-type Fetched = 'discovery' | 'keys' | 'token' | 'userinfo';
+/** What is requested of a provider. */
+export type FetchedResource = 'discovery' | 'keys' | 'token' | 'userinfo';
 type Fault = 'unavailable' | 'blocked' | 'too_large' | 'redirected' | 'malformed';
 
 /** Why a provider, or a sign-in through it, is refused: an action of the audit table, each with its own code. */
 export type SsoReason = Extract<
   AuditAction,
-  | `sso.${Fetched}_${Fault}`
+  | `sso.${FetchedResource}_${Fault}`
   | `sso.${'discovery' | 'state' | 'response' | 'provider' | 'code' | 'client' | 'userinfo'}_${string}`
   | `sso.${'id_token' | 'email' | 'account' | 'subject'}_${string}`
 >;
@@ -27,7 +28,7 @@ export class SsoRefusal extends Error {
 /** A state that this server did not make. It names no tenant in whose chain it could stand: it is logged and counted. */
 export class ForgedState extends Error {}
 
-export function refusalOfFetch(what: Fetched, fault: Fault, detail: string): SsoRefusal {
+export function refusalOfFetch(what: FetchedResource, fault: Fault, detail: string): SsoRefusal {
   return new SsoRefusal(`sso.${what}_${fault}`, detail);
 }
 
