@@ -2,12 +2,13 @@ import { setTimeout as delay } from 'node:timers/promises';
 import pg from 'pg';
 import type { Database } from '../../db/index.ts';
 import { type ActorKind, Fenced } from '../actors/host.ts';
+import type { DecisionEvent } from '../domain/decision.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { Log } from '../lib/log.ts';
 import { ChainClosed, type Checkpoint, type Checkpoints } from './checkpoint.ts';
 import { ConnectionLost, CopyRows, Pipeline, type ServerError } from './copy.ts';
-import { chainHash, type DecisionEvent, decisionLine, genesisLine, idHash, ZERO_HASH } from './record.ts';
+import { chainHash, decisionLine, genesisLine, idHash, ZERO_HASH } from './record.ts';
 import { addInput, addRecord, BadEvent, remedyFor, SESSION, transaction } from './transaction.ts';
 
 export interface AppendEvent {

@@ -1,4 +1,5 @@
 import { hash as blake3 } from 'blake3';
+import { DECISIONS, type DecisionEvent } from '../domain/decision.ts';
 
 /**
  * The chain record, version 1. A record is one line of canonical JSON (RFC 8785): a closed object whose keys stand in
@@ -14,42 +15,8 @@ export const RECORD_VERSION = 1;
 export const RECORD_ALG = 'BLAKE3';
 export const ZERO_HASH = '0'.repeat(64);
 
-export const DECISIONS = ['allow', 'allow_with_masking', 'deny', 'escrow', 'rate_limited'] as const;
 /** The derived column's value of a record that stands between decisions and is none. */
 export const NO_DECISION = DECISIONS.length;
-export type Decision = (typeof DECISIONS)[number];
-
-/** What a decision event says, as it came from a proxy or from evaluate; already validated, strings well formed. */
-export interface DecisionEvent {
-  event_id: string;
-  /** Milliseconds precision ISO 8601, when the decision was taken (the proxy's clock). */
-  timestamp: string;
-  proxy_id: string;
-  agent_role: string;
-  agent_id: string;
-  session_id: string;
-  tool_name: string;
-  method: string;
-  decision: Decision;
-  policy_id: string;
-  confidence?: number | undefined;
-  evaluation_us: number;
-  total_latency_ms?: number | undefined;
-  deny_reason?: string | undefined;
-  input_hash?: string | undefined;
-  /** The credential that brought it: a proxy's API key, or the agent key that asked the control plane. */
-  key_id?: string | undefined;
-  policy_version?: number | undefined;
-  policy_content_hash?: string | undefined;
-  bundle_hash?: string | undefined;
-  rule_id?: string | undefined;
-  escrow_id?: string | undefined;
-  obligations?: readonly string[] | undefined;
-  outcome?: string | undefined;
-  source_ip?: string | undefined;
-  proxy_seq?: number | undefined;
-  action_hash?: string | undefined;
-}
 
 /** The `proxy_id` of what the control plane decided itself. */
 export const CONTROL_PLANE = 'control-plane';

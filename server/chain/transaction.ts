@@ -1,8 +1,9 @@
 import pg from 'pg';
 import { outboxRow } from '../../db/outbox.ts';
+import { DECISIONS, type DecisionEvent } from '../domain/decision.ts';
 import { type Checkpoint, checkpointEvent } from './checkpoint.ts';
 import { ConnectionLost, type CopyRows, type ServerError } from './copy.ts';
-import { DECISIONS, type DecisionEvent, idHash } from './record.ts';
+import { idHash } from './record.ts';
 
 /** The chain writer's transaction: its statements, its rows, and what its errors mean. */
 

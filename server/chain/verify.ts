@@ -1,15 +1,6 @@
+import { DECISIONS, type Decision } from '../domain/decision.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
-import {
-  type ChainName,
-  chainHash,
-  DECISIONS,
-  type Decision,
-  idHash,
-  LOSS_EVENT,
-  NO_DECISION,
-  RECORD_ALG,
-  ZERO_HASH,
-} from './record.ts';
+import { type ChainName, chainHash, idHash, LOSS_EVENT, NO_DECISION, RECORD_ALG, ZERO_HASH } from './record.ts';
 
 /**
  * Verification of a chain, record by record, in flat memory: of all that went by only the last hash is kept.

@@ -4,8 +4,9 @@ import { gunzip } from 'node:zlib';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { z } from 'zod';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
-import { DECISIONS, type DecisionEvent, isReservedProxyId } from '../chain/record.ts';
+import { isReservedProxyId } from '../chain/record.ts';
 import { AgentName } from '../domain/agent-names.ts';
+import { DECISIONS, type DecisionEvent } from '../domain/decision.ts';
 import { AppError, type ErrorCode, type Fault } from '../errors.ts';
 import { nestsDeeper } from '../lib/json-depth.ts';
 

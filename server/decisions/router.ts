@@ -1,6 +1,6 @@
 import { z } from 'zod';
 import type { Database } from '../../db/index.ts';
-import { DECISIONS } from '../chain/record.ts';
+import { DECISIONS, type Decision } from '../domain/decision.ts';
 import { HOLD_TYPES } from '../domain/policy.ts';
 import { AppError } from '../errors.ts';
 import { text } from '../rpc/fields.ts';
@@ -193,11 +193,13 @@ const SummaryOut = z
     buckets: z.array(
       z.object({
         at: z.iso.datetime().describe('where it begins'),
-        allow: Count,
-        allow_with_masking: Count,
-        deny: Count,
-        escrow: Count,
-        rate_limited: Count,
+        ...({
+          allow: Count,
+          allow_with_masking: Count,
+          deny: Count,
+          escrow: Count,
+          rate_limited: Count,
+        } satisfies Record<Decision, unknown>),
       }),
     ),
     complete_since: z.iso

@@ -1,7 +1,8 @@
 import { z } from 'zod';
 import type { Database } from '../../db/index.ts';
-import { DECISIONS, type Decision, idHash, NO_DECISION, RECORD_ALG } from '../chain/record.ts';
+import { idHash, NO_DECISION, RECORD_ALG } from '../chain/record.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
+import { DECISIONS, type Decision } from '../domain/decision.ts';
 import { AppError } from '../errors.ts';
 import { timestamp } from '../rpc/fields.ts';
 

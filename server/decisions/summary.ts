@@ -1,6 +1,6 @@
 import type { Database } from '../../db/index.ts';
-import { DECISIONS, type Decision } from '../chain/record.ts';
 import { firstSince, PLAN } from '../chain/seek.ts';
+import { DECISIONS, type Decision } from '../domain/decision.ts';
 
 /** Decisions of each kind but allow are counted one by one, up to this many. */
 const MOST_COUNTED = 50_000;

@@ -1,6 +1,7 @@
 import { z } from 'zod';
 import { AgentName } from '../domain/agent-names.ts';
 import { actorOf } from '../domain/audit.ts';
+import { DECISIONS } from '../domain/decision.ts';
 import { HOLD_TYPES } from '../domain/policy.ts';
 import type { Principal } from '../domain/principal.ts';
 import { text } from '../rpc/fields.ts';
@@ -68,7 +69,7 @@ const DiagnosticOut = z.object({ line: z.int(), column: z.int(), message: z.stri
 
 const VerdictOut = z
   .object({
-    decision: z.enum(['allow', 'allow_with_masking', 'deny', 'escrow', 'rate_limited']),
+    decision: z.enum(DECISIONS),
     rule_id: z.string().nullable().describe('the rule that decided'),
     policy_id: z.string().nullable(),
     deny_reason: z.string().optional(),

@@ -1,3 +1,4 @@
+import { type Decision, type Permit, permits } from '../domain/decision.ts';
 import type { ActionRequest, RuleReference, ShownAction } from '../domain/policy.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -6,7 +7,7 @@ import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
 import { actionHash } from '../policy/evaluation/action-hash.ts';
 import { inDoubt, shownPath, wantOf } from '../policy/evaluation/doubt.ts';
-import { type Decision, doubted, type Match, settle, type Verdict } from '../policy/evaluation/evaluate.ts';
+import { doubted, type Match, settle, type Verdict } from '../policy/evaluation/evaluate.ts';
 import { type Mask, parseMask } from '../policy/evaluation/masks.ts';
 import { type Arguments, exactDecimal, flatten, RequestError } from '../policy/evaluation/request.ts';
 import { sameShown, shownAction, shownOf } from '../policy/evaluation/shown.ts';
@@ -43,7 +44,7 @@ export interface Attempt {
 
 /** What was decided, which is on the disk by then. */
 export type Ruling = { eventId: string } & (
-  | { decision: 'allow' | 'allow_with_masking'; masks: readonly Mask[]; done: (outcome: string) => void }
+  | { decision: Permit; masks: readonly Mask[]; done: (outcome: string) => void }
   | { decision: 'deny'; reason: string; standstill?: Standstill | 'control_plane_away' }
   | { decision: 'escrow'; hold: Hold; reason: string | undefined }
   | { decision: 'rate_limited'; retryAfter: number }
@@ -270,7 +271,6 @@ export class Enforcer {
     more: { escrow_id?: string | undefined; deny_reason?: string },
   ): Promise<{ eventId: string; seq: number }> {
     const eventId = newId('evt', now);
-    const permits = verdict.decision === 'allow' || verdict.decision === 'allow_with_masking';
     const event = {
       event_id: eventId,
       event_type: `decision.${verdict.decision}`,
@@ -294,7 +294,7 @@ export class Enforcer {
       source_ip: request.source_ip,
       action_hash: hash,
     };
-    const seq = await this.#spool.append(() => event, permits);
+    const seq = await this.#spool.append(() => event, permits(verdict.decision));
     return { eventId, seq };
   }
 

@@ -1,8 +1,9 @@
 import fc from 'fast-check';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import type { Appender } from '../../server/chain/appender.ts';
-import { DECISIONS, type DecisionEvent, idHash } from '../../server/chain/record.ts';
+import { idHash } from '../../server/chain/record.ts';
 import { EventQuery, type EventSummary, getEvent, searchEvents } from '../../server/decisions/search.ts';
+import { DECISIONS, type DecisionEvent } from '../../server/domain/decision.ts';
 import { appenderOn, event, eventsOf, newTenant } from '../chain/helpers.ts';
 import { COLLIDING } from '../helpers/collisions.ts';
 import { useDatabase } from '../helpers/database.ts';

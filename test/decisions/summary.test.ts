@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { DECISIONS } from '../../server/chain/record.ts';
+import { DECISIONS } from '../../server/domain/decision.ts';
 import { event } from '../helpers/api.ts';
 import { useServer } from '../helpers/server.ts';
 

@@ -12,6 +12,7 @@ import {
   IconX,
 } from '@tabler/icons-react';
 import type { ReactNode } from 'react';
+import type { Decision } from '../../server/domain/decision.ts';
 
 export type Tone = 'ok' | 'info' | 'bad' | 'wait' | 'limit' | 'quiet';
 type Icon = typeof IconCheck;
@@ -24,8 +25,7 @@ export const DECISION = {
   escrow: ['Held', 'wait', IconClockPause],
   deny: ['Denied', 'bad', IconAlertOctagon],
   rate_limited: ['Rate limited', 'limit', IconGauge],
-} as const satisfies Record<string, Entry>;
-export type Decision = keyof typeof DECISION;
+} as const satisfies Record<Decision, Entry>;
 
 const HOLD = {
   held: ['Held', 'wait', IconClockPause],

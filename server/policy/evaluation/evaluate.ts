@@ -1,4 +1,5 @@
 import type { AuthorizationError } from '@cedar-policy/cedar-wasm/nodejs';
+import type { Decision } from '../../domain/decision.ts';
 import type { ActionRequest, BundleContent, BundleStatement, HoldType, RuleReference } from '../../domain/policy.ts';
 import { sha256Tag } from '../../lib/crypto.ts';
 import { DEFAULT_TTL_SECONDS, isGuardrail, quorumSeats, requiredApprovals } from '../language/annotations.ts';
@@ -8,8 +9,6 @@ import { preamble, tokens } from '../language/scan.ts';
 import { narrowed } from '../language/schema.ts';
 import { firstDoubt, keysRead, type ReadsOf, readsOf } from './doubt.ts';
 import { type EngineCall, type MappedRequest, mapRequest, RequestError } from './request.ts';
-
-export type Decision = 'allow' | 'allow_with_masking' | 'deny' | 'escrow' | 'rate_limited';
 
 /** Followed by a colon and the path. */
 export const ARGUMENT_IN_DOUBT = 'argument_in_doubt';

@@ -1,15 +1,8 @@
 import { createPrivateKey, type KeyObject } from 'node:crypto';
 import fc from 'fast-check';
-import {
-  chainHash,
-  DECISIONS,
-  type DecisionEvent,
-  decisionLine,
-  genesisLine,
-  idHash,
-  ZERO_HASH,
-} from '../../../server/chain/record.ts';
+import { chainHash, decisionLine, genesisLine, idHash, ZERO_HASH } from '../../../server/chain/record.ts';
 import type { ChainRow, DecisionColumns } from '../../../server/chain/verify.ts';
+import { DECISIONS, type DecisionEvent } from '../../../server/domain/decision.ts';
 import { publicKeyOf } from '../../../server/lib/crypto.ts';
 
 /** An Ed25519 key from a constant seed: the n-th key of the vectors. Never use it for anything else. */

@@ -1,4 +1,4 @@
-import type { Decision } from '../../ui/status.tsx';
+import type { Decision } from '../../../server/domain/decision.ts';
 
 export const FILTERS = ['decision', 'tool_name', 'agent_id', 'agent_role', 'policy_id', 'session_id'] as const;
 export type Filter = (typeof FILTERS)[number];

@@ -1,6 +1,7 @@
 import { Text } from '@mantine/core';
+import type { Decision } from '../../../server/domain/decision.ts';
 import { fullTime, useZone } from '../../lib/time.ts';
-import { DECISION, type Decision, DecisionTag } from '../../ui/status.tsx';
+import { DECISION, DecisionTag } from '../../ui/status.tsx';
 import './chart.css';
 
 export const KINDS = Object.keys(DECISION) as Decision[];
