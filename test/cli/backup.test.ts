@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto';
 import { cpSync, existsSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { gunzipSync, gzipSync } from 'node:zlib';
-import { afterAll, beforeAll, expect, inject, test, vi } from 'vitest';
+import { afterAll, beforeAll, expect, test, vi } from 'vitest';
 import { openDatabase } from '../../db/index.ts';
 import { createProgram } from '../../server/app.ts';
 import { verifyChain } from '../../server/chain/verification.ts';
@@ -10,7 +10,7 @@ import { readConfig } from '../../server/config.ts';
 import { readTar, writeTar } from '../../server/forensics/archive.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { deploy } from '../helpers/api.ts';
-import { asAdmin } from '../helpers/database.ts';
+import { asAdmin, cloneTemplate } from '../helpers/database.ts';
 import { useServer } from '../helpers/server.ts';
 import { svc, svcHere, temporaryDirectory } from './svc.ts';
 
@@ -27,8 +27,7 @@ const databases: string[] = [];
 async function emptyDatabase(): Promise<string> {
   const name = `t_${randomBytes(6).toString('hex')}`;
   databases.push(name);
-  await asAdmin(`create database ${name} template template_svc strategy file_copy owner svc_owner`);
-  return inject('databaseUrl').replace('NAME', name);
+  return cloneTemplate(name);
 }
 afterAll(async () => {
   for (const name of databases) await asAdmin(`drop database if exists ${name} with (force)`);

@@ -1,15 +1,15 @@
 import { randomBytes } from 'node:crypto';
 import pg from 'pg';
-import { afterAll, beforeAll, inject } from 'vitest';
+import { afterAll, beforeAll } from 'vitest';
 import { type Database, openDatabase } from '../../db/index.ts';
+import { databaseServer } from './provisions.ts';
 
 /** A database of the test file's own, cloned from the migrated template. Made before the first test, dropped at the end. */
 export function useDatabase(): { readonly url: string; readonly db: Database } {
   const box = {} as { url: string; db: Database };
   const name = `t_${randomBytes(6).toString('hex')}`;
   beforeAll(async () => {
-    await asAdmin(`create database ${name} template template_svc strategy file_copy owner svc_owner`);
-    box.url = inject('databaseUrl').replace('NAME', name);
+    box.url = await cloneTemplate(name);
     box.db = await openDatabase(box.url, { poolSize: 5 });
   });
   afterAll(async () => {
@@ -19,8 +19,14 @@ export function useDatabase(): { readonly url: string; readonly db: Database } {
   return box;
 }
 
+/** Makes a database from the migrated template. Resolves with its address. */
+export async function cloneTemplate(name: string): Promise<string> {
+  await asAdmin(`create database ${name} template template_svc strategy file_copy owner svc_owner`);
+  return (await databaseServer()).databaseUrl.replace('NAME', name);
+}
+
 export async function asAdmin(sql: string): Promise<void> {
-  const client = new pg.Client(inject('adminUrl'));
+  const client = new pg.Client((await databaseServer()).adminUrl);
   await client.connect();
   try {
     await client.query(sql);

@@ -1,28 +1,68 @@
+import { once } from 'node:events';
 import { chmodSync, mkdtempSync, rmSync } from 'node:fs';
+import { createServer } from 'node:http';
+import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
-import pg from 'pg';
 import type { TestProject } from 'vitest/node';
-import { startEmbedded } from '../../db/embedded.ts';
-import { migrate } from '../../db/index.ts';
-import { buildDashboard } from '../../web/build.ts';
+import type { EmbeddedPostgres } from '../../db/embedded.ts';
 
 declare module 'vitest' {
   interface ProvidedContext {
-    /** Address of the server's database `postgres` as superuser. */
-    adminUrl: string;
-    /** Address of a database, with the name left as NAME, as the owner of the program's tables. */
-    databaseUrl: string;
+    /** Where a test file asks for what it needs of the run: see provisions.ts. */
+    provisions: string;
   }
 }
 
-/** The built dashboard, one PostgreSQL for the run, and a migrated template database that each test file clones. */
+/**
+ * What test files share is made by the first that asks for it, so that the tests of pure files wait for nothing: one
+ * PostgreSQL for the run with a migrated template database, which each test file clones, and the built dashboard.
+ */
 export default async function setup(project: TestProject) {
-  await buildDashboard();
-  const dir = mkdtempSync(path.join(tmpdir(), 'svc-test-'));
-  chmodSync(dir, 0o755);
+  let postgres: Promise<EmbeddedPostgres> | undefined;
+  let dashboard: Promise<void> | undefined;
+  let dir: string | undefined;
+  const makers: Record<string, () => Promise<unknown>> = {
+    async '/database'() {
+      dir ??= mkdtempSync(path.join(tmpdir(), 'svc-test-'));
+      postgres ??= startPostgres(dir);
+      const server = await postgres;
+      return { adminUrl: server.adminUrl('postgres'), databaseUrl: server.url('NAME') };
+    },
+    async '/dashboard'() {
+      dashboard ??= import('../../web/build.ts').then(({ buildDashboard }) => buildDashboard());
+      await dashboard;
+      return {};
+    },
+  };
+  // while one watches, the dashboard's sources change
+  project.onTestsRerun(() => {
+    dashboard = undefined;
+  });
+  const server = createServer((request, response) => {
+    makers[request.url!]!().then(
+      (made) => response.end(JSON.stringify(made)),
+      (error: Error) => response.writeHead(500).end(error.stack),
+    );
+  });
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+  project.provide('provisions', `http://127.0.0.1:${(server.address() as AddressInfo).port}`);
+  return async () => {
+    server.close();
+    await (await postgres)?.stop();
+    if (dir) rmSync(dir, { recursive: true, force: true });
+  };
+}
+
+async function startPostgres(dataDir: string): Promise<EmbeddedPostgres> {
+  const [{ startEmbedded }, { migrate }, { default: pg }] = await Promise.all([
+    import('../../db/embedded.ts'),
+    import('../../db/index.ts'),
+    import('pg'),
+  ]);
+  chmodSync(dataDir, 0o755);
   const server = await startEmbedded({
-    dataDir: dir,
+    dataDir,
     databases: ['template_svc'],
     durable: false,
     settings: { max_connections: '200', shared_buffers: '64MB' },
@@ -32,10 +72,5 @@ export default async function setup(project: TestProject) {
   await admin.connect();
   await admin.query('alter database template_svc is_template true allow_connections false');
   await admin.end();
-  project.provide('adminUrl', server.adminUrl('postgres'));
-  project.provide('databaseUrl', server.url('NAME'));
-  return async () => {
-    await server.stop();
-    rmSync(dir, { recursive: true, force: true });
-  };
+  return server;
 }

@@ -13,6 +13,7 @@ import { createTenant } from '../../server/provision.ts';
 import type { SettingsPatch } from '../../server/tenants/settings.ts';
 import { useDatabase } from './database.ts';
 import { freePort } from './ports.ts';
+import { builtDashboard } from './provisions.ts';
 
 /** A clock that a test can move forward. It never stands still: it runs with the real one from where it was put. */
 export class TestClock implements Clock {
@@ -92,6 +93,7 @@ export function useServer(
   const logged: string[] = [];
   const egress = options.egress && { egress: options.egress };
   beforeAll(async () => {
+    if (options.browsed) await builtDashboard();
     state.dir = mkdtempSync(path.join(tmpdir(), 'svc-server-'));
     const port = options.browsed ? await freePort() : 0;
     const config = readConfig({
