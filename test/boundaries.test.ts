@@ -118,16 +118,48 @@ test('pure files import pure files only, and nothing that reaches a clock, the n
   expect(wrong).toEqual([]);
 });
 
+const dashboard = globSync('web/**/*.{ts,tsx}', { cwd: root, exclude: ['web/dist/**', 'web/dist-*/**'] });
+
 test('the dashboard takes types from the server, and code from pure files only', () => {
   const wrong: string[] = [];
-  for (const file of globSync('web/**/*.{ts,tsx}', { cwd: root, exclude: ['web/dist/**', 'web/dist-*/**'] })) {
+  for (const file of dashboard) {
     const text = readFileSync(path.join(root, file), 'utf8');
-    for (const [, type, name] of text.matchAll(/^(?:import|export)\s+(type\s)?[^;]*?from\s+'(\.[^']+)'/gm)) {
+    for (const [, type, name] of text.matchAll(/^(?:import|export)\s(type\s)?[^;]*?from\s+'(\.[^']+)'/gm)) {
       const target = path.normalize(path.join(path.dirname(file), name!));
       if (!type && !target.startsWith('web/') && !starts(target, PURE)) wrong.push(`${file} imports ${target}`);
     }
   }
   expect(wrong).toEqual([]);
+});
+
+test('a page imports parts, ui and lib, never another page; no arrow in the dashboard runs back up', () => {
+  const steps = ['web/lib/', 'web/ui/', 'web/parts/', 'web/pages/', 'web/'];
+  const step = (file: string) => steps.findIndex((prefix) => file.startsWith(prefix));
+  const wrong: string[] = [];
+  for (const file of dashboard) {
+    for (const target of imports(file).filter((name) => name.startsWith('web/'))) {
+      const anotherPage = step(file) === 3 && step(target) === 3 && path.dirname(file) !== path.dirname(target);
+      if (step(target) > step(file) || anotherPage) wrong.push(`${file} imports ${target}`);
+    }
+  }
+  expect(dashboard.length).toBeGreaterThan(80);
+  expect(wrong).toEqual([]);
+});
+
+test('no folders of the dashboard import each other in a circle', () => {
+  const arrows = new Map<string, Set<string>>();
+  for (const file of dashboard) {
+    const from = path.dirname(file);
+    for (const target of imports(file).filter((name) => name.startsWith('web/'))) {
+      const to = path.dirname(target);
+      if (to !== from) arrows.set(from, (arrows.get(from) ?? new Set()).add(to));
+    }
+  }
+  const reaches = (from: string, seen = new Set<string>()): Set<string> => {
+    for (const to of arrows.get(from) ?? []) if (!seen.has(to)) reaches(to, seen.add(to));
+    return seen;
+  };
+  expect([...arrows.keys()].filter((folder) => reaches(folder).has(folder))).toEqual([]);
 });
 
 test('programs beside the ladder import pure files only, and nothing imports them', () => {

@@ -16,8 +16,8 @@ import { readAuditSearch } from './pages/audit/filter.ts';
 import { readSearch } from './pages/decisions/search.ts';
 import { readPolicyFilter, readPolicyTab } from './pages/policies/search.ts';
 import { readTeamSearch } from './pages/team/search.ts';
+import { Shell } from './parts/shell.tsx';
 import { Broken, NotFound } from './ui/broken.tsx';
-import { Shell } from './ui/shell.tsx';
 import { Loading } from './ui/states.tsx';
 
 const lazy = lazyRouteComponent;

@@ -1,5 +1,5 @@
 import { beforeAll, describe, expect, test } from 'vitest';
-import { TEMPLATES } from '../../web/pages/policies/templates.ts';
+import { TEMPLATES } from '../../web/parts/policy-templates.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 
 const server = useServer();

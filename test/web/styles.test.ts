@@ -8,7 +8,7 @@ const mantine = path.resolve(import.meta.dirname, '../../node_modules/@mantine/c
 test('every component comes with its styles: those of the shell, or those that its page imports', () => {
   const shell = readFileSync(path.join(web, 'ui/styles.ts'), 'utf8');
   const bare: string[] = [];
-  for (const file of globSync('{ui,pages,editor}/**/*.tsx', { cwd: web })) {
+  for (const file of globSync('{ui,parts,pages}/**/*.tsx', { cwd: web })) {
     const source = readFileSync(path.join(web, file), 'utf8');
     const [, names = ''] = /import \{([^}]*)\} from '@mantine\/core'/.exec(source) ?? [];
     for (const name of names.split(',').map((one) => one.trim())) {

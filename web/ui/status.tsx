@@ -43,6 +43,16 @@ const POLICY = {
   revoked: ['Revoked', 'bad', IconPlayerStop],
 } as const satisfies Record<string, Entry>;
 
+/** What a reviewer did with a version of a policy. */
+export const REVIEW: Record<string, [word: string, tone: Tone]> = {
+  approved: ['approved', 'ok'],
+  rejected: ['rejected', 'bad'],
+  changes_requested: ['requested changes', 'wait'],
+  break_glass: ['broke the glass', 'bad'],
+  dismissed: ['review dismissed by a new version', 'quiet'],
+  commented: ['commented', 'info'],
+};
+
 /** A word with a shape and a color, which all say the same. */
 export function Tag({ tone, icon: Shape, children }: { tone: Tone; icon?: Icon; children: ReactNode }) {
   return (

@@ -5,10 +5,10 @@ import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { signOut } from '../../lib/sign-out.ts';
 import { trpc } from '../../lib/trpc.ts';
+import { SessionList } from '../../parts/session-list.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Shown } from '../../ui/states.tsx';
-import { SessionList } from '../team/sessions.tsx';
 
 /** The signed-in person: who they are here, and where else they are signed in. */
 export function Account() {

@@ -2,16 +2,14 @@ import { Button, Group, Paper, Text, Textarea, Title } from '@mantine/core';
 import { IconCheck, IconX } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
-import type { inferRouterOutputs } from '@trpc/server';
 import { Fragment, lazy, type ReactNode, Suspense, useEffect, useRef, useState } from 'react';
-import type { AppRouter } from '../../../server/api/root.ts';
 import { MASKED } from '../../../server/policy/evaluation/masks.ts';
 import { visible } from '../../../server/policy/evaluation/shown.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { duration } from '../../lib/time.ts';
-import { trpc } from '../../lib/trpc.ts';
+import { type Answers, trpc } from '../../lib/trpc.ts';
 import { actionTitle, count, HOLD_TYPE, money, risk } from '../../lib/words.ts';
 import { Broken } from '../../ui/broken.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
@@ -26,11 +24,11 @@ import { Countdown, When } from '../../ui/time.tsx';
 import './hold.css';
 
 const MachineStanding = lazy(() =>
-  import('../machines/standing.tsx').then((module) => ({ default: module.MachineStanding })),
+  import('../../parts/machine/standing.tsx').then((module) => ({ default: module.MachineStanding })),
 );
 
 const route = getRouteApi('/app/approvals/$id');
-type Hold = inferRouterOutputs<AppRouter>['escrow']['get'];
+type Hold = Answers['escrow']['get'];
 
 /**
  * One held action, for who must decide it in a moment: what is asked, what it is worth, who has agreed, and the vote.

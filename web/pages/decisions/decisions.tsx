@@ -5,6 +5,7 @@ import { IconListDetails, IconPlayerPause, IconPlayerPlay } from '@tabler/icons-
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import type { Decision } from '../../../server/domain/decision.ts';
+import { type DecisionRow, useStream } from '../../lib/decision-stream.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { Id } from '../../ui/copy.tsx';
@@ -15,7 +16,6 @@ import { EmptyState, Shown } from '../../ui/states.tsx';
 import { DECISION, DecisionTag } from '../../ui/status.tsx';
 import { Clock, When } from '../../ui/time.tsx';
 import { FILTERS, type Filter, type Search } from './search.ts';
-import { type DecisionRow, useStream } from './stream.ts';
 
 const route = getRouteApi('/app/decisions');
 

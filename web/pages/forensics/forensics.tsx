@@ -1,3 +1,4 @@
+import './forensics.css';
 import { Anchor, Button, Paper, Stack, Text, Title, VisuallyHidden } from '@mantine/core';
 import { IconDownload, IconLinkOff, IconPackage, IconRosetteDiscountCheck } from '@tabler/icons-react';
 import { keepPreviousData, useInfiniteQuery, useQuery } from '@tanstack/react-query';
@@ -5,6 +6,7 @@ import { useState } from 'react';
 import { usePeople } from '../../lib/people.ts';
 import { fullTime, useZone } from '../../lib/time.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { VerifyPanel } from '../../parts/verify-panel.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
 import { CopyButton, Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
@@ -14,7 +16,6 @@ import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import { ExportForm } from './export.tsx';
-import { VerifyPanel } from './verify.tsx';
 
 /** Proof: is the chain whole, what was signed of it, and evidence to hand over. */
 export function Forensics() {

@@ -1,12 +1,13 @@
+import './machines.css';
 import { Paper, Text, Title } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { type Answers, trpc } from '../../lib/trpc.ts';
+import { MachineChart, wordOf } from '../../parts/machine/chart.tsx';
+import { SentBy } from '../../parts/machine/sender.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Shown } from '../../ui/states.tsx';
-import { MachineChart, wordOf } from './chart.tsx';
-import { SentBy } from './sender.tsx';
 
 type Machine = Answers['machines']['list']['machines'][number];
 

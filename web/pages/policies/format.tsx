@@ -1,8 +1,8 @@
 import { Button } from '@mantine/core';
 import { useMutation } from '@tanstack/react-query';
 import type { RefObject } from 'react';
-import type { EditorHandle } from '../../editor/editor.tsx';
 import { trpc } from '../../lib/trpc.ts';
+import type { EditorHandle } from '../../ui/editor/code-editor.tsx';
 
 /** Puts the text of an editor into the language's own form. */
 export function FormatButton(props: {

@@ -8,10 +8,10 @@ import { trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Id } from '../../ui/copy.tsx';
-import { Diff } from '../../ui/diff.tsx';
+import { Diff } from '../../ui/editor/diff.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { Shown } from '../../ui/states.tsx';
-import { Tag, type Tone } from '../../ui/status.tsx';
+import { REVIEW, Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import type { PolicyDetail } from './policy.tsx';
 
@@ -21,14 +21,6 @@ const CHANGE = {
   rollback: 'rolled back',
   break_glass: 'enforced by breaking the glass',
 } as const;
-export const REVIEW: Record<string, [word: string, tone: Tone]> = {
-  approved: ['approved', 'ok'],
-  rejected: ['rejected', 'bad'],
-  changes_requested: ['asked for changes', 'wait'],
-  break_glass: ['broke the glass', 'bad'],
-  dismissed: ['review ended by a new version', 'quiet'],
-  commented: ['remarked', 'info'],
-};
 
 /** Every version, the newest first, with what was said of it; an old one can be looked at and come back. */
 export function History({ policy }: { policy: PolicyDetail }) {

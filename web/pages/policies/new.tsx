@@ -2,14 +2,14 @@ import { Button, Group, TextInput } from '@mantine/core';
 import { useMutation } from '@tanstack/react-query';
 import { getRouteApi, useNavigate } from '@tanstack/react-router';
 import { useRef, useState } from 'react';
-import type { EditorHandle } from '../../editor/editor.tsx';
 import { toastDone } from '../../lib/errors.tsx';
 import { trpc } from '../../lib/trpc.ts';
-import { Editor } from '../../ui/editor.tsx';
+import { TEMPLATES } from '../../parts/policy-templates.ts';
+import { Gallery } from '../../parts/template-gallery.tsx';
+import type { EditorHandle } from '../../ui/editor/code-editor.tsx';
+import { Editor } from '../../ui/editor/editor.tsx';
 import { Page } from '../../ui/page.tsx';
 import { FormatButton } from './format.tsx';
-import { Gallery } from './gallery.tsx';
-import { TEMPLATES } from './templates.ts';
 import { TryIt } from './try.tsx';
 import './policy.css';
 

@@ -3,18 +3,16 @@ import '@mantine/core/styles/Tabs.css';
 import { Button, Paper, Tabs, Text } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi, Link, useBlocker } from '@tanstack/react-router';
-import type { inferRouterOutputs } from '@trpc/server';
 import { lazy, Suspense, useRef, useState } from 'react';
-import type { AppRouter } from '../../../server/api/root.ts';
-import type { EditorHandle } from '../../editor/editor.tsx';
 import { toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
-import { trpc } from '../../lib/trpc.ts';
+import { type Answers, trpc } from '../../lib/trpc.ts';
 import { Broken } from '../../ui/broken.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
-import { Diff } from '../../ui/diff.tsx';
-import { Editor } from '../../ui/editor.tsx';
+import type { EditorHandle } from '../../ui/editor/code-editor.tsx';
+import { Diff } from '../../ui/editor/diff.tsx';
+import { Editor } from '../../ui/editor/editor.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Loading, Shown } from '../../ui/states.tsx';
 import { PolicyTag } from '../../ui/status.tsx';
@@ -28,12 +26,12 @@ import { TryIt } from './try.tsx';
 import './policy.css';
 
 const MachineStanding = lazy(() =>
-  import('../machines/standing.tsx').then((module) => ({ default: module.MachineStanding })),
+  import('../../parts/machine/standing.tsx').then((module) => ({ default: module.MachineStanding })),
 );
 
 const route = getRouteApi('/app/policies/$id');
 
-export type PolicyDetail = inferRouterOutputs<AppRouter>['policies']['get'];
+export type PolicyDetail = Answers['policies']['get'];
 
 /** One policy: its text with what it would decide, how it differs from what is enforced, and its past. */
 export function PolicyPage() {

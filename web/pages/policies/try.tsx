@@ -1,17 +1,15 @@
 import { Anchor, Button, Group, NativeSelect, Paper, Stack, Text, Textarea, TextInput, Title } from '@mantine/core';
 import { IconPlayerPlay } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
-import type { inferRouterOutputs } from '@trpc/server';
 import { type FormEvent, useState } from 'react';
-import type { AppRouter } from '../../../server/api/root.ts';
 import { ACTION_TYPES } from '../../../server/policy/language/schema.ts';
 import { duration } from '../../lib/time.ts';
-import { trpc } from '../../lib/trpc.ts';
+import { type Answers, trpc } from '../../lib/trpc.ts';
 import { HOLD_TYPE } from '../../lib/words.ts';
 import { Notice } from '../../ui/notice.tsx';
 import { DecisionTag, Tag } from '../../ui/status.tsx';
 
-type Result = inferRouterOutputs<AppRouter>['policies']['try'];
+type Result = Answers['policies']['try'];
 type Verdict = NonNullable<Result['verdict']>;
 
 interface Form {

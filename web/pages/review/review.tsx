@@ -5,21 +5,21 @@ import { useRef, useState } from 'react';
 import { toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
-import { trpc } from '../../lib/trpc.ts';
+import { type Answers, trpc } from '../../lib/trpc.ts';
 import { Broken } from '../../ui/broken.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
-import { Diff } from '../../ui/diff.tsx';
+import { Diff } from '../../ui/editor/diff.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { Notice } from '../../ui/notice.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Loading, Shown } from '../../ui/states.tsx';
-import { PolicyTag, Tag } from '../../ui/status.tsx';
+import { PolicyTag, REVIEW, Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
-import { REVIEW } from '../policies/history.tsx';
-import type { PolicyDetail } from '../policies/policy.tsx';
-import '../policies/policy.css';
+import './review.css';
 
 const route = getRouteApi('/app/review/$id');
+
+type PolicyDetail = Answers['policies']['get'];
 
 /** One version before a second person: what it changes, what was said, and the decision. */
 export function ReviewPage() {

@@ -3,18 +3,18 @@ import { IconCheck, IconCircleDashed } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { Link } from '@tanstack/react-router';
 import { type ReactNode, useState } from 'react';
+import { useStream } from '../../lib/decision-stream.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { useMe } from '../../lib/session.ts';
 import { api, trpc } from '../../lib/trpc.ts';
+import { TEMPLATES, type Template } from '../../parts/policy-templates.ts';
+import { Gallery } from '../../parts/template-gallery.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
 import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Notice } from '../../ui/notice.tsx';
 import { Page } from '../../ui/page.tsx';
 import { DecisionTag } from '../../ui/status.tsx';
 import { Clock } from '../../ui/time.tsx';
-import { useStream } from '../decisions/stream.ts';
-import { Gallery } from '../policies/gallery.tsx';
-import { TEMPLATES, type Template } from '../policies/templates.ts';
 import './start.css';
 
 /** From an empty tenant to the first denied call in five minutes: policy, key, call, and the decision arriving. */

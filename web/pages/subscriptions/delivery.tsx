@@ -12,7 +12,7 @@ import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import { DeliveryTag, RESULT } from './words.tsx';
 
-const Where = lazy(() => import('../machines/standing.tsx').then((module) => ({ default: module.Where })));
+const Where = lazy(() => import('../../parts/machine/standing.tsx').then((module) => ({ default: module.Where })));
 
 type OneDelivery = Answers['subscriptions']['delivery'];
 /** Which delivery of which subscription. */

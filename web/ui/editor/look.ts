@@ -1,7 +1,7 @@
 import { syntaxHighlighting } from '@codemirror/language';
 import { EditorView } from '@codemirror/view';
 import { classHighlighter } from '@lezer/highlight';
-import { styleNonce } from '../ui/theme.ts';
+import { styleNonce } from '../theme.ts';
 import './editor.css';
 
 /** How every text of the policy language looks. */

@@ -1,6 +1,6 @@
 import type { CompletionContext, CompletionResult } from '@codemirror/autocomplete';
 import { StreamLanguage } from '@codemirror/language';
-import type { Annotations } from '../../server/domain/policy.ts';
+import type { Annotations } from '../../../server/domain/policy.ts';
 
 /** Cedar as the editor knows it: enough for colors, completion and help. What is right is the server's to say. */
 

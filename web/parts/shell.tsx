@@ -9,9 +9,9 @@ import { useMe } from '../lib/session.ts';
 import { signOut } from '../lib/sign-out.ts';
 import { useZone } from '../lib/time.ts';
 import { trpc } from '../lib/trpc.ts';
-import { NAV } from '../nav.ts';
-import { CONTENT, focusContent } from './focus.ts';
-import { Mark } from './mark.tsx';
+import { CONTENT, focusContent } from '../ui/focus.ts';
+import { Mark } from '../ui/mark.tsx';
+import { NAV } from './nav.ts';
 
 /** Everything around a page: where one is, where one can go, who one is. */
 export function Shell() {

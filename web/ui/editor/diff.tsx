@@ -1,9 +1,9 @@
 import { Group, Text } from '@mantine/core';
 import { useMediaQuery } from '@mantine/hooks';
 import { lazy, Suspense, useState } from 'react';
-import { Loading } from './states.tsx';
+import { Loading } from '../states.tsx';
 
-const PolicyDiff = lazy(() => import('../editor/diff.tsx'));
+const TextDiff = lazy(() => import('./merge-view.tsx'));
 
 /** What changed from one text to another. Narrow screens get one column. */
 export function Diff({ before, after, label }: { before: string; after: string; label: string }) {
@@ -33,7 +33,7 @@ export function Diff({ before, after, label }: { before: string; after: string; 
         </fieldset>
       </Group>
       <Suspense fallback={<Loading />}>
-        <PolicyDiff before={before} after={after} sideBySide={sideBySide} label={label} />
+        <TextDiff before={before} after={after} sideBySide={sideBySide} label={label} />
       </Suspense>
     </>
   );

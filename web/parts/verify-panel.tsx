@@ -1,19 +1,19 @@
-import './forensics.css';
+import './verify-panel.css';
 import { Button, Group, Paper, Text, Title } from '@mantine/core';
 import { IconLinkOff, IconRosetteDiscountCheck, IconShieldSearch } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { Fragment, useEffect, useRef, useState } from 'react';
-import { toastProblem } from '../../lib/errors.tsx';
-import { queryClient } from '../../lib/query.ts';
-import { eventsOf } from '../../lib/sse.ts';
-import { duration } from '../../lib/time.ts';
-import { type Answers, trpc } from '../../lib/trpc.ts';
-import { useLastVerified } from '../../lib/verified.ts';
-import { CodeBlock } from '../../ui/code.tsx';
-import { Id } from '../../ui/copy.tsx';
-import { Shown } from '../../ui/states.tsx';
-import { Tag } from '../../ui/status.tsx';
-import { When } from '../../ui/time.tsx';
+import { toastProblem } from '../lib/errors.tsx';
+import { queryClient } from '../lib/query.ts';
+import { eventsOf } from '../lib/sse.ts';
+import { duration } from '../lib/time.ts';
+import { type Answers, trpc } from '../lib/trpc.ts';
+import { useLastVerified } from '../lib/verified.ts';
+import { CodeBlock } from '../ui/code.tsx';
+import { Id } from '../ui/copy.tsx';
+import { Shown } from '../ui/states.tsx';
+import { Tag } from '../ui/status.tsx';
+import { When } from '../ui/time.tsx';
 
 type Chain = 'forensics' | 'audit';
 

@@ -1,4 +1,4 @@
-import './machines.css';
+import './machine.css';
 import { useMediaQuery } from '@mantine/hooks';
 import { useId, useMemo } from 'react';
 import { type ChartShape, EVENT_LINE, layOut } from './layout.ts';

@@ -1,5 +1,5 @@
-import { TEMPLATES, type Template } from './templates.ts';
-import './policy.css';
+import { TEMPLATES, type Template } from './policy-templates.ts';
+import './template-gallery.css';
 
 /** The templates, each a button. */
 export function Gallery({ onChoose }: { onChoose: (template: Template) => void }) {

@@ -1,8 +1,8 @@
 import { Button, Group, Text } from '@mantine/core';
 import { IconDeviceDesktop } from '@tabler/icons-react';
-import type { Answers } from '../../lib/trpc.ts';
-import { Tag } from '../../ui/status.tsx';
-import { When } from '../../ui/time.tsx';
+import type { Answers } from '../lib/trpc.ts';
+import { Tag } from '../ui/status.tsx';
+import { When } from '../ui/time.tsx';
 
 export type Session = Answers['sessions']['list']['sessions'][number];
 

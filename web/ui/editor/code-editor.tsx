@@ -13,8 +13,8 @@ import {
 } from '@codemirror/view';
 import { IconAlertTriangle, IconCircleCheck, IconCircleX } from '@tabler/icons-react';
 import { useEffect, useImperativeHandle, useRef, useState } from 'react';
-import { api } from '../lib/trpc.ts';
-import { count } from '../lib/words.ts';
+import { api } from '../../lib/trpc.ts';
+import { count } from '../../lib/words.ts';
 import { cedar, complete, helpFor } from './cedar.ts';
 import { look } from './look.ts';
 
@@ -35,7 +35,7 @@ export interface EditorHandle {
  * An editor of policy texts: colors, completion (Ctrl-Space), help for the word under the pointer, and the server's
  * problems at their places as one types. Tab leaves it after Escape; F8 goes to the next problem.
  */
-export default function PolicyEditor({
+export default function CodeEditor({
   initial,
   policyId,
   onChange,

@@ -1,13 +1,13 @@
 import { Skeleton } from '@mantine/core';
 import { type ComponentProps, lazy, Suspense } from 'react';
 
-const PolicyEditor = lazy(() => import('../editor/editor.tsx'));
+const CodeEditor = lazy(() => import('./code-editor.tsx'));
 
 /** The editor of policy texts, whose code is loaded when one is first shown. */
-export function Editor(props: ComponentProps<typeof PolicyEditor>) {
+export function Editor(props: ComponentProps<typeof CodeEditor>) {
   return (
     <Suspense fallback={<Skeleton height={320} aria-label="Loading" role="status" />}>
-      <PolicyEditor {...props} />
+      <CodeEditor {...props} />
     </Suspense>
   );
 }

@@ -1,12 +1,9 @@
-import type { inferRouterOutputs } from '@trpc/server';
 import { useCallback, useEffect, useRef, useState } from 'react';
-import type { AppRouter } from '../../../server/api/root.ts';
-import { onHint } from '../../lib/live.ts';
-import { api } from '../../lib/trpc.ts';
-import type { Search } from './search.ts';
+import { onHint } from './live.ts';
+import { type Answers, api, type Inputs } from './trpc.ts';
 
-export type DecisionRow = inferRouterOutputs<AppRouter>['events']['list']['events'][number];
-type Filters = Omit<Search, 'event'>;
+export type DecisionRow = Answers['events']['list']['events'][number];
+type Filters = Omit<Inputs['events']['list'], 'order' | 'after' | 'limit' | 'since'>;
 
 const PAGE = 60;
 /** More than this no one reads in a stream; older ones are a page away. */

@@ -6,7 +6,7 @@ import { cedar } from './cedar.ts';
 import { look } from './look.ts';
 
 /** Two texts, side by side or in one column, with what did not change folded away. */
-export default function PolicyDiff(props: { before: string; after: string; sideBySide: boolean; label: string }) {
+export default function TextDiff(props: { before: string; after: string; sideBySide: boolean; label: string }) {
   const { before, after, sideBySide, label } = props;
   const box = useRef<HTMLDivElement>(null);
   useEffect(() => {

@@ -14,7 +14,7 @@ import {
   IconUsers,
   IconWebhook,
 } from '@tabler/icons-react';
-import type { Role } from '../server/domain/principal.ts';
+import type { Role } from '../../server/domain/principal.ts';
 
 export interface NavEntry {
   to: string;
