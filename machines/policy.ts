@@ -47,12 +47,25 @@ export type PolicyEvent = Circumstances &
 
 export type ReviewStatus = 'approved' | 'rejected' | 'changes_requested' | 'break_glass' | 'dismissed' | 'commented';
 
+export type PolicyAction =
+  | 'created'
+  | 'updated'
+  | 'submitted'
+  | 'approved'
+  | 'rejected'
+  | 'changes_requested'
+  | 'revoked'
+  | 'rolled_back'
+  | 'break_glass'
+  | 'commented'
+  | 'review_closed';
+
 export type PolicyEffect =
-  | { type: 'audit'; params: { action: string; severity: 'info' | 'critical' } }
+  | { type: 'audit'; params: { action: `policy.${PolicyAction}`; severity: 'info' | 'critical' } }
   | { type: 'review'; params: { status: ReviewStatus; version: number } }
   | { type: 'publish'; params?: undefined };
 
-const audit = (action: string, severity: 'info' | 'critical' = 'info') =>
+const audit = (action: PolicyAction, severity: 'info' | 'critical' = 'info') =>
   ({ type: 'audit', params: { action: `policy.${action}`, severity } }) as const;
 /** A review of the version that the event names, or else of the newest one before the event. */
 const review = (status: ReviewStatus) =>
@@ -86,7 +99,7 @@ export const policyMachine = setup({
     input: {} as { author: string },
   },
   actions: {
-    audit: (_, _params: { action: string; severity: 'info' | 'critical' }) => undefined,
+    audit: (_, _params: { action: `policy.${PolicyAction}`; severity: 'info' | 'critical' }) => undefined,
     review: (_, _params: { status: ReviewStatus; version: number }) => undefined,
     publish: () => undefined,
     addRevision: assign(({ context, event }) => ({

@@ -1,12 +1,11 @@
 import type { AnyProcedure } from '@trpc/server';
 import { type GenerateOpenApiDocumentOptions, generateOpenApiDocument } from 'trpc-to-openapi';
 import { z } from 'zod';
-import { EVENT_TYPES, type EventType } from '../../db/outbox.ts';
+import { EVENTS } from '../domain/events.ts';
 import type { Access } from '../domain/principal.ts';
 import { ERRORS, type ErrorCode } from '../errors.ts';
 import type { PlainDescription } from '../rpc/plain.ts';
 import type { HeaderDescription, Meta, RouteHeaders } from '../rpc/procedure.ts';
-import { PAYLOADS, payloadName } from '../subscriptions/payloads.ts';
 import { EXAMPLES, type Example } from './examples.ts';
 import { VERSION } from './meta.ts';
 import type { AppRouter } from './root.ts';
@@ -111,7 +110,10 @@ export function openApiDocument(router: AppRouter, plain: readonly PlainDescript
     license: { name: 'Apache-2.0', identifier: 'Apache-2.0' } as never,
     securitySchemes: { ...SECURITY_SCHEMES },
     tags: Object.keys(TAGS),
-    defs: { Problem, ...PAYLOADS } as never,
+    defs: {
+      Problem,
+      ...Object.fromEntries(Object.values(EVENTS).map(({ payload }) => [nameOf(payload), payload])),
+    } as never,
     paths: plainPaths(plain),
   });
   const abouts = new Map<string, About>();
@@ -255,19 +257,19 @@ function webhooks(): object {
     'webhook-signature': { description: 'Standard Webhooks: v1,<base64>', required: true },
   } satisfies Record<string, HeaderDescription>;
   return Object.fromEntries(
-    Object.entries(EVENT_TYPES).map(([type, summary]) => [
+    Object.entries(EVENTS).map(([type, { description, payload }]) => [
       type,
       {
         post: {
           operationId: `webhook-${type.replace('.', '-')}`,
-          summary: sentence(summary),
+          summary: sentence(description),
           tags: ['subscriptions'],
           security: [],
           parameters: Object.entries(signed).map(([name, header]) => ({ name, in: 'header', ...described(header) })),
           requestBody: {
             required: true,
             content: {
-              'application/json': { schema: { $ref: `#/components/schemas/${payloadName(type as EventType)}` } },
+              'application/json': { schema: { $ref: `#/components/schemas/${nameOf(payload)}` } },
             },
           },
           responses: {
@@ -278,6 +280,9 @@ function webhooks(): object {
     ]),
   );
 }
+
+/** What a schema is called in the document. */
+const nameOf = (schema: z.ZodType): string => schema.meta()!.id!;
 
 const sentence = (text: string) => text.charAt(0).toUpperCase() + text.slice(1);
 

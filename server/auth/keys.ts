@@ -4,6 +4,7 @@ import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
 import { lockPeople } from '../../db/people.ts';
 import type { Actor, Doer } from '../domain/audit.ts';
+import type { EventPayload } from '../domain/events.ts';
 import type { Scope } from '../domain/principal.ts';
 import { newSecret, type SecretKind, secretHash, secretPrefix } from '../domain/secret.ts';
 import { AppError } from '../errors.ts';
@@ -223,7 +224,7 @@ export class Keys {
     tenantId: string,
     type: 'key.created' | 'key.revoked',
     actor: Actor,
-    key: Record<string, unknown>,
+    key: Omit<EventPayload<'key.created'>, 'actor_id' | 'created_at'>,
   ): Promise<void> {
     const at = this.#clock.now();
     const created_at = new Date(at).toISOString();

@@ -186,7 +186,15 @@ async function record(
   await addEventBy(client, tenantId, {
     type: 'forensics.loss_accepted',
     at: now,
-    payload: { chain, kept_seq: kept.seq, lost_seq: lost.seq, record_seq: to.seq, reason, note },
+    payload: {
+      chain,
+      kept_seq: kept.seq,
+      lost_seq: lost.seq,
+      record_seq: to.seq,
+      reason,
+      note,
+      created_at: new Date(now).toISOString(),
+    },
   });
   return {
     tenant_id: tenantId,

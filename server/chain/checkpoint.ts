@@ -535,7 +535,7 @@ export class Checkpoints {
             reason: found.reason,
             known_seq: found.known.seq,
             last_seq: standing.last,
-            noticed_at: new Date(at).toISOString(),
+            created_at: new Date(at).toISOString(),
           },
         });
       }
@@ -641,7 +641,14 @@ export class Checkpoints {
 }
 
 /** What subscribers are told of a checkpoint: with the note they can hold this server to it. */
-export function checkpointEvent({ chain, seq, hash, kid, note, createdAt }: Checkpoint): OutboxEvent {
+export function checkpointEvent({
+  chain,
+  seq,
+  hash,
+  kid,
+  note,
+  createdAt,
+}: Checkpoint): OutboxEvent<'forensics.checkpoint'> {
   return {
     type: 'forensics.checkpoint',
     at: Date.parse(createdAt),

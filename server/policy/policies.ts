@@ -7,7 +7,7 @@ import {
 import { Policy, PolicyRevision, type PolicyRevisionRow, type PolicyRow } from '../../db/entities/index.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
-import { addEvent, EVENT_TYPES, type EventType } from '../../db/outbox.ts';
+import { addEvent } from '../../db/outbox.ts';
 import {
   createPolicy,
   POLICY_MACHINE_VERSION,
@@ -18,7 +18,8 @@ import {
   restorePolicy,
   stepPolicy,
 } from '../../machines/policy.ts';
-import type { Actor, AuditAction } from '../domain/audit.ts';
+import type { Actor } from '../domain/audit.ts';
+import { isEventType } from '../domain/events.ts';
 import type { ActionRequest, Diagnostic } from '../domain/policy.ts';
 import { hasRole, type Principal, personOf } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
@@ -547,7 +548,7 @@ export class Policies {
     by: By,
     more: {
       before?: string | undefined;
-      after?: string | undefined;
+      after: string;
       reason?: string | undefined;
       detail?: string | undefined;
       /** The version that was decided on; else the newest. */
@@ -558,9 +559,10 @@ export class Policies {
     const enforced = effects.some((effect) => effect.type === 'publish') && policy.liveVersion === policy.version;
     const now = this.#clock.now();
     for (const [n, { params }] of actions.entries()) {
-      if (!(params.action in EVENT_TYPES)) continue;
+      const { action: type } = params;
+      if (!isEventType(type)) continue;
       await addEvent(em, policy.tenantId, {
-        type: params.action as EventType,
+        type,
         // a millisecond apart, so that the events of one transaction keep their order
         at: now + n,
         payload: {
@@ -578,7 +580,7 @@ export class Policies {
     for (const effect of actions) {
       await this.#audit(em, policy.tenantId, {
         actor: by.actor,
-        action: effect.params.action as AuditAction,
+        action: effect.params.action,
         severity: effect.params.severity,
         target: { type: 'policy', id: policy.id },
         detail: [`version ${more.about ?? policy.version}`, more.detail, enforced && ENFORCED]

@@ -1,7 +1,7 @@
 import { z } from 'zod';
-import { EVENT_TYPES, type EventType } from '../../db/outbox.ts';
 import { DELIVERY_STATES, RESULTS } from '../../machines/delivery.ts';
 import { actorOf, type Doer } from '../domain/audit.ts';
+import { EVENT_TYPES } from '../domain/events.ts';
 import type { Principal } from '../domain/principal.ts';
 import { text } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
@@ -9,7 +9,7 @@ import { DESTINATION_TYPES } from './destinations/destination.ts';
 import { DESTINATIONS } from './destinations/index.ts';
 import { eventTypes, type Subscriptions } from './subscriptions.ts';
 
-const Type = z.enum(Object.keys(EVENT_TYPES) as [EventType, ...EventType[]]);
+const Type = z.enum(EVENT_TYPES);
 const DestinationConfigOut = z.object({
   app_url: z.string().optional().describe('where Approve and Deny lead; absent: this server'),
 });

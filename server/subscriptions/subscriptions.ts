@@ -2,7 +2,7 @@ import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
 import { type DestinationConfig, Subscription, type SubscriptionRow } from '../../db/entities/index.ts';
 import { afterCommit, type Database, type WriteAudit } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
-import { addEvent, EVENT_TYPES, type EventType } from '../../db/outbox.ts';
+import { addEvent } from '../../db/outbox.ts';
 import {
   DELIVERY_MACHINE_VERSION,
   type DeliveryEvent,
@@ -12,6 +12,7 @@ import {
   stepDelivery,
 } from '../../machines/delivery.ts';
 import type { AuditAction, Doer } from '../domain/audit.ts';
+import { EVENTS, type EventType } from '../domain/events.ts';
 import { AppError, type Fault } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { SecretBox } from '../lib/crypto.ts';
@@ -669,8 +670,5 @@ function shortened(url: string): string {
   return `${origin}${pathname.slice(0, Math.min(12, pathname.length / 3))}…`;
 }
 
-/** Every event type with what it tells, for those who choose. */
-export const eventTypes = Object.entries(EVENT_TYPES).map(([type, description]) => ({
-  type: type as EventType,
-  description,
-}));
+/** Every event type with its description, for those who choose. */
+export const eventTypes = Object.entries(EVENTS).map(([type, { description }]) => ({ type, description }));

@@ -93,7 +93,12 @@ async function happen(core: Core, tenantId: string, count: number): Promise<void
   try {
     await client.query('begin');
     for (let n = 0; n < count; n++) {
-      await addEventBy(client, tenantId, { type: 'svc.test', at: Date.now(), payload: { at: Date.now() } });
+      const at = Date.now();
+      await addEventBy(client, tenantId, {
+        type: 'svc.test',
+        at,
+        payload: { subscription_id: 'bench', message: 'one of many', created_at: new Date(at).toISOString() },
+      });
     }
     await client.query('commit');
   } finally {
@@ -124,7 +129,7 @@ async function receive(): Promise<void> {
     let body = '';
     for await (const chunk of request) body += chunk;
     count++;
-    late.push(Date.now() - (JSON.parse(body) as { at: number }).at);
+    late.push(Date.now() - Date.parse((JSON.parse(body) as { created_at: string }).created_at));
     response.writeHead(204).end();
   });
   const hanging = createServer((socket) => socket.on('error', () => undefined));

@@ -13,6 +13,7 @@ import {
 import { checkpointFile, highestInFile } from '../../server/chain/checkpoint-file.ts';
 import { openHead } from '../../server/chain/note.ts';
 import { chainHash, genesisLine, ZERO_HASH } from '../../server/chain/record.ts';
+import { EVENTS } from '../../server/domain/events.ts';
 import { useDatabase } from '../helpers/database.ts';
 import {
   appenderOn,
@@ -208,6 +209,7 @@ describe('checkpoints', () => {
         [tenantId],
       );
       expect(events.rows).toMatchObject([{ payload: { chain: 'forensics', known_seq: 31 } }]);
+      expect(EVENTS['forensics.chain_closed'].payload.strict().parse(events.rows[0].payload)).toBeTruthy();
     }
   });
 

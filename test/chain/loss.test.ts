@@ -11,6 +11,7 @@ import { openLoss, signHead, signLoss } from '../../server/chain/note.ts';
 import type { ChainName } from '../../server/chain/record.ts';
 import { verifyChain } from '../../server/chain/verification.ts';
 import { OPERATOR } from '../../server/domain/audit.ts';
+import { EVENTS } from '../../server/domain/events.ts';
 import { systemClock } from '../../server/lib/clock.ts';
 import { keyFingerprint } from '../../server/lib/crypto.ts';
 import { useDatabase } from '../helpers/database.ts';
@@ -131,6 +132,13 @@ describe('a chain that went back', () => {
       { action: 'chain.loss_accepted', severity: 'critical', reason: 'the drill', note: accepted.note },
     ]);
     expect((await one.verify(tenantId, 'audit')).verified).toBe(true);
+    const outbox = await sql(
+      `select payload from event_outbox where tenant_id = $1 and event_type = 'forensics.loss_accepted'`,
+      tenantId,
+    );
+    expect(
+      outbox.rows.map(({ payload }) => EVENTS['forensics.loss_accepted'].payload.strict().parse(payload)),
+    ).toMatchObject([{ kept_seq: 8, lost_seq: 21, record_seq: 9 }]);
   });
 
   test('answers no event as a duplicate that it does not hold, when only the writer’s connection was away', async () => {

@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { EVENT_TYPES } from '../../db/outbox.ts';
+import { EVENT_TYPES } from '../../server/domain/events.ts';
 import { cardOf, oneLine } from '../../server/subscriptions/destinations/card.ts';
 import type { Message } from '../../server/subscriptions/destinations/destination.ts';
 import { DESTINATIONS, typeOfTarget } from '../../server/subscriptions/destinations/index.ts';
@@ -101,7 +101,7 @@ describe('the card of a hold', () => {
     expect(blocks.map(({ type }) => type)).toEqual(['header', 'section', 'section', 'divider', 'section', 'actions']);
     expect(blocks[4]!.fields!.map((field) => field.text)).toEqual([
       'The agent says\npays 12 EUR to &lt;ACME&gt; &amp; Co.',
-      'The risk that it states\n0.4',
+      'Risk stated by the agent\n0.4',
     ]);
     const buttons = blocks.flatMap((block) => block.elements ?? []);
     expect(buttons.map((button) => [button.text.text, button.url])).toEqual(links);
@@ -177,7 +177,7 @@ describe('a card of anything', () => {
     hold_type: fc.constantFrom('single', 'multi_party'),
   });
   const any = fc
-    .tuple(fc.constantFrom(...Object.keys(EVENT_TYPES)), payload)
+    .tuple(fc.constantFrom(...EVENT_TYPES), payload)
     .map(([type, fields]) => message(type, fields as Record<string, unknown>));
 
   test('keeps within what Slack takes, as plain text without its control characters', () => {

@@ -1892,7 +1892,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** An action is held and waits for approval, a condition or time */
+        /** An action is held and waits for approval, for a condition or for time to pass */
         post: operations["webhook-escrow-created"];
         delete?: never;
         options?: never;
@@ -1909,7 +1909,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** Somebody has voted on a hold */
+        /** Somebody voted on a hold */
         post: operations["webhook-escrow-vote_cast"];
         delete?: never;
         options?: never;
@@ -1926,7 +1926,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** A hold is released: the agent may act */
+        /** A hold was released: the agent may act */
         post: operations["webhook-escrow-released"];
         delete?: never;
         options?: never;
@@ -1943,7 +1943,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** An approver has said no to a held action */
+        /** An approver rejected a held action */
         post: operations["webhook-escrow-rejected"];
         delete?: never;
         options?: never;
@@ -1977,7 +1977,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** A hold was taken back */
+        /** A hold was cancelled */
         post: operations["webhook-escrow-cancelled"];
         delete?: never;
         options?: never;
@@ -2011,7 +2011,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** A policy was created, as a draft */
+        /** A policy was created as a draft */
         post: operations["webhook-policy-created"];
         delete?: never;
         options?: never;
@@ -2045,7 +2045,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** A version waits for review */
+        /** A version is waiting for review */
         post: operations["webhook-policy-submitted"];
         delete?: never;
         options?: never;
@@ -2079,7 +2079,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** A reviewer has rejected a version */
+        /** A reviewer rejected a version */
         post: operations["webhook-policy-rejected"];
         delete?: never;
         options?: never;
@@ -2096,7 +2096,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** A reviewer asks for changes */
+        /** A reviewer requested changes */
         post: operations["webhook-policy-changes_requested"];
         delete?: never;
         options?: never;
@@ -2130,7 +2130,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** The text of an old version came back as a new one */
+        /** The text of an earlier version was restored as a new version */
         post: operations["webhook-policy-rolled_back"];
         delete?: never;
         options?: never;
@@ -2198,7 +2198,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** A signed evidence package was made */
+        /** A signed evidence package was exported */
         post: operations["webhook-forensics-exported"];
         delete?: never;
         options?: never;
@@ -2249,7 +2249,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** An operator has accepted that records of a chain are lost; it goes on without them */
+        /** An operator accepted that records of a chain are lost; the chain goes on without them */
         post: operations["webhook-forensics-loss_accepted"];
         delete?: never;
         options?: never;
@@ -2266,7 +2266,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** A proxy is silent for longer than three poll intervals */
+        /** A proxy has been silent for more than three poll intervals */
         post: operations["webhook-proxy-offline"];
         delete?: never;
         options?: never;
@@ -2283,7 +2283,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** A destination failed for too long, or is gone, and nothing is sent there any more */
+        /** A destination failed for too long, or no longer exists, and nothing more is sent there */
         post: operations["webhook-subscription-disabled"];
         delete?: never;
         options?: never;
@@ -3040,17 +3040,17 @@ export interface components {
             tool_name: string | null;
             method: string | null;
             resource: string | null;
-            /** @description the beginning of them as JSON, masked; gone after retention */
+            /** @description the beginning of the arguments as JSON, masked; removed after retention */
             arguments?: string | null;
-            /** @description the beginning of it as JSON; gone after retention */
+            /** @description the beginning of the context as JSON; removed after retention */
             context?: string | null;
             estimated_value: number | null;
             value_currency: string | null;
-            /** @description what the agent says; nobody has checked it */
+            /** @description as stated by the agent; not verified */
             action_summary: string;
-            /** @description what the agent says; nobody has checked it */
+            /** @description as stated by the agent; not verified */
             risk_score: number | null;
-            /** @description of the rules that hold it */
+            /** @description the reason that the holding rules give */
             reason: string | null;
             /** @enum {string} */
             hold_type: "single" | "multi_party" | "conditional" | "time_delayed";
@@ -3074,7 +3074,7 @@ export interface components {
             content_hash: string;
             status: string;
             live_version: number | null;
-            /** @description who did it: the id of a person, a key or the system */
+            /** @description who did it: the id of a person, of a key or of the system */
             actor_id: string;
             reason?: string;
         };
@@ -3094,7 +3094,7 @@ export interface components {
             scopes?: string[];
             agent_id?: string;
             agent_role?: string;
-            /** @description who did it: the id of a person, a key or the system */
+            /** @description who did it: the id of a person, of a key or of the system */
             actor_id: string;
         };
         ExportPayload: {
@@ -3111,7 +3111,7 @@ export interface components {
             chain_intact: boolean;
             package_hash: string;
             public_key_fingerprint: string;
-            /** @description who did it: the id of a person, a key or the system */
+            /** @description who did it: the id of a person, of a key or of the system */
             actor_id: string;
         };
         CheckpointPayload: {
@@ -3122,11 +3122,50 @@ export interface components {
             tenant_id: string;
             /** Format: date-time */
             created_at: string;
-            chain: string;
+            /** @enum {string} */
+            chain: "forensics" | "audit";
             seq: number;
             hash: string;
             kid: string;
             /** @description the signed note: keep it where this server cannot change it */
+            note: string;
+        };
+        ChainClosedPayload: {
+            /** @description the type of the event */
+            event: string;
+            /** @description the same in every delivery of this event */
+            event_id: string;
+            tenant_id: string;
+            /** Format: date-time */
+            created_at: string;
+            /** @enum {string} */
+            chain: "forensics" | "audit";
+            /** @description what the chain contradicts */
+            reason: string;
+            /** @description the highest record that is known to have existed */
+            known_seq: number;
+            /** @description the last record that the chain has */
+            last_seq: number;
+        };
+        LossAcceptedPayload: {
+            /** @description the type of the event */
+            event: string;
+            /** @description the same in every delivery of this event */
+            event_id: string;
+            tenant_id: string;
+            /** Format: date-time */
+            created_at: string;
+            /** @enum {string} */
+            chain: "forensics" | "audit";
+            /** @description what the operator wrote */
+            reason: string;
+            /** @description the last record that was kept */
+            kept_seq: number;
+            /** @description the highest record that is known to have existed */
+            lost_seq: number;
+            /** @description the record of the loss */
+            record_seq: number;
+            /** @description the signed note of the loss: keep it where this server cannot change it */
             note: string;
         };
         ProxyPayload: {
@@ -3141,7 +3180,7 @@ export interface components {
             /** Format: date-time */
             last_seen_at: string;
         };
-        DisabledPayload: {
+        SubscriptionDisabledPayload: {
             /** @description the type of the event */
             event: string;
             /** @description the same in every delivery of this event */
@@ -10954,7 +10993,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["CheckpointPayload"];
+                "application/json": components["schemas"]["ChainClosedPayload"];
             };
         };
         responses: {
@@ -10989,7 +11028,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["CheckpointPayload"];
+                "application/json": components["schemas"]["LossAcceptedPayload"];
             };
         };
         responses: {
@@ -11059,7 +11098,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["DisabledPayload"];
+                "application/json": components["schemas"]["SubscriptionDisabledPayload"];
             };
         };
         responses: {

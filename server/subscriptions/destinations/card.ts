@@ -1,3 +1,4 @@
+import { definitionOf } from '../../domain/events.ts';
 import type { Message } from './destination.ts';
 
 /** What a chat shows of an event, before it takes the form of one chat or the other. All of it is plain text. */
@@ -9,34 +10,6 @@ export interface Card {
   buttons: { label: string; url: string; style?: 'primary' | 'danger' }[];
 }
 
-const TITLES: Readonly<Record<string, string>> = {
-  'escrow.created': 'Approval needed',
-  'escrow.vote_cast': 'A vote was cast',
-  'escrow.released': 'Released: the agent may act',
-  'escrow.rejected': 'Rejected',
-  'escrow.expired': 'Expired',
-  'escrow.cancelled': 'Cancelled',
-  'escrow.consumed': 'Carried out',
-  'policy.created': 'Policy created',
-  'policy.updated': 'Policy updated',
-  'policy.submitted': 'Policy submitted for review',
-  'policy.approved': 'Policy approved',
-  'policy.rejected': 'Policy rejected',
-  'policy.changes_requested': 'Changes to a policy requested',
-  'policy.revoked': 'Policy revoked',
-  'policy.rolled_back': 'Policy rolled back',
-  'policy.break_glass': 'Break glass: a policy is enforced without approval',
-  'key.created': 'Key created',
-  'key.revoked': 'Key revoked',
-  'forensics.exported': 'Evidence package exported',
-  'forensics.checkpoint': 'Chain checkpoint signed',
-  'forensics.chain_closed': 'A chain is closed: records that were acknowledged are missing',
-  'forensics.loss_accepted': 'The loss of records of a chain was accepted',
-  'proxy.offline': 'A proxy is silent',
-  'subscription.disabled': 'A subscription was disabled',
-  'svc.test': 'Test message: this destination works',
-};
-
 const HOLD_TYPES: Readonly<Record<string, string>> = {
   single: 'one approval',
   multi_party: 'several approvals',
@@ -44,12 +17,9 @@ const HOLD_TYPES: Readonly<Record<string, string>> = {
   time_delayed: 'released by time unless rejected',
 };
 
-/** What may still be voted on when this event is told. */
-const OPEN = new Set(['escrow.created', 'escrow.vote_cast']);
-
 /** The card of an event. Of values that agents and people wrote, only so much as a card can hold, on one line. */
 export function cardOf({ eventType, payload, appUrl }: Message): Card {
-  const title = TITLES[eventType] ?? eventType;
+  const { title = eventType, votable = false } = definitionOf(eventType) ?? {};
   const facts: Card['facts'] = [];
   const fact = (label: string, value: unknown, max = 120) => {
     if (value !== undefined && value !== null && value !== '') facts.push([label, oneLine(String(value), max)]);
@@ -73,8 +43,8 @@ export function cardOf({ eventType, payload, appUrl }: Message): Card {
     fact('Approvals required', payload.required_approvals);
     fact('Expires', time(payload.expires_at));
     const said: Card['facts'] = [['The agent says', oneLine(String(payload.action_summary ?? ''), 380)]];
-    if (typeof payload.risk_score === 'number') said.push(['The risk that it states', String(payload.risk_score)]);
-    const buttons: Card['buttons'] = OPEN.has(eventType)
+    if (typeof payload.risk_score === 'number') said.push(['Risk stated by the agent', String(payload.risk_score)]);
+    const buttons: Card['buttons'] = votable
       ? [
           { label: 'Approve', url: `${url}?vote=approve`, style: 'primary' },
           { label: 'Deny', url: `${url}?vote=deny`, style: 'danger' },

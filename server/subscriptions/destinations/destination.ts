@@ -1,4 +1,4 @@
-import type { EventType } from '../../../db/outbox.ts';
+import type { EventType } from '../../domain/events.ts';
 import type { EgressAnswer } from '../../lib/egress.ts';
 
 export const DESTINATION_TYPES = ['webhook', 'slack', 'teams'] as const;

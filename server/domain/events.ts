@@ -1,0 +1,297 @@
+import { z } from 'zod';
+import { HOLD_TYPES } from './policy.ts';
+
+/*
+ * The events that subscribers receive. A new one is a row of EVENTS, with its payload where no other event has the same,
+ * and an `addEvent` where it happens; the API document, the cards of chats and the dashboard read the row.
+ */
+
+const common = {
+  event: z.string().describe('the type of the event'),
+  event_id: z.string().describe('the same in every delivery of this event'),
+  tenant_id: z.string(),
+  created_at: z.iso.datetime(),
+};
+const actor_id = z.string().describe('who did it: the id of a person, of a key or of the system');
+
+const EscrowPayload = z
+  .object({
+    ...common,
+    escrow_id: z.string(),
+    agent_role: z.string(),
+    agent_id: z.string(),
+    action_type: z.string(),
+    tool_server: z.string().nullable(),
+    tool_name: z.string().nullable(),
+    method: z.string().nullable(),
+    resource: z.string().nullable(),
+    arguments: z
+      .string()
+      .nullable()
+      .optional()
+      .describe('the beginning of the arguments as JSON, masked; removed after retention'),
+    context: z.string().nullable().optional().describe('the beginning of the context as JSON; removed after retention'),
+    estimated_value: z.number().nullable(),
+    value_currency: z.string().nullable(),
+    action_summary: z.string().describe('as stated by the agent; not verified'),
+    risk_score: z.number().nullable().describe('as stated by the agent; not verified'),
+    reason: z.string().nullable().describe('the reason that the holding rules give'),
+    hold_type: z.enum(HOLD_TYPES),
+    required_approvals: z.int(),
+    ttl: z.int().describe('seconds'),
+    expires_at: z.iso.datetime(),
+    notify_targets: z.array(z.string()),
+  })
+  .meta({ id: 'EscrowPayload' });
+
+const PolicyPayload = z
+  .object({
+    ...common,
+    policy_id: z.string(),
+    version: z.int(),
+    content_hash: z.string(),
+    status: z.string(),
+    live_version: z.int().nullable(),
+    actor_id,
+    reason: z.string().optional(),
+  })
+  .meta({ id: 'PolicyPayload' });
+
+const KeyPayload = z
+  .object({
+    ...common,
+    key_id: z.string(),
+    kind: z.enum(['api_key', 'agent_key']),
+    label: z.string().optional(),
+    prefix: z.string().optional(),
+    scopes: z.array(z.string()).optional(),
+    agent_id: z.string().optional(),
+    agent_role: z.string().optional(),
+    actor_id,
+  })
+  .meta({ id: 'KeyPayload' });
+
+const ExportPayload = z
+  .object({
+    ...common,
+    package_id: z.string(),
+    purpose: z.string(),
+    record_count: z.int(),
+    chain_intact: z.boolean(),
+    package_hash: z.string(),
+    public_key_fingerprint: z.string(),
+    actor_id,
+  })
+  .meta({ id: 'ExportPayload' });
+
+const chain = z.enum(['forensics', 'audit']);
+
+const CheckpointPayload = z
+  .object({
+    ...common,
+    chain,
+    seq: z.int(),
+    hash: z.string(),
+    kid: z.string(),
+    note: z.string().describe('the signed note: keep it where this server cannot change it'),
+  })
+  .meta({ id: 'CheckpointPayload' });
+
+const ChainClosedPayload = z
+  .object({
+    ...common,
+    chain,
+    reason: z.string().describe('what the chain contradicts'),
+    known_seq: z.int().describe('the highest record that is known to have existed'),
+    last_seq: z.int().describe('the last record that the chain has'),
+  })
+  .meta({ id: 'ChainClosedPayload' });
+
+const LossAcceptedPayload = z
+  .object({
+    ...common,
+    chain,
+    reason: z.string().describe('what the operator wrote'),
+    kept_seq: z.int().describe('the last record that was kept'),
+    lost_seq: z.int().describe('the highest record that is known to have existed'),
+    record_seq: z.int().describe('the record of the loss'),
+    note: z.string().describe('the signed note of the loss: keep it where this server cannot change it'),
+  })
+  .meta({ id: 'LossAcceptedPayload' });
+
+const ProxyPayload = z
+  .object({ ...common, proxy_id: z.string(), last_seen_at: z.iso.datetime() })
+  .meta({ id: 'ProxyPayload' });
+
+const SubscriptionDisabledPayload = z
+  .object({
+    ...common,
+    subscription_id: z.string(),
+    destination_type: z.string(),
+    reason: z.string(),
+    failing_since: z.iso.datetime().optional(),
+  })
+  .meta({ id: 'SubscriptionDisabledPayload' });
+
+const TestPayload = z
+  .object({ ...common, subscription_id: z.string(), message: z.string() })
+  .meta({ id: 'TestPayload' });
+
+/** What is known of a type of event. */
+export interface EventDefinition {
+  readonly description: string;
+  /** The heading of its card in a chat. */
+  readonly title: string;
+  readonly payload: z.ZodObject;
+  /** What it reports can still be voted on: its card has buttons for that. */
+  readonly votable?: true;
+  /** Meant for programs: people in a chat receive it only when their subscription names it. */
+  readonly forPrograms?: true;
+}
+
+export const EVENTS = {
+  'escrow.created': {
+    description: 'an action is held and waits for approval, for a condition or for time to pass',
+    title: 'Approval needed',
+    payload: EscrowPayload,
+    votable: true,
+  },
+  'escrow.vote_cast': {
+    description: 'somebody voted on a hold',
+    title: 'A vote was cast',
+    payload: EscrowPayload,
+    votable: true,
+  },
+  'escrow.released': {
+    description: 'a hold was released: the agent may act',
+    title: 'Released: the agent may act',
+    payload: EscrowPayload,
+  },
+  'escrow.rejected': {
+    description: 'an approver rejected a held action',
+    title: 'Rejected',
+    payload: EscrowPayload,
+  },
+  'escrow.expired': {
+    description: 'a hold was not released, or not used, in time',
+    title: 'Expired',
+    payload: EscrowPayload,
+  },
+  'escrow.cancelled': {
+    description: 'a hold was cancelled',
+    title: 'Cancelled',
+    payload: EscrowPayload,
+  },
+  'escrow.consumed': {
+    description: 'the held action was let through, once',
+    title: 'Carried out',
+    payload: EscrowPayload,
+  },
+  'policy.created': {
+    description: 'a policy was created as a draft',
+    title: 'Policy created',
+    payload: PolicyPayload,
+  },
+  'policy.updated': {
+    description: 'a policy has a new version',
+    title: 'Policy updated',
+    payload: PolicyPayload,
+  },
+  'policy.submitted': {
+    description: 'a version is waiting for review',
+    title: 'Policy submitted for review',
+    payload: PolicyPayload,
+  },
+  'policy.approved': {
+    description: 'a version was approved and is enforced',
+    title: 'Policy approved',
+    payload: PolicyPayload,
+  },
+  'policy.rejected': {
+    description: 'a reviewer rejected a version',
+    title: 'Policy rejected',
+    payload: PolicyPayload,
+  },
+  'policy.changes_requested': {
+    description: 'a reviewer requested changes',
+    title: 'Changes to a policy requested',
+    payload: PolicyPayload,
+  },
+  'policy.revoked': {
+    description: 'a policy is no longer enforced',
+    title: 'Policy revoked',
+    payload: PolicyPayload,
+  },
+  'policy.rolled_back': {
+    description: 'the text of an earlier version was restored as a new version',
+    title: 'Policy rolled back',
+    payload: PolicyPayload,
+  },
+  'policy.break_glass': {
+    description: 'a version is enforced without approval, in an emergency',
+    title: 'Break glass: a policy is enforced without approval',
+    payload: PolicyPayload,
+  },
+  'key.created': {
+    description: 'an API key or agent key was created',
+    title: 'Key created',
+    payload: KeyPayload,
+  },
+  'key.revoked': {
+    description: 'an API key or agent key was revoked',
+    title: 'Key revoked',
+    payload: KeyPayload,
+  },
+  'forensics.exported': {
+    description: 'a signed evidence package was exported',
+    title: 'Evidence package exported',
+    payload: ExportPayload,
+  },
+  'forensics.checkpoint': {
+    description: 'the head of a chain was signed; keep it where this server cannot change it',
+    title: 'Chain checkpoint signed',
+    payload: CheckpointPayload,
+    forPrograms: true,
+  },
+  'forensics.chain_closed': {
+    description: 'a chain lacks records that it is known to have had; it takes no more until an operator acts',
+    title: 'A chain is closed: records that were acknowledged are missing',
+    payload: ChainClosedPayload,
+  },
+  'forensics.loss_accepted': {
+    description: 'an operator accepted that records of a chain are lost; the chain goes on without them',
+    title: 'The loss of records of a chain was accepted',
+    payload: LossAcceptedPayload,
+  },
+  'proxy.offline': {
+    description: 'a proxy has been silent for more than three poll intervals',
+    title: 'A proxy is silent',
+    payload: ProxyPayload,
+  },
+  'subscription.disabled': {
+    description: 'a destination failed for too long, or no longer exists, and nothing more is sent there',
+    title: 'A subscription was disabled',
+    payload: SubscriptionDisabledPayload,
+  },
+  'svc.test': {
+    description: 'sent by the test of a subscription',
+    title: 'Test message: this destination works',
+    payload: TestPayload,
+  },
+} as const satisfies Record<string, EventDefinition>;
+
+export type EventType = keyof typeof EVENTS;
+export const EVENT_TYPES = Object.keys(EVENTS) as [EventType, ...EventType[]];
+
+/** What is known of a type; undefined for one that only a newer program writes. */
+export function definitionOf(type: string): EventDefinition | undefined {
+  return isEventType(type) ? EVENTS[type] : undefined;
+}
+
+export const isEventType = (type: string): type is EventType => Object.hasOwn(EVENTS, type);
+
+/** What its writer gives of an event's payload: everything but the members that every payload begins with. */
+export type EventPayload<T extends EventType> = Omit<
+  z.input<(typeof EVENTS)[T]['payload']>,
+  'event' | 'event_id' | 'tenant_id'
+>;
