@@ -1,7 +1,7 @@
 import pg from 'pg';
 
 /** A transaction that may write ends within this time, its commit included, or its connection does. */
-export const WRITE_MS = 5000;
+const WRITE_MS = 5000;
 /**
  * A statement for the beginning of a transaction that takes long by what it does: from then on WRITE_MS bounds each of
  * its writes and its commit, and not all of them together.

@@ -111,7 +111,7 @@ export function metAt(requirement: Requirement, context: Pick<HoldContext, 'cond
 }
 
 /** When the machine must be woken although nothing happens to the hold; null when never. */
-export function dueAt(state: HoldState, context: HoldContext): number | null {
+function dueAt(state: HoldState, context: HoldContext): number | null {
   if (state === 'released') return context.executeBy;
   if (state !== 'held') return null;
   return Math.min(metAt(context.release, context), context.expiresAt);

@@ -8,6 +8,7 @@ const bin = (name: string) => path.join(root, 'node_modules/.bin', name);
 const steps: [what: string, command: string, ...args: string[]][] = [
   ['types', 'npm', 'run', '--silent', 'typecheck'],
   ['lint and format', bin('biome'), 'check', '--error-on-warnings', '.'],
+  ['unused files, exports and dependencies', bin('knip'), '--config', 'test/knip.json'],
   ['import ladder', bin('vitest'), 'run', '--config', 'test/vitest.config.ts', 'test/boundaries.test.ts'],
   ['OpenAPI document is fresh', process.execPath, 'server/cli.ts', 'openapi', '--check'],
   [

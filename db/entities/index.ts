@@ -327,7 +327,7 @@ export const EvidencePackage = defineEntity({
 });
 
 /** The bytes of an evidence package in pieces, the first at place 0. */
-export const EvidenceChunk = defineEntity({
+const EvidenceChunk = defineEntity({
   name: 'EvidenceChunk',
   tableName: 'evidence_chunk',
   properties: {

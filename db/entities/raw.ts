@@ -7,7 +7,7 @@ import { tenantFilter, time } from './common.ts';
  */
 
 /** The audit chain: what people and the system did. */
-export const AuditRecord = defineEntity({
+const AuditRecord = defineEntity({
   name: 'AuditRecord',
   tableName: 'audit_record',
   properties: {
@@ -27,7 +27,7 @@ export const AuditRecord = defineEntity({
 });
 
 /** A chain that does not hold what it is known to have held. The row closes it until an operator accepts the loss. */
-export const ChainAlarm = defineEntity({
+const ChainAlarm = defineEntity({
   name: 'ChainAlarm',
   tableName: 'chain_alarm',
   properties: {
@@ -45,7 +45,7 @@ export const ChainAlarm = defineEntity({
 });
 
 /** Signed notes of the heads of the chains. */
-export const ChainCheckpoint = defineEntity({
+const ChainCheckpoint = defineEntity({
   name: 'ChainCheckpoint',
   tableName: 'chain_checkpoint',
   properties: {
@@ -60,7 +60,7 @@ export const ChainCheckpoint = defineEntity({
 });
 
 /** The head of each chain, and the fence of who may write it. */
-export const ChainHead = defineEntity({
+const ChainHead = defineEntity({
   name: 'ChainHead',
   tableName: 'chain_head',
   properties: {
@@ -74,7 +74,7 @@ export const ChainHead = defineEntity({
 });
 
 /** Of a hashed secret: the tenant that it belongs to, asked before the tenant is known. */
-export const Credential = defineEntity({
+const Credential = defineEntity({
   name: 'Credential',
   tableName: 'credential',
   properties: {
@@ -87,7 +87,7 @@ export const Credential = defineEntity({
 });
 
 /** What was decided on, until retention erases it. */
-export const DecisionInput = defineEntity({
+const DecisionInput = defineEntity({
   name: 'DecisionInput',
   tableName: 'decision_input',
   properties: {
@@ -100,7 +100,7 @@ export const DecisionInput = defineEntity({
 });
 
 /** One event for one destination. */
-export const Delivery = defineEntity({
+const Delivery = defineEntity({
   name: 'Delivery',
   tableName: 'delivery',
   properties: {
@@ -127,7 +127,7 @@ export const Delivery = defineEntity({
 });
 
 /** A destination, served by one process at a time. */
-export const DeliveryLane = defineEntity({
+const DeliveryLane = defineEntity({
   name: 'DeliveryLane',
   tableName: 'delivery_lane',
   properties: {
@@ -145,7 +145,7 @@ export const DeliveryLane = defineEntity({
 });
 
 /** What subscribers are to be told of, committed with the change. */
-export const EventOutbox = defineEntity({
+const EventOutbox = defineEntity({
   name: 'EventOutbox',
   tableName: 'event_outbox',
   properties: {
@@ -160,7 +160,7 @@ export const EventOutbox = defineEntity({
 });
 
 /** The decision chain. */
-export const ForensicRecord = defineEntity({
+const ForensicRecord = defineEntity({
   name: 'ForensicRecord',
   tableName: 'forensic_record',
   properties: {
@@ -178,7 +178,7 @@ export const ForensicRecord = defineEntity({
 });
 
 /** The one row of an installation. */
-export const Instance = defineEntity({
+const Instance = defineEntity({
   name: 'Instance',
   tableName: 'instance',
   properties: {
@@ -189,7 +189,7 @@ export const Instance = defineEntity({
 });
 
 /** Mails that wait, sealed. */
-export const MailMessage = defineEntity({
+const MailMessage = defineEntity({
   name: 'MailMessage',
   tableName: 'mail_message',
   properties: {
@@ -205,7 +205,7 @@ export const MailMessage = defineEntity({
 });
 
 /** Signed bundles, by the scopes that they were built for. */
-export const PolicyBundle = defineEntity({
+const PolicyBundle = defineEntity({
   name: 'PolicyBundle',
   tableName: 'policy_bundle',
   properties: {
@@ -223,7 +223,7 @@ export const PolicyBundle = defineEntity({
 });
 
 /** Windows of rate rules. */
-export const RateCounter = defineEntity({
+const RateCounter = defineEntity({
   name: 'RateCounter',
   tableName: 'rate_counter',
   properties: {
@@ -237,7 +237,7 @@ export const RateCounter = defineEntity({
 });
 
 /** Links that sign a person in. */
-export const SignInLink = defineEntity({
+const SignInLink = defineEntity({
   name: 'SignInLink',
   tableName: 'sign_in_link',
   properties: {
@@ -257,7 +257,7 @@ export const SignInLink = defineEntity({
 });
 
 /** Requests for such links, sealed, of tenants that are not known yet. */
-export const SignInRequest = defineEntity({
+const SignInRequest = defineEntity({
   name: 'SignInRequest',
   tableName: 'sign_in_request',
   properties: {
@@ -269,7 +269,7 @@ export const SignInRequest = defineEntity({
 });
 
 /** The keyring; private keys are sealed. */
-export const SigningKey = defineEntity({
+const SigningKey = defineEntity({
   name: 'SigningKey',
   tableName: 'signing_key',
   properties: {
@@ -282,7 +282,7 @@ export const SigningKey = defineEntity({
 });
 
 /** The identity provider of a tenant. */
-export const SsoConnection = defineEntity({
+const SsoConnection = defineEntity({
   name: 'SsoConnection',
   tableName: 'sso_connection',
   properties: {
@@ -300,7 +300,7 @@ export const SsoConnection = defineEntity({
 });
 
 /** Domains that a tenant says are its own. */
-export const SsoDomain = defineEntity({
+const SsoDomain = defineEntity({
   name: 'SsoDomain',
   tableName: 'sso_domain',
   properties: {
@@ -313,7 +313,7 @@ export const SsoDomain = defineEntity({
 });
 
 /** Which account of a provider is which member. */
-export const SsoIdentity = defineEntity({
+const SsoIdentity = defineEntity({
   name: 'SsoIdentity',
   tableName: 'sso_identity',
   properties: {
@@ -328,7 +328,7 @@ export const SsoIdentity = defineEntity({
 });
 
 /** States of single sign-on that were used. */
-export const SsoUsedState = defineEntity({
+const SsoUsedState = defineEntity({
   name: 'SsoUsedState',
   tableName: 'sso_used_state',
   properties: {
@@ -340,7 +340,7 @@ export const SsoUsedState = defineEntity({
 });
 
 /** Whose tokens name agents. */
-export const TokenIssuer = defineEntity({
+const TokenIssuer = defineEntity({
   name: 'TokenIssuer',
   tableName: 'token_issuer',
   properties: {
@@ -353,7 +353,7 @@ export const TokenIssuer = defineEntity({
 });
 
 /** Domains that a tenant has shown to be its own; one tenant each. */
-export const VerifiedDomain = defineEntity({
+const VerifiedDomain = defineEntity({
   name: 'VerifiedDomain',
   tableName: 'verified_domain',
   properties: {

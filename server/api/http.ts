@@ -32,9 +32,9 @@ import { mountRest } from './rest.ts';
 import type { AppRouter } from './root.ts';
 
 /** Bodies over this many bytes are refused. Ingest has its own, larger bound for what a compressed body unpacks to. */
-export const BODY_LIMIT = 1024 * 1024;
+const BODY_LIMIT = 1024 * 1024;
 /** JSON nested deeper than this is refused before it is parsed. */
-export const DEPTH_LIMIT = 32;
+const DEPTH_LIMIT = 32;
 
 export interface HttpServer {
   readonly app: FastifyInstance;
@@ -245,7 +245,7 @@ function jsonReader(app: FastifyInstance): ReadJson {
 }
 
 /** How deep the brackets of a JSON text nest; brackets within strings do not count. Never throws. */
-export function depthOf(json: string): number {
+function depthOf(json: string): number {
   let depth = 0;
   let deepest = 0;
   for (let i = 0; i < json.length; i++) {

@@ -15,11 +15,11 @@ import { networkOf, type RateLimiter } from '../lib/rate-limit.ts';
 import type { OpenedSession, Origin, SessionPrincipal, Sessions } from './sessions.ts';
 
 /** How long a mailed link signs in. */
-export const LINK_SECONDS = 15 * 60;
+const LINK_SECONDS = 15 * 60;
 /** How long a link that an operator printed signs in. */
 export const OPERATOR_LINK_SECONDS = 7 * 24 * 3600;
 /** Names the browser that asked for a link. */
-export const NONCE_COOKIE = 'svc_sign_in';
+const NONCE_COOKIE = 'svc_sign_in';
 const NONCE_FORM = new RegExp(`(?:^|;\\s*)${NONCE_COOKIE}=([\\w-]{43})(?:;|$)`);
 
 /** A process that took a request and died leaves it to the others after this long. */

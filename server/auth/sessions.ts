@@ -30,7 +30,7 @@ type UserAttributes = Pick<MemberRow, 'email' | 'name' | 'avatarUrl' | 'roles'>;
 
 export const SESSION_COOKIE = 'svc_session';
 /** A session ends this long after sign-in, whatever happens in it. */
-export const SESSION_SECONDS = 24 * 3600;
+const SESSION_SECONDS = 24 * 3600;
 
 /** Where a request that signs in came from. */
 export interface Origin {

@@ -18,7 +18,7 @@ import { firstSince, lastSeq, PLAN } from './seek.ts';
 import type { ChainPlace } from './verify.ts';
 
 /** The line of an audit record, version 1. INVARIANT: keys in sorted order, as in the decision record. */
-export function auditLine(tenantId: string, seq: number, id: string, at: string, e: AuditEntry): string {
+function auditLine(tenantId: string, seq: number, id: string, at: string, e: AuditEntry): string {
   return JSON.stringify({
     action: e.action,
     actor_email: clean(e.actor.email),

@@ -10,7 +10,7 @@ import { DECISIONS, type DecisionEvent } from '../domain/decision.ts';
 import { AppError, type ErrorCode, type Fault } from '../errors.ts';
 import { nestsDeeper } from '../lib/json-depth.ts';
 
-export const MAX_EVENTS = 100;
+const MAX_EVENTS = 100;
 /** As sent, compressed or not. */
 const BODY_BYTES = 1024 * 1024;
 const INFLATED_BYTES = 8 * 1024 * 1024;
@@ -37,7 +37,7 @@ const count = z.int32().min(0).nullish();
  * absent or null. Unknown members are ignored, so that a newer proxy does not lose its events. Everything is checked
  * more tightly than the table would: what the database refuses costs the whole group its transaction.
  */
-export const IngestedEvent = z
+const IngestedEvent = z
   .object({
     event_id: text(128, 1),
     event_type: z.string(),

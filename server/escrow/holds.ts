@@ -894,7 +894,7 @@ function statusIs(status: HoldState, now: Date): QBFilterQuery<HoldRow> {
 
 /** A page of holds is read in steps, and ends with the hold that would make it longer than this; one is always in it. */
 const PAGE_STEP = 20;
-export const PAGE_BYTES = 2 * 1024 * 1024;
+const PAGE_BYTES = 2 * 1024 * 1024;
 
 export const HOLD_ORDERS = ['created_at', 'expires_at'] as const;
 export type HoldOrder = (typeof HOLD_ORDERS)[number];

@@ -17,7 +17,7 @@ import { CHECK_SH, VERIFY_MD } from './auditor-files.ts';
 
 export const PACKAGE_VERSION = 1;
 export const MAX_PACKAGE_RECORDS = 10_000;
-export const MAX_PACKAGE_BYTES = 384 * 1024 * 1024;
+const MAX_PACKAGE_BYTES = 384 * 1024 * 1024;
 
 export const MANIFEST = 'manifest.json';
 export const SIGNATURE = 'manifest.json.sig';

@@ -12,7 +12,7 @@ export function contentSecurityPolicy(directives: Readonly<Record<string, readon
 }
 
 /** Headers of every answer: of the API, of pages, of the dashboard's files. */
-export function commonHeaders({ https }: HeaderOptions): Record<string, string> {
+function commonHeaders({ https }: HeaderOptions): Record<string, string> {
   return {
     'x-content-type-options': 'nosniff',
     'x-frame-options': 'DENY',

@@ -74,7 +74,7 @@ interface Pending {
  * resources, progress and what later versions bring pass without its knowing them. Requests go to the server under
  * numbers of its own: a client that uses an id twice at the same time cannot have one answer taken for another's.
  */
-export class Bridge {
+class Bridge {
   readonly #parts: BridgeParts;
   readonly #client: Transport;
   readonly #server: Transport;
@@ -453,7 +453,7 @@ function toolError(text: string, meta: Record<string, unknown>): CallToolResult 
 }
 
 /** The result with its masks applied; undefined where some of it is not JSON, so that nobody could tell what it shows. */
-export function maskResult(result: CallToolResult, masks: readonly Mask[]): CallToolResult | undefined {
+function maskResult(result: CallToolResult, masks: readonly Mask[]): CallToolResult | undefined {
   const content: CallToolResult['content'] = [];
   for (const item of result.content ?? []) {
     if (item.type !== 'text' || !isParsable(Buffer.from(item.text))) return undefined;

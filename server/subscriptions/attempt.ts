@@ -68,7 +68,7 @@ export async function attempt(
   };
 }
 
-export function resultOf(status: number): DeliveryResult {
+function resultOf(status: number): DeliveryResult {
   if (status >= 200 && status < 300) return 'DELIVERED';
   if (status === 401 || status === 403) return 'REJECTED_BY_DESTINATION';
   return status === 404 ? 'NOT_FOUND' : 'DESTINATION_ERROR';

@@ -44,7 +44,7 @@ const DISABLE_AFTER_MS = 5 * 24 * 3600_000;
  */
 const DISABLE_GONE_AFTER_MS = WINDOW_MS - 10 * 60_000;
 /** How long deliveries that have ended, and their events, are kept. */
-export const KEEP_DAYS = 30;
+const KEEP_DAYS = 30;
 
 interface Lane {
   tenant_id: string;

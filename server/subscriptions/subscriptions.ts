@@ -89,7 +89,7 @@ const MAX_SUBSCRIPTIONS = 200;
 const DEFAULT_OVERLAP_SECONDS = 24 * 3600;
 
 /** Where the parts of a subscription are sealed to. */
-export const sealPlace = (tenantId: string, id: string, column: 'url' | 'secret' | 'previous_secret') =>
+const sealPlace = (tenantId: string, id: string, column: 'url' | 'secret' | 'previous_secret') =>
   `${tenantId}/subscription/${id}/${column}`;
 
 /** What opens the sealed parts of a subscription at a given time. */

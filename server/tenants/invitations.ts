@@ -13,7 +13,7 @@ import { html, page } from '../lib/page.ts';
 import { join } from './members.ts';
 
 /** How long an invitation can be accepted. */
-export const INVITATION_SECONDS = 7 * 24 * 3600;
+const INVITATION_SECONDS = 7 * 24 * 3600;
 /** How long a link that does not work any more is known, so that its use is told in the tenant's audit chain. */
 const KNOWN_DEAD_SECONDS = 30 * 24 * 3600;
 

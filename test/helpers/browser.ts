@@ -37,7 +37,7 @@ export interface Visitor {
   assertAccessible(): Promise<void>;
 }
 
-export async function launch(): Promise<Browser> {
+async function launch(): Promise<Browser> {
   return chromium.launch({ executablePath: PROGRAM, args: FLAGS });
 }
 

@@ -16,7 +16,7 @@ export function NotFound() {
   );
 }
 
-export function Forbidden({ detail }: { detail?: string | undefined }) {
+function Forbidden({ detail }: { detail?: string | undefined }) {
   return (
     <EmptyState page icon={IconLock} title="Your roles do not reach this" action={back}>
       {detail ?? 'An admin can give you the role that it needs.'}

@@ -335,7 +335,7 @@ export class Connections {
 }
 
 /** Locks the tenant's settings until the commit; whether single sign-on is the only way in. */
-export async function lockTenant(em: EntityManager): Promise<boolean> {
+async function lockTenant(em: EntityManager): Promise<boolean> {
   const [row] = await em.execute<{ enforced: boolean }[]>(
     `select coalesce((settings->>'sso_only')::boolean, false) as enforced from tenant for no key update`,
   );

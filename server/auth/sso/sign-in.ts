@@ -330,7 +330,7 @@ function derived(secret: string, purpose: string, state: string): string {
  * A name as it is shown to other people, on one line: without control characters and those that turn the direction of the
  * text around it, and not longer than 200 characters. Joiners stay: some scripts need them. Undefined when nothing is left.
  */
-export function nameOf(claim: unknown): string | undefined {
+function nameOf(claim: unknown): string | undefined {
   if (typeof claim !== 'string') return undefined;
   const text = claim
     .slice(0, 2000)
@@ -342,7 +342,7 @@ export function nameOf(claim: unknown): string | undefined {
 }
 
 /** An address of a picture that other people's browsers may be given: https, without a user name, of bounded length. */
-export function pictureOf(claim: unknown): string | undefined {
+function pictureOf(claim: unknown): string | undefined {
   if (typeof claim !== 'string' || claim.length > 2000) return undefined;
   const url = URL.parse(claim);
   if (url?.protocol !== 'https:' || url.username || url.password || url.href.length > 2000) return undefined;

@@ -11,10 +11,10 @@ import { firstDoubt, keysRead, type ReadsOf, readsOf } from './doubt.ts';
 import { type EngineCall, type MappedRequest, mapRequest, RequestError } from './request.ts';
 
 /** Followed by a colon and the path. */
-export const ARGUMENT_IN_DOUBT = 'argument_in_doubt';
+const ARGUMENT_IN_DOUBT = 'argument_in_doubt';
 export const POLICY_ERROR = 'policy_error';
 export const NOTHING_PERMITS = 'no policy permits this action';
-export const FORBIDDEN = 'forbidden by policy';
+const FORBIDDEN = 'forbidden by policy';
 
 /** Which statements an action meets, before counters and holds are looked at. */
 export interface Match {

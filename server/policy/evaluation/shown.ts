@@ -3,7 +3,7 @@ import { canonicalJson } from '../../lib/canonical-json.ts';
 import { applyMasks, type Mask, parseMask } from './masks.ts';
 
 /** Of arguments, and of context, a hold keeps so many bytes of canonical JSON. */
-export const MOST_SHOWN_BYTES = 32 * 1024;
+const MOST_SHOWN_BYTES = 32 * 1024;
 
 type Acted = Omit<Pick<ActionRequest, 'action_type' | Exclude<keyof ShownAction, 'cut' | 'erased'>>, 'tool_name'> & {
   tool_name?: string | undefined;

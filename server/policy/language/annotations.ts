@@ -1,8 +1,8 @@
 import { type Annotations, HOLD_TYPES, type HoldType } from '../../domain/policy.ts';
 
 export const DAY_SECONDS = 86_400;
-export const MAX_DURATION_SECONDS = 30 * DAY_SECONDS;
-export const MAX_APPROVALS = 20;
+const MAX_DURATION_SECONDS = 30 * DAY_SECONDS;
+const MAX_APPROVALS = 20;
 export const DEFAULT_TTL_SECONDS = DAY_SECONDS;
 
 const UNIT_SECONDS = { s: 1, m: 60, h: 3_600, d: DAY_SECONDS } as const;

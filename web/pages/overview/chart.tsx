@@ -4,7 +4,7 @@ import { fullTime, useZone } from '../../lib/time.ts';
 import { DECISION, DecisionTag } from '../../ui/status.tsx';
 import './chart.css';
 
-export const KINDS = Object.keys(DECISION) as Decision[];
+const KINDS = Object.keys(DECISION) as Decision[];
 export type Bucket = { at: string } & Record<Decision, number>;
 
 /** Bars that stack what does not pass on top of what passes. The numbers stand beside it, and in a table behind it. */

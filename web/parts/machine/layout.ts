@@ -39,7 +39,7 @@ export interface Drawing {
 export type Direction = 'right' | 'down';
 
 /** Letters are this wide and lines this high in the drawing: the style sheet must keep to it. */
-export const EVENT_LETTER = 6.7;
+const EVENT_LETTER = 6.7;
 export const EVENT_LINE = 15;
 const STATE_LETTER = 7.4;
 const STATE_HEIGHT = 34;

@@ -11,7 +11,7 @@ interface AnnotationHelp {
   meaning: string;
 }
 
-export const ANNOTATIONS: Record<keyof Required<Annotations>, AnnotationHelp> = {
+const ANNOTATIONS: Record<keyof Required<Annotations>, AnnotationHelp> = {
   id: { example: 'name', form: 'a name', meaning: 'Names the rule: it is recorded as policy#name.' },
   reason: { example: '', form: 'a text', meaning: 'What a denied agent is told, and what an approver reads.' },
   escrow: {
