@@ -4,13 +4,15 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
-import { settingsHelp } from '../server/config.ts';
-import { proxySettingsHelp } from '../server/proxy/config.ts';
 import { freePort } from './helpers/ports.ts';
 
 const root = path.resolve(import.meta.dirname, '..');
-const readme = readFileSync(path.join(root, 'README.md'), 'utf8');
-const blocks = [...readme.matchAll(/^```sh tested\n([\s\S]*?)^```/gm)].map(([, block]) => block!);
+/** The pages whose commands continue each other, in the order in which a reader follows them. */
+const pages = ['README.md', 'docs/proxy.md', 'docs/operation.md'];
+const blocks = pages.flatMap((page) => {
+  const text = readFileSync(path.join(root, page), 'utf8');
+  return [...text.matchAll(/^```sh tested\n([\s\S]*?)^```/gm)].map(([, block]) => block!);
+});
 
 let dir: string;
 let server: ChildProcess;
@@ -49,7 +51,7 @@ afterAll(async () => {
   rmSync(dir, { recursive: true, force: true });
 }, 30_000);
 
-test('every command of the README does what it says, from a fresh start on', async () => {
+test('every tested command of the README and the pages after it does what it says, from a fresh start on', async () => {
   expect(blocks.length).toBeGreaterThan(5);
   const script = ['set -euo pipefail', `BASE=${shown.base} KEY=${shown.key} SIGN_IN_LINK='${shown.link}'`, ...blocks];
   const env = {
@@ -76,16 +78,3 @@ test('every command of the README does what it says, from a fresh start on', asy
   expect(stdout).toContain('x-svc-decision: allow');
   expect(stdout).toContain('no policy permits this action');
 }, 150_000);
-
-test.each([
-  ['the server', 'Settings', settingsHelp()],
-  ['the proxy', 'The enforcement proxy', proxySettingsHelp()],
-])('every setting of %s is in the README with its default, and nothing else is', (_whose, section, settings) => {
-  const text = readme.split(/^## /m).find((part) => part.startsWith(`${section}\n`))!;
-  const listed = [...text.matchAll(/^\| `([A-Z_]+)` \| ([^|]*) \| (.*) \|$/gm)].map(([, name, fallback, meaning]) => [
-    name,
-    fallback!.replaceAll('`', '').trim(),
-    meaning,
-  ]);
-  expect(listed).toEqual(settings.map(({ name, fallback, meaning }) => [name, fallback, meaning]));
-});

@@ -7,10 +7,10 @@ import { signatureHeaders } from '../../server/subscriptions/signature.ts';
 import { freePort } from '../helpers/ports.ts';
 import { useServer } from '../helpers/server.ts';
 
-/** The receivers that the README shows, run as they stand there. */
-const readme = readFileSync(new URL('../../README.md', import.meta.url), 'utf8');
+/** The receivers of docs/webhooks.md, run as they are there. */
+const page = readFileSync(new URL('../../docs/webhooks.md', import.meta.url), 'utf8');
 const block = (language: string, first: string) =>
-  [...readme.matchAll(new RegExp(`^\`\`\`${language}\\n([\\s\\S]*?)^\`\`\``, 'gm'))]
+  [...page.matchAll(new RegExp(`^\`\`\`${language}\\n([\\s\\S]*?)^\`\`\``, 'gm'))]
     .map(([, text]) => text!)
     .find((text) => text.includes(first))!;
 const python = spawnSync('python3', ['--version']).status === 0;

@@ -1,0 +1,228 @@
+import { existsSync, globSync, readFileSync } from 'node:fs';
+import path from 'node:path';
+import { collectDefaultMetrics, Registry } from 'prom-client';
+import { describe, expect, test } from 'vitest';
+import packageJson from '../../package.json' with { type: 'json' };
+import document from '../../server/api/openapi.json' with { type: 'json' };
+import { EVENT_TYPES } from '../../db/outbox.ts';
+import { AUDIT_ACTIONS } from '../../server/auth/audit.ts';
+import { COMMANDS } from '../../server/cli/main.ts';
+import { settingsHelp } from '../../server/config.ts';
+import { ERRORS } from '../../server/errors.ts';
+import { proxySettingsHelp } from '../../server/proxy/config.ts';
+import { refresh, root } from './generate.ts';
+
+const files = [...globSync('*.md', { cwd: root }), ...globSync('docs/**/*.md', { cwd: root })].sort();
+const pages = new Map(files.map((file) => [file, readFileSync(path.join(root, file), 'utf8')]));
+const page = (file: string) => pages.get(file)!;
+const source = (pattern: string) =>
+  globSync(pattern, { cwd: root }).map((file) => readFileSync(path.join(root, file), 'utf8'));
+
+const withoutFences = (text: string) => text.replace(/^(`{3,})[^\n]*\n[\s\S]*?^\1`*$/gm, '');
+/** Text in backticks, and the lines of fenced blocks. */
+const codeIn = (text: string) => [
+  ...[...text.matchAll(/^```[^\n]*\n([\s\S]*?)^```/gm)].flatMap(([, block]) => block!.replaceAll('\\\n', ' ').split('\n')),
+  ...[...withoutFences(text).matchAll(/`([^`\n]+)`/g)].map(([, code]) => code!),
+];
+/** Every match of a pattern in the pages, with where it is. */
+const found = (pattern: RegExp, of: (text: string) => string[] = codeIn) =>
+  [...pages].flatMap(([file, text]) =>
+    of(text).flatMap((code) => [...code.matchAll(pattern)].map((match) => ({ file, code, match }))),
+  );
+const rows = (text: string) =>
+  [...text.matchAll(/^\| (.*) \|$/gm)].map(([, row]) => row!.split(/ (?<!\\)\| /).map((cell) => cell.trim()));
+
+test('the README has at most 250 lines', () => {
+  expect(page('README.md').split('\n').length).toBeLessThanOrEqual(250);
+});
+
+test('the generated tables are those of the code (else: npm run docs)', () => {
+  expect(refresh(false)).toEqual([]);
+});
+
+describe('links', () => {
+  const slugs = (text: string) => {
+    const seen = new Map<string, number>();
+    return [...withoutFences(text).matchAll(/^#{1,6} (.+)$/gm)].map(([, title]) => {
+      const plain = title!.replace(/\[([^\]]*)\]\([^)]*\)/g, '$1').replaceAll('`', '');
+      const slug = plain.toLowerCase().replace(/[^\p{L}\p{N}\p{M}_ -]/gu, '').replaceAll(' ', '-');
+      const count = seen.get(slug) ?? 0;
+      seen.set(slug, count + 1);
+      return count === 0 ? slug : `${slug}-${count}`;
+    });
+  };
+  const links = [...pages].flatMap(([file, text]) =>
+    [...withoutFences(text).matchAll(/\[[^\]]*\]\(([^)\s]+)\)/g)].map(([, target]) => ({ file, target: target! })),
+  );
+
+  test('each one leads to a file that is there, and to a heading in it', () => {
+    const broken = links.filter(({ file, target }) => {
+      if (/^https?:/.test(target)) return false;
+      const [to = '', anchor] = target.split('#');
+      const resolved = to === '' ? file : path.join(path.dirname(file), to);
+      if (resolved.startsWith('..') || !existsSync(path.join(root, resolved))) return true;
+      return anchor !== undefined && !slugs(page(resolved) ?? '').includes(anchor);
+    });
+    expect(links.length).toBeGreaterThan(50);
+    expect(broken).toEqual([]);
+  });
+
+  test('each page of docs/ is reached from its index', () => {
+    const reached = new Set<string>();
+    const visit = (file: string) => {
+      if (reached.has(file)) return;
+      reached.add(file);
+      for (const { target } of links.filter((link) => link.file === file)) {
+        const to = path.join(path.dirname(file), target.split('#')[0]!);
+        if (pages.has(to)) visit(to);
+      }
+    };
+    visit('docs/README.md');
+    expect(files.filter((file) => file.startsWith('docs/') && !reached.has(file))).toEqual([]);
+  });
+});
+
+describe('commands', () => {
+  test('every npm script that a page names is one of the package', () => {
+    const scripts = Object.keys(packageJson.scripts);
+    const named = found(/npm (?:run(?: --silent)?(?: --prefix \S+)? ([\w-]+)|(start|test)\b)/g);
+    expect(named.length).toBeGreaterThan(20);
+    expect(named.filter(({ match }) => !scripts.includes((match[1] ?? match[2])!)).map(({ code }) => code)).toEqual([]);
+  });
+
+  test('every svc command is one that there is, with flags that it has', () => {
+    const wrong = found(/(?:\bsvc --|^svc|[`"(]svc|\bsvc) ([a-z][a-z-]*(?: [a-z][a-z-]*)?)((?: +\S+)*)/g).flatMap(
+      ({ file, code, match: [whole, words = '', rest = ''] }) => {
+        if (!/^(?:npm run|svc |APPROVER|\S+=\$\(npm)/.test(code.trim())) return [];
+        const command = COMMANDS.find(({ name }) => name === words || name === words.split(' ')[0]);
+        if (!command) return [`${file}: ${whole}`];
+        const flags = [...rest.matchAll(/ --([a-z-]+)/g)].map(([, flag]) => flag!);
+        const unknown = flags.filter((flag) => flag !== 'help' && !Object.hasOwn(command.flags, flag));
+        return unknown.map((flag) => `${file}: svc ${command.name} --${flag}`);
+      },
+    );
+    expect(wrong).toEqual([]);
+  });
+
+  test('every flag of svc-verify and svc-proxy that a page names is in its help', () => {
+    const help = { 'svc-verify': source('server/forensics/svc-verify.ts'), 'svc-proxy': source('server/proxy/main.ts') };
+    for (const [program, [text]] of Object.entries(help)) {
+      for (const { code } of found(new RegExp(`\\b${program}\\b`, 'g'))) {
+        for (const [, flag] of code.matchAll(/ (--[a-z]+)\b/g)) {
+          if (!['--silent', '--prefix'].includes(flag!)) expect(text, code).toContain(flag);
+        }
+      }
+    }
+  });
+});
+
+test('every setting that a page names is one of the server, the proxy or the tests', () => {
+  const settings = [...settingsHelp(), ...proxySettingsHelp()].map(({ name }) => name);
+  const ofTests = source('test/**/*.ts').join('');
+  const named = found(/\bSVC_[A-Z_]+[A-Z]\b/g).map(({ match }) => match[0]);
+  expect(named.length).toBeGreaterThan(60);
+  expect(named.filter((name) => !settings.includes(name) && !ofTests.includes(`env.${name}`))).toEqual([]);
+});
+
+describe('metrics', () => {
+  const metrics = (text: string) =>
+    [...text.matchAll(/new (?:Counter|Gauge|Histogram)(?:<[^>]*>)?\(\{\s*name: '(\w+)',[^}]*?(?:labelNames: \[([^\]]*)\]|\}|collect)/g)].map(
+      ([, name, labels = '']) => ({ name: name!, labels: [...labels.matchAll(/'(\w+)'/g)].map(([, label]) => label!) }),
+    );
+  const listed = (title: string) => {
+    const [, section = ''] = page('docs/operation.md').split(`\n## ${title}\n`);
+    return rows(section.split('\n## ')[0]!)
+      .filter(([name]) => name?.startsWith('`svc_'))
+      .map(([name = '', labels = '']) => ({
+        name: name.replaceAll('`', ''),
+        labels: [...labels.matchAll(/`(\w+)`/g)].map(([, label]) => label!),
+      }));
+  };
+  const byName = (a: { name: string }, b: { name: string }) => (a.name < b.name ? -1 : 1);
+
+  test('the server registers those that are listed, and no others', () => {
+    const registered = [...source('server/*.ts'), ...source('server/{api,rpc}/*.ts')].flatMap(metrics);
+    expect(registered.length).toBeGreaterThan(5);
+    expect(listed('Metrics of the server').sort(byName)).toEqual(registered.sort(byName));
+  });
+
+  test('the proxy registers those that are listed, and no others', () => {
+    const registered = source('server/proxy/*.ts').flatMap((text) => [
+      ...metrics(text),
+      ...[...text.matchAll(/\bgauge\('(\w+)', '/g)].map(([, name]) => ({ name: `svc_proxy_${name}`, labels: [] })),
+    ]);
+    expect(registered.length).toBeGreaterThan(10);
+    expect(listed('Metrics of the proxy').sort(byName)).toEqual(registered.sort(byName));
+  });
+
+  test('nothing outside these places makes a metric', () => {
+    const others = globSync('{server,db}/**/*.ts', { cwd: root }).filter(
+      (file) => !/^server\/(?:[^/]+|(?:api|rpc|proxy)\/[^/]+)$/.test(file),
+    );
+    const makers = others.filter((file) => /new (?:Counter|Gauge|Histogram)\b/.test(readFileSync(path.join(root, file), 'utf8')));
+    expect(makers).toEqual([]);
+  });
+
+  test('every metric that a page names is one of them, or one of the usual ones of Node', async () => {
+    const usual = new Registry();
+    collectDefaultMetrics({ register: usual, prefix: 'svc_' });
+    const names = [
+      ...[...listed('Metrics of the server'), ...listed('Metrics of the proxy')].map(({ name }) => name),
+      ...(await usual.getMetricsAsJSON()).map(({ name }) => name),
+    ];
+    const unknown = found(/^svc_[a-z0-9_]+$/g)
+      .map(({ match }) => match[0])
+      .filter((name) => !names.includes(name) && !/^svc_(?:process|nodejs)_$|^svc_(?:app|web|owner|session)$/.test(name));
+    expect(unknown).toEqual([]);
+  });
+});
+
+describe('errors', () => {
+  test('the table is that of the code: code, status and title', () => {
+    const listed = rows(page('docs/errors.md'))
+      .filter(([code = '', status = '']) => /^`[A-Z_]+`$/.test(code) && /^\d{3}$/.test(status))
+      .map(([code = '', status, title]) => [code.replaceAll('`', ''), Number(status), title]);
+    expect(listed).toEqual(Object.entries(ERRORS).map(([code, { status, title }]) => [code, status, title]));
+  });
+
+  test('the codes of a verification are those of the code', () => {
+    const [text = ''] = source('server/chain/verify.ts');
+    const union = /type MismatchCode =([\s\S]*?);/.exec(text)![1]!;
+    const listed = rows(page('docs/errors.md').split('## What a verification finds')[1]!.split('\n## ')[0]!);
+    expect(listed.map(([code = '']) => code.replaceAll('`', '')).slice(1)).toEqual(
+      [...union.matchAll(/'(\w+)'/g)].map(([, code]) => code),
+    );
+  });
+
+  test('every code that a page names is in the table', () => {
+    const settings = [...settingsHelp(), ...proxySettingsHelp()].map(({ name }) => name);
+    const named = found(/^[A-Z]+(?:_[A-Z]+)+$/g).map(({ match }) => match[0]);
+    const others = named.filter((name) => !settings.includes(name) && !name.startsWith('SVC_') && !/^(?:NODE|SIGN|AGENT_KEY)/.test(name));
+    expect(others.length).toBeGreaterThan(20);
+    expect(others.filter((name) => !Object.hasOwn(ERRORS, name))).toEqual([]);
+  });
+});
+
+test('every action of the audit log and every event that a page names is one that there is', () => {
+  const known = [...Object.keys(AUDIT_ACTIONS), ...Object.keys(EVENT_TYPES)];
+  const areas = new Set(known.map((name) => name.split('.')[0]));
+  const unknown = found(/^([a-z_]+)\.[a-z_]+$/g)
+    .filter(({ match }) => areas.has(match[1]!))
+    .map(({ match }) => match[0])
+    .filter((name) => !known.includes(name) && !/\.(?:json|ts|md|key|verified)$/.test(name));
+  expect(unknown).toEqual([]);
+});
+
+test('every route that a page names is in the OpenAPI document', () => {
+  const known = Object.entries(document.paths).flatMap(([route, methods]) =>
+    Object.keys(methods).map((method) => ({ method: method.toUpperCase(), route: route.replace(/\{[^}]+\}/g, '{}') })),
+  );
+  const wrong = found(/(?:^|[ "'`])(?:(GET|POST|PUT|PATCH|DELETE) )?(\/(?:v1|auth)\/[\w/{}.-]+)/g).flatMap(
+    ({ file, code, match: [, method, route = ''] }) => {
+      const plain = route.replace(/\{[^}]+\}/g, '{}').replace(/[.,]$/, '');
+      const fits = known.some((one) => one.route === plain && (method === undefined || one.method === method));
+      return fits ? [] : [`${file}: ${code}`];
+    },
+  );
+  expect(wrong).toEqual([]);
+});

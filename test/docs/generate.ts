@@ -1,0 +1,100 @@
+import { readFileSync, writeFileSync } from 'node:fs';
+import path from 'node:path';
+import { EVENT_TYPES } from '../../db/outbox.ts';
+import { AUDIT_ACTIONS } from '../../server/auth/audit.ts';
+import { COMMANDS } from '../../server/cli/main.ts';
+import { settingsHelp } from '../../server/config.ts';
+import { schemaFor } from '../../server/policy/language/schema.ts';
+import { proxySettingsHelp } from '../../server/proxy/config.ts';
+import { GUARDED_SETTINGS, Settings, settingsOf } from '../../server/tenants/settings.ts';
+
+/**
+ * The tables of the documentation that are made from the code: `npm run docs` writes them between their markers
+ * (`<!-- begin NAME -->`, `<!-- end NAME -->`), `--check` exits with 1 where one is stale.
+ */
+export const root = path.resolve(import.meta.dirname, '../..');
+
+function table(head: readonly string[], rows: readonly (readonly string[])[]): string {
+  const line = (cells: readonly string[]) => `| ${cells.map((cell) => cell.replaceAll('|', '\\|')).join(' | ')} |\n`;
+  return `${line(head)}|${'---|'.repeat(head.length)}\n${rows.map(line).join('')}`;
+}
+
+const code = (text: string) => (text === '' ? '' : `\`${text}\``);
+const settings = (list: ReturnType<typeof settingsHelp>) =>
+  table(
+    ['setting', 'default', 'meaning'],
+    list.map(({ name, fallback, meaning }) => [code(name), code(fallback), meaning]),
+  );
+
+function tenantSettings(): string {
+  const { poll_seconds: _, ...defaults } = settingsOf({}, { poll_seconds: 1 });
+  const rows = Object.entries(Settings.shape).map(([name, { description }]) => [
+    code(name),
+    name === 'poll_seconds' ? '`SVC_POLL_SECONDS`' : code(JSON.stringify(defaults[name as keyof typeof defaults])),
+    (GUARDED_SETTINGS as string[]).includes(name) ? 'yes' : '',
+    description ?? '',
+  ]);
+  return table(['setting', 'default', 'guarded', 'meaning'], rows);
+}
+
+/** Every generated part by the name of its markers, with the page that it is on. */
+export const PARTS: Record<string, { page: string; text: () => string }> = {
+  'server-settings': { page: 'docs/operation.md', text: () => settings(settingsHelp()) },
+  'proxy-settings': { page: 'docs/proxy.md', text: () => settings(proxySettingsHelp()) },
+  'tenant-settings': { page: 'docs/people.md', text: tenantSettings },
+  commands: {
+    page: 'docs/operation.md',
+    text: () =>
+      table(
+        ['command', 'what it does'],
+        COMMANDS.map(({ name, args, summary }) => [
+          code([name, ...(args ?? []).map((arg) => arg.name)].join(' ')),
+          summary,
+        ]),
+      ),
+  },
+  schema: { page: 'docs/policy-language.md', text: () => `\`\`\`cedarschema\n${schemaFor()}\`\`\`\n` },
+  'event-types': {
+    page: 'docs/webhooks.md',
+    text: () =>
+      table(
+        ['event', 'when'],
+        Object.entries(EVENT_TYPES).map(([type, when]) => [code(type), when]),
+      ),
+  },
+  'audit-actions': {
+    page: 'docs/errors.md',
+    text: () =>
+      table(
+        ['code', 'action'],
+        Object.entries(AUDIT_ACTIONS).map(([action, number]) => [code(number), code(action)]),
+      ),
+  },
+};
+
+/** The page with the part between its markers. Throws where the page lacks them. */
+export function withPart(page: string, name: string, text: string): string {
+  const [begin, end] = [`<!-- begin ${name} -->\n`, `<!-- end ${name} -->`];
+  const [from, to] = [page.indexOf(begin), page.indexOf(end)];
+  if (from < 0 || to < from) throw new Error(`there is no place for ${name}`);
+  return page.slice(0, from + begin.length) + text + page.slice(to);
+}
+
+/** The names of the parts that are stale; writes them when told to. */
+export function refresh(write: boolean): string[] {
+  return Object.entries(PARTS).flatMap(([name, { page, text }]) => {
+    const file = path.join(root, page);
+    const before = readFileSync(file, 'utf8');
+    const after = withPart(before, name, text());
+    if (after !== before && write) writeFileSync(file, after);
+    return after === before ? [] : [`${name} in ${page}`];
+  });
+}
+
+if (import.meta.main) {
+  const check = process.argv.includes('--check');
+  const stale = refresh(!check);
+  for (const name of stale) console.log(`${check ? 'stale' : 'written'}: ${name}`);
+  if (check && stale.length > 0) console.error('run "npm run docs"');
+  process.exitCode = check && stale.length > 0 ? 1 : 0;
+}
