@@ -5,7 +5,7 @@ import { describe, expect, test } from 'vitest';
 import packageJson from '../../package.json' with { type: 'json' };
 import document from '../../server/api/openapi.json' with { type: 'json' };
 import { EVENT_TYPES } from '../../db/outbox.ts';
-import { AUDIT_ACTIONS } from '../../server/auth/audit.ts';
+import { AUDIT_ACTIONS } from '../../server/domain/audit.ts';
 import { COMMANDS } from '../../server/cli/main.ts';
 import { settingsHelp } from '../../server/config.ts';
 import { ERRORS } from '../../server/errors.ts';

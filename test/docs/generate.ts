@@ -1,7 +1,7 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { EVENT_TYPES } from '../../db/outbox.ts';
-import { AUDIT_ACTIONS } from '../../server/auth/audit.ts';
+import { AUDIT_ACTIONS } from '../../server/domain/audit.ts';
 import { COMMANDS } from '../../server/cli/main.ts';
 import { settingsHelp } from '../../server/config.ts';
 import { schemaFor } from '../../server/policy/language/schema.ts';
