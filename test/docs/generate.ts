@@ -1,9 +1,9 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { EVENT_TYPES } from '../../db/outbox.ts';
-import { AUDIT_ACTIONS } from '../../server/domain/audit.ts';
 import { COMMANDS } from '../../server/cli/main.ts';
 import { settingsHelp } from '../../server/config.ts';
+import { AUDIT_ACTIONS } from '../../server/domain/audit.ts';
 import { schemaFor } from '../../server/policy/language/schema.ts';
 import { proxySettingsHelp } from '../../server/proxy/config.ts';
 import { GUARDED_SETTINGS, Settings, settingsOf } from '../../server/tenants/settings.ts';
