@@ -18,12 +18,11 @@ const page = (file: string) => pages.get(file)!;
 const source = (pattern: string) =>
   globSync(pattern, { cwd: root }).map((file) => readFileSync(path.join(root, file), 'utf8'));
 
-const withoutFences = (text: string) => text.replace(/^(`{3,})[^\n]*\n[\s\S]*?^\1`*$/gm, '');
-/** Text in backticks, and the lines of fenced blocks. */
+const FENCE = /^ *(`{3,})[^\n]*\n([\s\S]*?)^ *\1`*$/gm;
+const withoutFences = (text: string) => text.replace(FENCE, '');
+/** The lines of fenced blocks, and text in backticks. */
 const codeIn = (text: string) => [
-  ...[...text.matchAll(/^```[^\n]*\n([\s\S]*?)^```/gm)].flatMap(([, block]) =>
-    block!.replaceAll('\\\n', ' ').split('\n'),
-  ),
+  ...[...text.matchAll(FENCE)].flatMap(([, , block]) => block!.replaceAll('\\\n', ' ').split('\n')),
   ...[...withoutFences(text).matchAll(/`([^`\n]+)`/g)].map(([, code]) => code!),
 ];
 /** Every match of a pattern in the pages, with where it is. */
@@ -96,9 +95,11 @@ describe('commands', () => {
   });
 
   test('every svc command is one that there is, with flags that it has', () => {
+    let seen = 0;
     const wrong = found(/(?:\bsvc --|^svc|[`"(]svc|\bsvc) ([a-z][a-z-]*(?: [a-z][a-z-]*)?)((?: +\S+)*)/g).flatMap(
       ({ file, code, match: [whole, words = '', rest = ''] }) => {
         if (!/^(?:npm run|svc |APPROVER|\S+=\$\(npm)/.test(code.trim())) return [];
+        seen++;
         const command = COMMANDS.find(({ name }) => name === words || name === words.split(' ')[0]);
         if (!command) return [`${file}: ${whole}`];
         const flags = [...rest.matchAll(/ --([a-z-]+)/g)].map(([, flag]) => flag!);
@@ -107,6 +108,7 @@ describe('commands', () => {
       },
     );
     expect(wrong).toEqual([]);
+    expect(seen).toBeGreaterThan(30);
   });
 
   test('every flag of svc-verify and svc-proxy that a page names is in its help', () => {
@@ -215,7 +217,8 @@ describe('errors', () => {
     const settings = [...settingsHelp(), ...proxySettingsHelp()].map(({ name }) => name);
     const named = found(/^[A-Z]+(?:_[A-Z]+)+$/g).map(({ match }) => match[0]);
     const others = named.filter(
-      (name) => !settings.includes(name) && !name.startsWith('SVC_') && !/^(?:NODE_|SIGN_IN_|NOTHING_PERMITS)/.test(name),
+      (name) =>
+        !settings.includes(name) && !name.startsWith('SVC_') && !/^(?:NODE_|SIGN_IN_|NOTHING_PERMITS)/.test(name),
     );
     expect(others.length).toBeGreaterThan(20);
     expect(others.filter((name) => !Object.hasOwn(ERRORS, name))).toEqual([]);
