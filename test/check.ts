@@ -28,6 +28,7 @@ const steps: [what: string, command: string, ...args: string[]][] = [
     '--skip-rule',
     'operation-2xx-response',
   ],
+  ['tables of the documentation are fresh', process.execPath, 'test/docs/generate.ts', '--check'],
   ['golden files are unchanged', process.execPath, 'test/vectors/generate.ts', '--check'],
 ];
 

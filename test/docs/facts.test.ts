@@ -2,12 +2,12 @@ import { existsSync, globSync, readFileSync } from 'node:fs';
 import path from 'node:path';
 import { collectDefaultMetrics, Registry } from 'prom-client';
 import { describe, expect, test } from 'vitest';
-import { EVENT_TYPES } from '../../db/outbox.ts';
 import packageJson from '../../package.json' with { type: 'json' };
 import document from '../../server/api/openapi.json' with { type: 'json' };
 import { COMMANDS } from '../../server/cli/main.ts';
 import { settingsHelp } from '../../server/config.ts';
 import { AUDIT_ACTIONS } from '../../server/domain/audit.ts';
+import { EVENT_TYPES } from '../../server/domain/events.ts';
 import { ERRORS } from '../../server/errors.ts';
 import { proxySettingsHelp } from '../../server/proxy/config.ts';
 import { refresh, root } from './generate.ts';
@@ -226,7 +226,7 @@ describe('errors', () => {
 });
 
 test('every action of the audit log and every event that a page names is one that there is', () => {
-  const known = [...Object.keys(AUDIT_ACTIONS), ...Object.keys(EVENT_TYPES)];
+  const known = [...Object.keys(AUDIT_ACTIONS), ...EVENT_TYPES];
   const areas = new Set(known.map((name) => name.split('.')[0]));
   const unknown = found(/^([a-z_]+)\.[a-z_]+$/g)
     .filter(({ match }) => areas.has(match[1]!))

@@ -1,9 +1,9 @@
-import { readFileSync, writeFileSync } from 'node:fs';
+import { globSync, readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
-import { EVENT_TYPES } from '../../db/outbox.ts';
 import { COMMANDS } from '../../server/cli/main.ts';
 import { settingsHelp } from '../../server/config.ts';
 import { AUDIT_ACTIONS } from '../../server/domain/audit.ts';
+import { EVENTS } from '../../server/domain/events.ts';
 import { schemaFor } from '../../server/policy/language/schema.ts';
 import { proxySettingsHelp } from '../../server/proxy/config.ts';
 import { GUARDED_SETTINGS, Settings, settingsOf } from '../../server/tenants/settings.ts';
@@ -59,7 +59,21 @@ export const PARTS: Record<string, { page: string; text: () => string }> = {
     text: () =>
       table(
         ['event', 'when'],
-        Object.entries(EVENT_TYPES).map(([type, when]) => [code(type), when]),
+        Object.entries(EVENTS).map(([type, { description }]) => [code(type), description]),
+      ),
+  },
+  decisions: {
+    page: 'docs/decisions/README.md',
+    text: () =>
+      table(
+        ['', 'decision'],
+        globSync('docs/decisions/0*.md', { cwd: root })
+          .sort()
+          .map((file) => {
+            const [, title = ''] = /^# (.+)$/m.exec(readFileSync(path.join(root, file), 'utf8')) ?? [];
+            const name = path.basename(file);
+            return [name.slice(0, 4), `[${title}](${name})`];
+          }),
       ),
   },
   'audit-actions': {
