@@ -30,7 +30,7 @@ const PURE = [
   'server/policy/language/',
   'server/policy/evaluation/',
   'server/policy/bundle.ts',
-  'server/escrow/kinds/',
+  'server/escrow/kinds.ts',
   'server/escrow/quorum.ts',
   'server/subscriptions/signature.ts',
   'server/chain/record.ts',

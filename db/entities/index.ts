@@ -1,6 +1,7 @@
 import { defineEntity, type InferEntity, p } from '@mikro-orm/postgresql';
 import { HOLD_STATES, type HoldContext } from '../../machines/escrow.ts';
 import type { PolicyContext, ReviewStatus } from '../../machines/policy.ts';
+import { HOLD_KIND_NAMES } from '../../server/domain/hold-kinds.ts';
 import type { HeldContent, RuleReference } from '../../server/domain/policy.ts';
 import { tenantFilter, time } from './common.ts';
 import { rawEntities } from './raw.ts';
@@ -254,7 +255,7 @@ export const Hold = defineEntity({
     actionType: p.text(),
     actionSummary: p.text(),
     actionHash: p.text(),
-    holdType: p.enum(['single', 'multi_party', 'conditional', 'time_delayed'] as const),
+    holdType: p.enum(HOLD_KIND_NAMES),
     requiredApprovals: p.integer(),
     currentApprovals: p.integer(),
     details: p.json<HoldDetails>().columnType('jsonb'),

@@ -1,4 +1,5 @@
 import { Migration } from '@mikro-orm/migrations';
+import { HOLD_KIND_NAMES } from '../../server/domain/hold-kinds.ts';
 import { wall } from './wall.ts';
 
 /**
@@ -283,7 +284,7 @@ export class Spine extends Migration {
         action_type text not null,
         action_summary text not null,
         action_hash text collate "C" not null,
-        hold_type text not null check (hold_type in ('single', 'multi_party', 'conditional', 'time_delayed')),
+        hold_type text not null check (hold_type in (${HOLD_KIND_NAMES.map((kind) => `'${kind}'`).join(', ')})),
         required_approvals integer not null,
         current_approvals integer not null default 0,
         details jsonb not null,

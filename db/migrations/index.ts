@@ -26,7 +26,7 @@ export const migrations = [
 export function migrationChecksums(): Map<string, string> {
   return new Map(
     migrations.map(({ name, class: Class }) => {
-      // the statements of a migration depend on nothing but its text
+      // the statements of a migration depend on nothing but its text and the lists of the domain that it names
       const migration: Migration = new Class(undefined as never, undefined as never);
       void migration.up();
       return [name, createHash('sha256').update(migration.getQueries().join(';\n')).digest('hex')];

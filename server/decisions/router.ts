@@ -1,7 +1,7 @@
 import { z } from 'zod';
 import type { Database } from '../../db/index.ts';
 import { DECISIONS, type Decision } from '../domain/decision.ts';
-import { HOLD_TYPES } from '../domain/policy.ts';
+import { HOLD_KIND_NAMES } from '../domain/hold-kinds.ts';
 import { AppError } from '../errors.ts';
 import { text } from '../rpc/fields.ts';
 import type { PlainDescription } from '../rpc/plain.ts';
@@ -42,7 +42,7 @@ const EvaluateOut = z
       .object({
         id: z.string(),
         status: z.string(),
-        hold_type: z.enum(HOLD_TYPES),
+        hold_type: z.enum(HOLD_KIND_NAMES),
         required_approvals: z.int(),
         current_approvals: z.int(),
         expires_at: z.iso.datetime(),

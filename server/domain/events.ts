@@ -1,5 +1,5 @@
 import { z } from 'zod';
-import { HOLD_TYPES } from './policy.ts';
+import { HOLD_KIND_NAMES } from './hold-kinds.ts';
 
 /*
  * The events that subscribers receive. A new one is a row of EVENTS, with its payload where no other event has the same,
@@ -36,7 +36,7 @@ const EscrowPayload = z
     action_summary: z.string().describe('as stated by the agent; not verified'),
     risk_score: z.number().nullable().describe('as stated by the agent; not verified'),
     reason: z.string().nullable().describe('the reason that the holding rules give'),
-    hold_type: z.enum(HOLD_TYPES),
+    hold_type: z.enum(HOLD_KIND_NAMES),
     required_approvals: z.int(),
     ttl: z.int().describe('seconds'),
     expires_at: z.iso.datetime(),

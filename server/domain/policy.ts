@@ -1,28 +1,8 @@
 /**
  * The shapes that the policy language, the bundle, the decision and the enforcement points share.
  */
-
-export const HOLD_TYPES = ['single', 'multi_party', 'conditional', 'time_delayed'] as const;
-export type HoldType = (typeof HOLD_TYPES)[number];
-
-/** The annotations of one statement, typed. Durations are in seconds. Absent means not annotated. */
-export interface Annotations {
-  id?: string;
-  scope?: string[];
-  reason?: string;
-  escrow?: HoldType;
-  approvals?: number;
-  quorum?: { group: string; count: number }[];
-  condition?: string[];
-  delay?: number;
-  ttl?: number;
-  execute_within?: number;
-  notify?: string[];
-  mask?: string[];
-  rate?: { limit: number; window_seconds: number };
-  description?: string;
-  severity?: 'low' | 'medium' | 'high' | 'critical';
-}
+import type { Annotations, Seats } from './annotations.ts';
+import type { HoldKind } from './hold-kinds.ts';
 
 /** One statement as it stands in a bundle. The Cedar text is authoritative, the rest is derived from it. */
 export interface BundleStatement {
@@ -36,11 +16,32 @@ export interface BundleStatement {
   cedar: string;
 }
 
-/** A statement as a hold stands for it: by its name, and by the hash of its text. */
+/** A statement that a hold stands for: its name, and the hash of its text. */
 export interface RuleReference {
   id: string;
   /** sha256 of the Cedar text with its annotations. */
   hash: string;
+}
+
+/** Orders statements, and references to them, by rule id. */
+export function byRuleId(a: { id: string }, b: { id: string }): number {
+  return a.id < b.id ? -1 : a.id > b.id ? 1 : 0;
+}
+
+/** The hold that an escrow decision asks for. */
+export interface HoldTerms {
+  hold_type: HoldKind;
+  required_approvals: number;
+  /** Each group must give its count; further approvals up to `required_approvals` may come from anybody. */
+  quorum?: Seats[];
+  conditions?: string[];
+  delay_seconds?: number;
+  ttl_seconds: number;
+  execute_within_seconds?: number;
+  notify_targets?: string[];
+  reason?: string;
+  /** Every escrow rule that was hit, sorted by id: a released hold covers these texts and no others. */
+  rules: RuleReference[];
 }
 
 export interface BundleContent {
@@ -63,6 +64,12 @@ export interface Diagnostic {
   column: number;
   message: string;
 }
+
+/** Action types that every tenant has, by the group that a policy may name instead (`action in Action::"write"`). */
+export const ACTION_TYPES = {
+  write: ['api_call', 'tool_call', 'message_send', 'payment'],
+  read: ['db_query', 'file_read'],
+} as const;
 
 /** The action that an agent wants to take, as the decision sees it. */
 export interface ActionRequest {

@@ -33,8 +33,10 @@ import {
   timeline,
   unreadableHolds,
 } from '../../machines/escrow.ts';
+import { type Seats, seatsOf } from '../domain/annotations.ts';
 import type { Actor } from '../domain/audit.ts';
-import type { HoldType, RuleReference, ShownAction } from '../domain/policy.ts';
+import { type HoldKind, holdKind } from '../domain/hold-kinds.ts';
+import type { RuleReference, ShownAction } from '../domain/policy.ts';
 import { hasRole, type Role } from '../domain/principal.ts';
 import { AppError, type ErrorCode, type Fault } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
@@ -42,9 +44,8 @@ import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 import { visible } from '../policy/evaluation/shown.ts';
-import { KINDS } from './kinds/index.ts';
-import type { HoldKind } from './kinds/kind.ts';
-import { type Electorate, type Seats, seatsOf, tally } from './quorum.ts';
+import { RELEASES } from './kinds.ts';
+import { type Electorate, tally } from './quorum.ts';
 
 /** What a new hold asks for. */
 export interface HoldRequest {
@@ -56,7 +57,7 @@ export interface HoldRequest {
   /** What the agent says of it. Approvers see it apart from the action. */
   action_summary: string;
   risk_score?: number | undefined;
-  hold_type: HoldType;
+  hold_type: HoldKind;
   /** At least what the hold type and the quorum need. */
   required_approvals: number;
   quorum?: Seats[] | undefined;
@@ -596,7 +597,7 @@ export class Holds {
     more: { source: 'evaluate' | 'proxy'; idempotency?: { key: string; hash: string } | undefined },
   ): Promise<HoldRow> {
     const id = newId('esc', now);
-    const kind: HoldKind = KINDS[r.hold_type];
+    const kind = holdKind(r.hold_type);
     const expiresAt = now + r.ttl_seconds * 1000;
     const releaseAt = kind.takesDelay ? now + (r.release_after_seconds ?? r.ttl_seconds) * 1000 : undefined;
     const quorum = r.quorum ?? [];
@@ -610,7 +611,7 @@ export class Holds {
       agentId: r.agent_id,
       agentRole: r.agent_role,
       actionHash: r.action_hash,
-      release: kind.release({ approvals, conditions: conditionIds, releaseAt }),
+      release: RELEASES[r.hold_type]({ approvals, conditions: conditionIds, releaseAt }),
       conditions: conditionIds,
       expiresAt,
       executeWithin: r.execute_within_seconds === undefined ? null : r.execute_within_seconds * 1000,
@@ -927,7 +928,7 @@ function placeOf(cursor: string, order: HoldOrder): Place {
 
 /** What is wrong with a request for a hold, as its type sees it. */
 function faultsOf(request: HoldRequest): Fault[] {
-  const kind: HoldKind = KINDS[request.hold_type];
+  const kind = holdKind(request.hold_type);
   const faults: Fault[] = [];
   const fault = (field: string, message: string) => faults.push({ pointer: `/${field}`, message });
   const type = request.hold_type;

@@ -1,9 +1,5 @@
 import type { Tally } from '../../machines/escrow.ts';
-
-export interface Seats {
-  group: string;
-  count: number;
-}
+import type { Seats } from '../domain/annotations.ts';
 
 /** Who may approve now, and who is in which group. */
 export interface Electorate {
@@ -14,9 +10,8 @@ export interface Electorate {
 /**
  * Counts the approvals of those who may vote now, each person once, and says whether they can take every seat of the
  * quorum, each at most one. It is exact: a person in two groups is moved to the other group's seat where that helps
- * (augmenting paths), so an order of votes never keeps a quorum from being met. An approval for each seat that is told as
- * missing fills them all. Who has no seat counts all the same
- * towards the approvals that may come from anybody.
+ * (augmenting paths), so an order of votes never keeps a quorum from being met. One approval for each seat reported as
+ * missing fills them all. A person without a seat still counts toward the approvals that may come from anybody.
  */
 export function tally(approvedBy: readonly string[], quorum: readonly Seats[], electorate: Electorate): Tally {
   const people = [...new Set(approvedBy)].filter((userId) => electorate.has(userId));
@@ -40,9 +35,4 @@ export function tally(approvedBy: readonly string[], quorum: readonly Seats[], e
     return count > 0 ? [{ group, count }] : [];
   });
   return { approvals: people.length, seated: open.length === 0, ...(open.length > 0 && { missing: open }) };
-}
-
-/** How many people a quorum asks for. */
-export function seatsOf(quorum: readonly Seats[]): number {
-  return quorum.reduce((sum, { count }) => sum + count, 0);
 }

@@ -1,19 +1,19 @@
 import { z } from 'zod';
 import { HOLD_STATES } from '../../machines/escrow.ts';
 import { AgentName } from '../domain/agent-names.ts';
+import { seatsOf } from '../domain/annotations.ts';
 import { actorOf } from '../domain/audit.ts';
-import { type BundleStatement, HOLD_TYPES } from '../domain/policy.ts';
+import { HOLD_KIND_NAMES, HOLD_KINDS, holdKind, holdKindsWith } from '../domain/hold-kinds.ts';
+import type { BundleStatement } from '../domain/policy.ts';
 import type { Principal } from '../domain/principal.ts';
 import { AppError, type Fault } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
-import { escrowTerms } from '../policy/evaluation/evaluate.ts';
+import { joinedTerms } from '../policy/evaluation/hold-terms.ts';
 import { shownAction } from '../policy/evaluation/shown.ts';
 import type { SignedRules } from '../policy/signed-rules.ts';
 import { text } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import { type By, HOLD_ORDERS, type HoldRequest, type Holds, type HoldView } from './holds.ts';
-import { KINDS } from './kinds/index.ts';
-import { seatsOf } from './quorum.ts';
 import { looserThan } from './terms.ts';
 
 const Quorum = z.object({ group: z.string(), count: z.int() });
@@ -42,7 +42,7 @@ const HoldOut = z
     risk_score: z.number().nullable().describe('what the agent says of the risk; nobody has checked it'),
     action_hash: z.string(),
     status: z.enum(HOLD_STATES).describe('as of now, whether or not a timer has run'),
-    hold_type: z.enum(HOLD_TYPES),
+    hold_type: z.enum(HOLD_KIND_NAMES),
     required_approvals: z.int(),
     current_approvals: z.int().describe('approvals of people who may still vote'),
     missing_seats: z.array(Quorum).describe('the seats of the quorum that no approval has taken yet'),
@@ -107,7 +107,9 @@ const CreateIn = z.strictObject({
   action_type: text(64),
   action_summary: text(500),
   action_hash: ActionHash,
-  hold_type: z.enum(HOLD_TYPES).describe(HOLD_TYPES.map((type) => `${type}: ${KINDS[type].description}`).join('; ')),
+  hold_type: z
+    .enum(HOLD_KIND_NAMES)
+    .describe(HOLD_KIND_NAMES.map((kind) => `${kind}: ${HOLD_KINDS[kind].description}`).join('; ')),
   required_approvals: z
     .int()
     .min(0)
@@ -123,7 +125,9 @@ const CreateIn = z.strictObject({
     .array(z.strictObject({ condition_id: text(100), description: text(500).optional() }))
     .max(50)
     .optional(),
-  release_after_seconds: Seconds.optional().describe('for time_delayed'),
+  release_after_seconds: Seconds.optional().describe(
+    `for ${holdKindsWith(({ takesDelay }) => takesDelay).join(' and ')}`,
+  ),
   ttl_seconds: Seconds,
   execute_within_seconds: Seconds.optional().describe('absent: until expires_at'),
   estimated_value: z.number().min(0).max(1e14).optional(),
@@ -361,7 +365,7 @@ async function requested(signedRules: SignedRules, tenantId: string, input: Crea
   const asked = {
     ...rest,
     required_approvals: Math.max(
-      input.required_approvals ?? KINDS[input.hold_type].leastApprovals,
+      input.required_approvals ?? holdKind(input.hold_type).leastApprovals,
       seatsOf(input.quorum ?? []),
     ),
     policy_id: input.policy_id ?? null,
@@ -391,7 +395,7 @@ async function requested(signedRules: SignedRules, tenantId: string, input: Crea
   const unknown = rules.indexOf(undefined);
   if (unknown >= 0)
     throw refused({ pointer: `/rule_ids/${unknown}`, message: 'is no rule with @escrow of the bundle' });
-  const terms = escrowTerms(rules as BundleStatement[]);
+  const terms = joinedTerms(rules as BundleStatement[]);
   const faults = looserThan(terms, asked);
   const policies = new Set(rules.map((rule) => rule!.policy_id));
   if (input.policy_id !== undefined && !policies.has(input.policy_id)) {

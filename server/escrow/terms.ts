@@ -1,5 +1,6 @@
+import { holdKind, holdKindsWith } from '../domain/hold-kinds.ts';
+import type { HoldTerms } from '../domain/policy.ts';
 import type { Fault } from '../errors.ts';
-import type { EscrowTerms } from '../policy/evaluation/evaluate.ts';
 import type { HoldRequest } from './holds.ts';
 
 type Asked = Pick<
@@ -14,25 +15,21 @@ type Asked = Pick<
 >;
 
 /**
- * Where a request for a hold asks for less than the rules that it names; empty when it asks for as much or more. Of
- * another kind than theirs it may be only where people approve instead: to a proxy that reports conditions itself, a
+ * Where a request for a hold asks for less than the rules that it names; empty when it asks for as much or more. It may
+ * be of another kind than theirs only where people approve instead: to a proxy that reports conditions itself, a
  * condition would be less than a delay.
  */
-export function looserThan(terms: EscrowTerms, asked: Asked): Fault[] {
+export function looserThan(terms: HoldTerms, asked: Asked): Fault[] {
   const faults: Fault[] = [];
   const fault = (field: string, message: string) => faults.push({ pointer: `/${field}`, message });
 
-  const { hold_type } = terms;
-  const kinds =
-    hold_type === 'multi_party'
-      ? ['multi_party']
-      : hold_type === 'single'
-        ? ['single', 'multi_party']
-        : [hold_type, 'single', 'multi_party'];
+  const { strictness } = holdKind(terms.hold_type);
+  const stricter = holdKindsWith((kind) => kind.strictness > strictness && kind.leastApprovals > 0);
+  const kinds = [terms.hold_type, ...stricter];
   if (!kinds.includes(asked.hold_type)) fault('hold_type', `the rules ask for ${kinds.join(' or ')}`);
 
   // approvals release a delayed hold before its time: none of them is the strictest
-  const delayed = asked.hold_type === 'time_delayed';
+  const delayed = holdKind(asked.hold_type).takesDelay;
   const never = delayed && asked.required_approvals === 0;
   if (delayed && terms.required_approvals === 0 && !never) {
     fault('required_approvals', 'the rules let no approval release it before its time');

@@ -2,7 +2,7 @@ import { z } from 'zod';
 import { AgentName } from '../domain/agent-names.ts';
 import { actorOf } from '../domain/audit.ts';
 import { DECISIONS } from '../domain/decision.ts';
-import { HOLD_TYPES } from '../domain/policy.ts';
+import { HOLD_KIND_NAMES } from '../domain/hold-kinds.ts';
 import type { Principal } from '../domain/principal.ts';
 import { text } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
@@ -76,7 +76,7 @@ const VerdictOut = z
     masks: z.array(z.string()).optional(),
     hold: z
       .object({
-        hold_type: z.enum(HOLD_TYPES),
+        hold_type: z.enum(HOLD_KIND_NAMES),
         required_approvals: z.int(),
         ttl_seconds: z.int(),
         reason: z.string().optional(),

@@ -1,7 +1,6 @@
-import type { ShownAction } from '../domain/policy.ts';
+import type { HoldTerms, ShownAction } from '../domain/policy.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { sha256Tag } from '../lib/crypto.ts';
-import type { EscrowTerms } from '../policy/evaluation/evaluate.ts';
 import type { ControlPlane, Hold } from './control-plane.ts';
 
 /** Held actions whose place among equal ones is remembered. */
@@ -39,7 +38,7 @@ export class Holds {
   }
 
   /** The open hold of this action, held or released, or a new one. Rejects with a ControlPlaneError. */
-  async open(action: HeldAction, terms: EscrowTerms, bundleHash: string): Promise<Hold> {
+  async open(action: HeldAction, terms: HoldTerms, bundleHash: string): Promise<Hold> {
     const { conditions, delay_seconds, reason: _reason, rules, ...rest } = terms;
     const { policy_id, shown, ...what } = action;
     const { arguments: arguments_preview, context: context_preview, cut, ...held } = shown;

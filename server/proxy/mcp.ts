@@ -15,6 +15,7 @@ import type {
   ListToolsResult,
   RequestId,
 } from '@modelcontextprotocol/sdk/types.js';
+import { knownHoldKind } from '../domain/hold-kinds.ts';
 import type { Log } from '../lib/log.ts';
 import { applyMasks, type Mask, parseExact } from '../policy/evaluation/masks.ts';
 import { folded } from '../policy/evaluation/request.ts';
@@ -405,9 +406,9 @@ class Bridge {
       case 'escrow': {
         const { hold, reason } = ruling;
         const seconds = retryAfter(hold, Date.now());
-        const waits = hold.hold_type === 'time_delayed' ? 'until its time is over' : 'for approval';
+        const heldFor = knownHoldKind(hold.hold_type)?.heldFor ?? 'for approval';
         return toolError(
-          `Held ${waits} as ${hold.id}${reason ? `: ${reason}` : ''}. Nothing was done yet. When it is released, call the same tool again with exactly the same arguments; it will then run, once. Ask again in ${seconds} s at the earliest; the hold ends at ${hold.expires_at}.`,
+          `Held ${heldFor} as ${hold.id}${reason ? `: ${reason}` : ''}. Nothing was done yet. When it is released, call the same tool again with exactly the same arguments; it will then run, once. Ask again in ${seconds} s at the earliest; the hold ends at ${hold.expires_at}.`,
           {
             decision,
             event_id: eventId,

@@ -1,9 +1,11 @@
 import fc from 'fast-check';
 import { expect, test } from 'vitest';
 import { metAt } from '../../machines/escrow.ts';
-import type { Annotations } from '../../server/domain/policy.ts';
-import { KINDS } from '../../server/escrow/kinds/index.ts';
-import { type EscrowTerms, escrowTerms } from '../../server/policy/evaluation/evaluate.ts';
+import type { Annotations } from '../../server/domain/annotations.ts';
+import { holdKind } from '../../server/domain/hold-kinds.ts';
+import type { HoldTerms } from '../../server/domain/policy.ts';
+import { RELEASES } from '../../server/escrow/kinds.ts';
+import { joinedTerms } from '../../server/policy/evaluation/hold-terms.ts';
 import { hit } from '../policy/support.ts';
 
 /** What people and systems do: approvals by members of two groups and of none, and a report of conditions. */
@@ -45,8 +47,8 @@ const courses: fc.Arbitrary<Course> = fc.record({
 });
 
 /** When a hold of these terms, opened at 0, is released; undefined when never. Time in seconds. */
-function releasedAt(terms: EscrowTerms, course: Course): number | undefined {
-  const requirement = KINDS[terms.hold_type].release({
+function releasedAt(terms: HoldTerms, course: Course): number | undefined {
+  const requirement = RELEASES[terms.hold_type]({
     approvals: terms.required_approvals,
     conditions: terms.conditions ?? [],
     releaseAt: terms.delay_seconds,
@@ -71,20 +73,20 @@ test('what releases a joined hold would have released the hold of each rule, and
   fc.assert(
     fc.property(fc.array(annotations, { minLength: 1, maxLength: 4 }), courses, (list, course) => {
       const rules = list.map((one, at) => hit(`r${at}`, one));
-      const joined = escrowTerms(rules);
+      const joined = joinedTerms(rules);
       expect(joined.ttl_seconds).toBeGreaterThan(0);
       const at = releasedAt(joined, course);
       if (at === undefined) return;
       releases++;
       const until = joined.execute_within_seconds ? at + joined.execute_within_seconds : joined.ttl_seconds;
       for (const rule of rules) {
-        const own = escrowTerms([rule]);
+        const own = joinedTerms([rule]);
         expect(at).toBeLessThan(own.ttl_seconds);
         expect(until).toBeLessThanOrEqual(
           own.execute_within_seconds ? at + own.execute_within_seconds : own.ttl_seconds,
         );
         // who must approve or report is the check that a delay leaves time for
-        if (own.hold_type === 'time_delayed' && joined.hold_type !== 'time_delayed') continue;
+        if (holdKind(own.hold_type).takesDelay && !holdKind(joined.hold_type).takesDelay) continue;
         expect(releasedAt(own, course) ?? Infinity).toBeLessThanOrEqual(at);
       }
     }),
@@ -93,7 +95,7 @@ test('what releases a joined hold would have released the hold of each rule, and
   expect(releases).toBeGreaterThan(100);
 });
 
-const terms = (...list: Annotations[]) => escrowTerms(list.map((one, at) => hit(`r${at}`, one)));
+const terms = (...list: Annotations[]) => joinedTerms(list.map((one, at) => hit(`r${at}`, one)));
 
 test('a rule without a time to execute lets no release outlive its ttl', () => {
   expect(terms({ escrow: 'single', ttl: 3_600 }, { escrow: 'single', execute_within: 7_200 })).toMatchObject({

@@ -17,15 +17,15 @@ import {
   timeline,
   unreadableHolds,
 } from '../../machines/escrow.ts';
-import { HOLD_TYPES, type HoldType } from '../../server/domain/policy.ts';
-import { KINDS } from '../../server/escrow/kinds/index.ts';
+import { HOLD_KIND_NAMES, type HoldKind, holdKind } from '../../server/domain/hold-kinds.ts';
+import { RELEASES } from '../../server/escrow/kinds.ts';
 import { tally } from '../../server/escrow/quorum.ts';
 import { generate } from '../vectors/escrow/generate.ts';
 
 const SIEGE = process.env.SVC_SIEGE === '1';
 
 interface Terms {
-  type: HoldType;
+  type: HoldKind;
   approvals: number;
   quorum: { group: string; count: number }[];
   conditions: string[];
@@ -184,10 +184,10 @@ function begin(terms: Terms): [HoldSnapshot, HoldEffect[]] {
     agentId: 'agent',
     agentRole: 'clerk',
     actionHash: 'hash',
-    release: KINDS[type].release({
+    release: RELEASES[type]({
       approvals,
       conditions,
-      releaseAt: KINDS[type].takesDelay ? releaseAfter : undefined,
+      releaseAt: holdKind(type).takesDelay ? releaseAfter : undefined,
     }),
     conditions,
     expiresAt: ttl,
@@ -197,7 +197,7 @@ function begin(terms: Terms): [HoldSnapshot, HoldEffect[]] {
 
 const termsArbitrary: fc.Arbitrary<Terms> = fc
   .record({
-    type: fc.constantFrom(...HOLD_TYPES),
+    type: fc.constantFrom(...HOLD_KIND_NAMES),
     approvals: fc.integer({ min: 0, max: 3 }),
     quorum: fc.constantFrom<Terms['quorum'][]>(
       [],
@@ -215,7 +215,7 @@ const termsArbitrary: fc.Arbitrary<Terms> = fc
     within: fc.option(fc.integer({ min: 1, max: 15 })),
   })
   .map((terms) => {
-    const least = KINDS[terms.type].leastApprovals;
+    const least = holdKind(terms.type).leastApprovals;
     const seats = terms.quorum.reduce((sum, { count }) => sum + count, 0);
     const conditions = terms.type === 'conditional' && terms.conditions.length === 0 ? ['kyc'] : terms.conditions;
     return { ...terms, conditions, approvals: Math.max(terms.approvals, least, seats) };
@@ -425,9 +425,7 @@ describe('the hold machine', () => {
     expect(() =>
       begin({ type: 'conditional', approvals: 0, quorum: [], conditions: [], releaseAfter: 1, ttl: 9, within: null }),
     ).toThrow(RangeError);
-    expect(() => KINDS.time_delayed.release({ approvals: 0, conditions: [], releaseAt: undefined })).toThrow(
-      RangeError,
-    );
+    expect(() => RELEASES.time_delayed({ approvals: 0, conditions: [], releaseAt: undefined })).toThrow(RangeError);
   });
 
   test('a late timer gives no time away: the release and the expiry count from when they were due', () => {
@@ -521,5 +519,5 @@ test('the published lives of holds are what the machine does, with a row for eac
   const { 'lives.json': text } = await generate();
   expect(text).toBe(readFileSync(new URL('../vectors/escrow/lives.json', import.meta.url), 'utf8'));
   const { lives } = JSON.parse(text!) as { lives: { type: string }[] };
-  expect([...new Set(lives.map(({ type }) => type))].sort()).toEqual([...HOLD_TYPES].sort());
+  expect([...new Set(lives.map(({ type }) => type))].sort()).toEqual([...HOLD_KIND_NAMES].sort());
 });

@@ -122,13 +122,31 @@ describe('compiling a policy', () => {
     expect(statements.map(({ summary }) => summary.text)).toEqual([
       'Permits agents in the role "payer": payment or any read action with the tools of the server "bank", ' +
         'when context has amount && context.amount.greaterThan(decimal("10.0")), unless context has path. ' +
-        'Then: held until 2 approvals (1 of finance, 1 of security) of different people; ' +
+        'Then: held for 2 approvals (1 of finance, 1 of security) by different people; ' +
         'the hold expires after 90 minutes; once released it must be used within 15 minutes. Reason: big',
       'Denies the agent "x": payment with the tool "wire". Reason: never',
       'Where something else permits it, binds any agent: any action with any tool, when context has host. ' +
         'Then: at most 5 per hour for each agent; $.iban masked.',
     ]);
     expect(statements.map(({ summary }) => summary.kind)).toEqual(['permit', 'forbid', 'guardrail']);
+  });
+
+  it.each([
+    ['@escrow("single")', 'held for 1 approval'],
+    ['@escrow("multi_party") @approvals("3")', 'held for 3 approvals by different people'],
+    ['@escrow("conditional") @condition("kyc")', 'held until kyc is reported as satisfied'],
+    [
+      '@escrow("conditional") @condition("kyc,legal") @approvals("1")',
+      'held until kyc, legal are reported as satisfied, and for 1 approval',
+    ],
+    ['@escrow("time_delayed") @delay("15m")', 'held for 15 minutes, then released unless somebody rejects it'],
+    [
+      '@escrow("time_delayed") @delay("1h") @approvals("2")',
+      'held for 1 hour, then released unless somebody rejects it, or released earlier by 2 approvals',
+    ],
+  ])('says what %s holds an action for', (annotations, words) => {
+    const { statements } = compile(`${annotations} permit(principal, action, resource);`);
+    expect(statements[0]!.summary.obligations).toEqual([words, 'the hold expires after 1 day']);
   });
 
   it('answers with an error when the engine throws, and works on', () => {

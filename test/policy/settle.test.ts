@@ -1,14 +1,10 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import type { Annotations, BundleStatement } from '../../server/domain/policy.ts';
-import {
-  type EscrowTerms,
-  type Match,
-  ruleReference,
-  type SettleState,
-  settle,
-  type Verdict,
-} from '../../server/policy/evaluation/evaluate.ts';
+import type { Annotations } from '../../server/domain/annotations.ts';
+import { HOLD_KIND_NAMES, holdKind } from '../../server/domain/hold-kinds.ts';
+import type { BundleStatement, HoldTerms } from '../../server/domain/policy.ts';
+import { type Match, type SettleState, settle, type Verdict } from '../../server/policy/evaluation/evaluate.ts';
+import { ruleReference } from '../../server/policy/evaluation/hold-terms.ts';
 import { readAnnotations } from '../../server/policy/language/annotations.ts';
 import { SIEGE } from '../siege/rounds.ts';
 import { compile, contentOf, hit, NO_STATE, permitted } from './support.ts';
@@ -195,11 +191,10 @@ describe('settling', () => {
 
 describe('the algebra of settling', () => {
   const RANK = { deny: 0, rate_limited: 1, escrow: 2, allow_with_masking: 3, allow: 4 };
-  const HOLD_RANK = { multi_party: 0, single: 1, conditional: 2, time_delayed: 3 };
 
   const raw = fc.record(
     {
-      escrow: fc.constantFrom('single', 'multi_party', 'conditional', 'time_delayed'),
+      escrow: fc.constantFrom(...HOLD_KIND_NAMES),
       approvals: fc.constantFrom('1', '2', '3'),
       quorum: fc.constantFrom('a:1', 'a:2,b:1', 'b:2'),
       condition: fc.constantFrom('c1', 'c1,c2'),
@@ -250,10 +245,10 @@ describe('the algebra of settling', () => {
     );
 
   /** How many approvals release it; a delayed hold that asks for none is released by time alone. */
-  const approvals = ({ hold_type, required_approvals }: EscrowTerms) =>
-    hold_type === 'time_delayed' && required_approvals === 0 ? Number.POSITIVE_INFINITY : required_approvals;
+  const approvals = ({ hold_type, required_approvals }: HoldTerms) =>
+    holdKind(hold_type).takesDelay && required_approvals === 0 ? Number.POSITIVE_INFINITY : required_approvals;
   /** The last moment at which it can be used: waiting less for the release leaves more of it for the use. */
-  const lasts = ({ ttl_seconds, execute_within_seconds = 0 }: EscrowTerms) => ttl_seconds + execute_within_seconds;
+  const lasts = ({ ttl_seconds, execute_within_seconds = 0 }: HoldTerms) => ttl_seconds + execute_within_seconds;
 
   it('a guardrail more never makes a decision more permissive', () => {
     check((match, hits, state, added) => {
@@ -261,7 +256,9 @@ describe('the algebra of settling', () => {
       const after = settle(permitted(...hits, added), state);
       expect(RANK[after.decision]).toBeLessThanOrEqual(RANK[before.decision]);
       if (!before.escrow || !after.escrow) return;
-      expect(HOLD_RANK[after.escrow.hold_type]).toBeLessThanOrEqual(HOLD_RANK[before.escrow.hold_type]);
+      expect(holdKind(after.escrow.hold_type).strictness).toBeGreaterThanOrEqual(
+        holdKind(before.escrow.hold_type).strictness,
+      );
       // a stricter kind asks for people in place of the time, and at least for one
       const stricter = after.escrow.hold_type !== before.escrow.hold_type;
       expect(approvals(after.escrow)).toBeGreaterThanOrEqual(

@@ -1,4 +1,5 @@
-import type { ActionRequest, Annotations, BundleContent, BundleStatement } from '../../server/domain/policy.ts';
+import type { Annotations } from '../../server/domain/annotations.ts';
+import type { ActionRequest, BundleContent, BundleStatement } from '../../server/domain/policy.ts';
 import { bundleContent } from '../../server/policy/bundle.ts';
 import type { Match } from '../../server/policy/evaluation/evaluate.ts';
 import { type Compilation, compilePolicy } from '../../server/policy/language/compile.ts';

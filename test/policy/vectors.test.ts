@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
+import { ANNOTATION_NAMES } from '../../server/domain/annotations.ts';
 import { openBundle } from '../../server/policy/bundle.ts';
 import { actionHash } from '../../server/policy/evaluation/action-hash.ts';
 import { PolicyEngine, settle } from '../../server/policy/evaluation/evaluate.ts';
@@ -53,23 +54,7 @@ describe('the published vectors', () => {
     );
     expect([...decisions].sort()).toEqual(['allow', 'allow_with_masking', 'deny', 'escrow', 'rate_limited']);
     const demo = stored('policy/demo.cedar').toString();
-    for (const name of [
-      'id',
-      'scope',
-      'reason',
-      'escrow',
-      'approvals',
-      'quorum',
-      'condition',
-      'delay',
-      'ttl',
-      'execute_within',
-      'notify',
-      'mask',
-      'rate',
-      'description',
-      'severity',
-    ]) {
+    for (const name of ANNOTATION_NAMES) {
       expect(demo).toContain(`@${name}("`);
     }
   });

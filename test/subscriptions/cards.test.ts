@@ -84,7 +84,7 @@ describe('the card of a hold', () => {
     const fields = blocks.flatMap((block) => block.fields ?? []).map((field) => field.text);
     for (const field of [
       'Agent role\nclerk',
-      'Hold type\nseveral approvals',
+      'Hold type\nSeveral approvals',
       'Approvals required\n2',
       'Expires\n2026-01-31 12:00 UTC',
       'Value\n12 EUR',
@@ -122,7 +122,7 @@ describe('the card of a hold', () => {
       'Arguments: {"amount":12}',
       'Reason: two look at bills',
       'Agent role: clerk',
-      'Hold type: several approvals',
+      'Hold type: Several approvals',
       'Approvals required: 2',
       'Expires: 2026-01-31 12:00 UTC',
     ]) {

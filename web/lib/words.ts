@@ -11,13 +11,6 @@ export function money(value: number, currency: string | null | undefined): strin
 export const count = (n: number, one: string, many = `${one}s`): string =>
   `${n.toLocaleString()} ${n === 1 ? one : many}`;
 
-export const HOLD_TYPE = {
-  single: 'One approval',
-  multi_party: 'Several approvals',
-  conditional: 'Conditions',
-  time_delayed: 'Released by time',
-} as const;
-
 /** A risk from 0 to 1 in words and as a tone. */
 export function risk(score: number): { word: string; tone: 'ok' | 'wait' | 'bad' } {
   if (score >= 0.7) return { word: 'high', tone: 'bad' };

@@ -1,13 +1,20 @@
 import type { AuthorizationError } from '@cedar-policy/cedar-wasm/nodejs';
 import type { Decision } from '../../domain/decision.ts';
-import type { ActionRequest, BundleContent, BundleStatement, HoldType, RuleReference } from '../../domain/policy.ts';
-import { sha256Tag } from '../../lib/crypto.ts';
-import { DEFAULT_TTL_SECONDS, isGuardrail, quorumSeats, requiredApprovals } from '../language/annotations.ts';
+import {
+  type ActionRequest,
+  type BundleContent,
+  type BundleStatement,
+  byRuleId,
+  type HoldTerms,
+  type RuleReference,
+} from '../../domain/policy.ts';
+import { isGuardrail } from '../language/annotations.ts';
 import { admits, type Head, named, readHead } from '../language/head.ts';
 import { CedarHost, cedarLanguageVersion } from '../language/host.ts';
 import { preamble, tokens } from '../language/scan.ts';
 import { narrowed } from '../language/schema.ts';
 import { firstDoubt, keysRead, type ReadsOf, readsOf } from './doubt.ts';
+import { joinedTerms, ruleReference, strictestFirst } from './hold-terms.ts';
 import { type EngineCall, type MappedRequest, mapRequest, RequestError } from './request.ts';
 
 /** Followed by a colon and the path. */
@@ -47,22 +54,6 @@ export interface SettleState {
   covered?: readonly RuleReference[] | undefined;
 }
 
-/** The hold that an escrow decision asks for. */
-export interface EscrowTerms {
-  hold_type: HoldType;
-  required_approvals: number;
-  /** Each group must give its count; further approvals up to `required_approvals` may come from anybody. */
-  quorum?: { group: string; count: number }[];
-  conditions?: string[];
-  delay_seconds?: number;
-  ttl_seconds: number;
-  execute_within_seconds?: number;
-  notify_targets?: string[];
-  reason?: string;
-  /** Every escrow rule that was hit, sorted by id: a released hold covers these texts and no others. */
-  rules: RuleReference[];
-}
-
 export interface Verdict {
   decision: Decision;
   /** The statement that decided; null when none did. */
@@ -75,7 +66,7 @@ export interface Verdict {
   masks?: string[];
   /** Seconds. */
   retry_after?: number;
-  escrow?: EscrowTerms;
+  escrow?: HoldTerms;
   /** The decision stands on the released hold of `state.covered`, which must be consumed with it. */
   consumes: boolean;
 }
@@ -148,7 +139,7 @@ export class PolicyEngine {
       throw new RangeError(`the bundle is written in Cedar ${content.cedar_lang}, which this program does not read`);
     }
     this.#content = content;
-    for (const statement of [...content.policies].sort(byId)) {
+    for (const statement of [...content.policies].sort(byRuleId)) {
       const { id, effect, annotations, cedar } = statement;
       const read = tokens(cedar);
       const head = readHead(read);
@@ -265,7 +256,7 @@ export class PolicyEngine {
 
   /** The engine answers in the order of a hash table. */
   #hits(ids: string[]): BundleStatement[] {
-    return [...new Set(ids)].flatMap((id) => this.#statements.get(id) ?? []).sort(byId);
+    return [...new Set(ids)].flatMap((id) => this.#statements.get(id) ?? []).sort(byRuleId);
   }
 
   /** The statements whose scope can match. */
@@ -313,10 +304,6 @@ export function doubted(path: string, rule?: BundleStatement): Match {
 /** Null, which stands for everything, when one of them is. */
 function union(lists: (readonly string[] | null)[]): ReadonlySet<string> | null {
   return lists.includes(null) ? null : new Set(lists.flatMap((list) => list ?? []));
-}
-
-function byId(a: { id: string }, b: { id: string }): number {
-  return a.id < b.id ? -1 : a.id > b.id ? 1 : 0;
 }
 
 function describe(errors: AuthorizationError[]): string {
@@ -377,19 +364,14 @@ export function settle(match: Match, state: SettleState): Verdict {
 
   const holding = hits.filter(({ annotations }) => annotations.escrow).sort(strictestFirst);
   const covered = holding.length > 0 && holding.every((rule) => covers(state.covered, rule));
-  if (holding.length > 0 && !covered) return { ...verdict('escrow', holding[0]), escrow: escrowTerms(holding) };
+  if (holding.length > 0 && !covered) return { ...verdict('escrow', holding[0]), escrow: joinedTerms(holding) };
 
   const masking = hits.filter(({ annotations }) => annotations.mask);
   if (masking.length > 0) {
-    const masks = distinct(masking.map(({ annotations }) => annotations.mask)).sort();
+    const masks = [...new Set(masking.flatMap(({ annotations }) => annotations.mask ?? []))].sort();
     return { ...verdict('allow_with_masking', masking[0], covered), masks };
   }
   return verdict('allow', hits.find(({ effect }) => effect === 'permit') ?? hits[0], covered);
-}
-
-/** The statement by its name and the hash of its text, annotations included. */
-export function ruleReference({ id, cedar }: BundleStatement): RuleReference {
-  return { id, hash: sha256Tag(cedar) };
 }
 
 /**
@@ -400,83 +382,4 @@ function covers(references: readonly RuleReference[] | undefined, rule: BundleSt
   if (!references || references.length === 0) return false;
   const { hash } = ruleReference(rule);
   return references.some((one) => one.hash === hash && one.id.startsWith(`${rule.policy_id}#`));
-}
-
-const STRICTNESS: Record<HoldType, number> = { multi_party: 3, single: 2, conditional: 1, time_delayed: 0 };
-
-function strictestFirst(a: BundleStatement, b: BundleStatement): number {
-  return (
-    strictness(b) - strictness(a) ||
-    requiredApprovals(b.annotations) - requiredApprovals(a.annotations) ||
-    ttl(a) - ttl(b) ||
-    byId(a, b)
-  );
-}
-
-function strictness({ annotations }: BundleStatement): number {
-  return annotations.escrow ? STRICTNESS[annotations.escrow] : -1;
-}
-
-function ttl({ annotations }: BundleStatement): number {
-  return annotations.ttl ?? DEFAULT_TTL_SECONDS;
-}
-
-/**
- * One hold for all these escrow rules, as strict as each of them. Its kind is that of the strictest; approvals are the
- * most that any asks for, groups are joined with the larger count each, the times are those of `timesOf`, targets,
- * reasons and conditions are joined. A delay binds only a time-delayed hold (the longest of them): where somebody must
- * approve or report, that somebody is the check that the delay leaves time for.
- */
-export function escrowTerms(rules: readonly BundleStatement[]): EscrowTerms {
-  const holding = [...rules].sort(strictestFirst);
-  const all = holding.map(({ annotations }) => annotations);
-  const holdType = all[0]?.escrow as HoldType;
-
-  // approvals release a delayed hold before its time only where every rule lets them
-  const untilTime = holdType === 'time_delayed' && all.some((one) => requiredApprovals(one) === 0);
-  const groups = new Map<string, number>();
-  for (const { group, count } of untilTime ? [] : all.flatMap(({ quorum }) => quorum ?? [])) {
-    groups.set(group, Math.max(count, groups.get(group) ?? 0));
-  }
-  const quorum = [...groups].map(([group, count]) => ({ group, count })).sort((a, b) => (a.group < b.group ? -1 : 1));
-  const conditions = distinct(all.map(({ condition }) => condition)).sort();
-  const delay = holdType === 'time_delayed' ? Math.max(...all.flatMap(({ delay }) => delay ?? [])) : undefined;
-  const targets = distinct(all.map(({ notify }) => notify));
-  const reasons = distinct(all.map(({ reason }) => reason));
-
-  return {
-    hold_type: holdType,
-    required_approvals: untilTime ? 0 : Math.max(quorumSeats(quorum), ...all.map(requiredApprovals)),
-    ...(quorum.length > 0 && { quorum }),
-    // INVARIANT: an approval does not stand in for a condition that another rule names
-    ...(conditions.length > 0 && { conditions }),
-    ...(delay !== undefined && { delay_seconds: delay }),
-    ...timesOf(holding, delay ?? 0),
-    ...(targets.length > 0 && { notify_targets: targets }),
-    ...(reasons.length > 0 && { reason: reasons.join('; ') }),
-    rules: holding.map(ruleReference).sort(byId),
-  };
-}
-
-/**
- * How long the joined hold waits, and how long its release is good. A rule without @execute_within lets a release be
- * good until its ttl and no longer: beside one that counts from the release, wait and use together fit into that ttl,
- * at least half of it for the wait, and more where a delay needs it.
- */
-function timesOf(
-  holding: readonly BundleStatement[],
-  delay: number,
-): Pick<EscrowTerms, 'ttl_seconds' | 'execute_within_seconds'> {
-  const shortest = Math.min(...holding.map(ttl));
-  const within = Math.min(...holding.map(({ annotations }) => annotations.execute_within ?? Infinity));
-  const end = Math.min(...holding.filter(({ annotations }) => !annotations.execute_within).map(ttl));
-  // whatever the moment of the release, it is no longer good after the ttl
-  if (end < Infinity && within >= shortest) return { ttl_seconds: shortest };
-  if (end === Infinity) return { ttl_seconds: shortest, execute_within_seconds: within };
-  const use = Math.max(1, Math.min(within, Math.floor(end / 2), end - delay - 1));
-  return { ttl_seconds: Math.min(shortest, end - use), execute_within_seconds: use };
-}
-
-function distinct(lists: (string | string[] | undefined)[]): string[] {
-  return [...new Set(lists.flatMap((list) => list ?? []))];
 }

@@ -1,37 +1,38 @@
-import { type Annotations, HOLD_TYPES, type HoldType } from '../../domain/policy.ts';
-
-export const DAY_SECONDS = 86_400;
-const MAX_DURATION_SECONDS = 30 * DAY_SECONDS;
-const MAX_APPROVALS = 20;
-export const DEFAULT_TTL_SECONDS = DAY_SECONDS;
+import {
+  ANNOTATION_NAMES,
+  ANNOTATIONS,
+  type AnnotationName,
+  type Annotations,
+  DAY_SECONDS,
+  DEFAULT_TTL_SECONDS,
+  escrowNeededBy,
+  isAnnotationName,
+  MAX_APPROVALS,
+  MAX_DURATION_SECONDS,
+  SEVERITIES,
+  type Seats,
+  seatsOf,
+} from '../../domain/annotations.ts';
+import { HOLD_KIND_NAMES, holdKind, holdKindsWith } from '../../domain/hold-kinds.ts';
 
 const UNIT_SECONDS = { s: 1, m: 60, h: 3_600, d: DAY_SECONDS } as const;
 type Unit = keyof typeof UNIT_SECONDS;
 
-/** How one annotation is written and read. `parse` answers undefined for a malformed value. */
-interface Entry<T> {
-  form: string;
+/** How the value of one annotation is read. */
+interface Reader<T> {
+  /** Undefined for a malformed value. */
   parse(value: string): T | undefined;
   /** Is this value, which a bundle brought, one that `parse` could have made? */
   check(value: unknown): boolean;
 }
 
-/**
- * The closed registry. The engine accepts any annotation name, so a typing error in `@escrow` would silently leave an
- * action unguarded: what is not listed here is an error.
- */
-const REGISTRY: { [K in keyof Required<Annotations>]: Entry<NonNullable<Annotations[K]>> } = {
-  id: text('an identifier: a letter, then at most 63 letters, digits, "_", "-" or "."', /^[A-Za-z_][\w.-]{0,63}$/),
-  scope: list('"*" or a list of tags such as "payments,core"', /^(?:\*|[A-Za-z0-9][\w.:/-]{0,63})$/, 32),
-  reason: text('a text of at most 500 characters', /^(?=.*\S).{1,500}$/s),
-  escrow: oneOf(HOLD_TYPES),
-  approvals: {
-    form: `an integer from 1 to ${MAX_APPROVALS}`,
-    parse: (value) => integer(value, MAX_APPROVALS),
-    check: isCount,
-  },
+const READERS: { [K in AnnotationName]: Reader<NonNullable<Annotations[K]>> } = {
+  id: text(/^[A-Za-z_][\w.-]{0,63}$/),
+  scope: list(/^(?:\*|[A-Za-z0-9][\w.:/-]{0,63})$/, 32),
+  reason: text(/^(?=.*\S).{1,500}$/s),
+  escrow: oneOf(HOLD_KIND_NAMES),
+  approvals: { parse: (value) => integer(value, MAX_APPROVALS), check: isCount },
   quorum: {
-    form: `a list of group:count such as "finance:1,security:1", at most ${MAX_APPROVALS} in all`,
     parse: parseQuorum,
     check: (value) =>
       Array.isArray(value) &&
@@ -40,31 +41,20 @@ const REGISTRY: { [K in keyof Required<Annotations>]: Entry<NonNullable<Annotati
         (item) => isRecord(item, ['group', 'count']) && typeof item.group === 'string' && isCount(item.count),
       ),
   },
-  condition: list('a list of condition ids such as "kyc-check,legal-ok"', /^\w[\w.:-]{0,63}$/, 20),
+  condition: list(/^\w[\w.:-]{0,63}$/, 20),
   delay: duration(),
   ttl: duration(),
   execute_within: duration(),
-  notify: {
-    form: 'a list of at most 10 https:// URLs',
-    parse: (value) => items(value, 10, isNotifyUrl),
-    check: isTextList,
-  },
-  mask: {
-    form: 'a list of JSONPaths such as "$.card.number,$.items[*].ssn"',
-    parse: parseMask,
-    check: isTextList,
-  },
+  notify: { parse: (value) => items(value, 10, isNotifyUrl), check: isTextList },
+  mask: { parse: parseMask, check: isTextList },
   rate: {
-    form: 'a limit per second, minute, hour or day such as "10/m"',
     parse: parseRate,
     check: (value) =>
       isRecord(value, ['limit', 'window_seconds']) && isCount(value.limit) && isCount(value.window_seconds),
   },
-  description: text('a text of at most 2,000 characters', /^.{1,2000}$/s),
-  severity: oneOf(['low', 'medium', 'high', 'critical'] as const),
+  description: text(/^.{1,2000}$/s),
+  severity: oneOf(SEVERITIES),
 };
-
-const NEED_ESCROW = ['approvals', 'quorum', 'condition', 'delay', 'ttl', 'execute_within', 'notify'] as const;
 
 /** What is wrong with one annotation of a statement, without its place. */
 export interface AnnotationFault {
@@ -91,68 +81,66 @@ export function readAnnotations(raw: ReadonlyMap<string, string | null>): {
       fault(name, `unknown annotation @${name}${suggestion(name)}`);
       continue;
     }
-    const { form, parse } = REGISTRY[name];
+    const { form } = ANNOTATIONS[name];
     if (value === null) {
       fault(name, `@${name} needs a value: ${form}`);
       continue;
     }
-    const typed = parse(value);
+    const typed = READERS[name].parse(value);
     if (typed === undefined) fault(name, `@${name}(${JSON.stringify(value)}) is malformed; expected ${form}`);
     else Object.assign(annotations, { [name]: typed });
   }
 
-  const { escrow, approvals, quorum } = annotations;
-  if (!raw.has('escrow')) {
-    for (const name of NEED_ESCROW) if (raw.has(name)) fault(name, `@${name} needs @escrow`);
+  const { escrow, approvals, delay } = annotations;
+  for (const name of raw.keys()) {
+    if (!isAnnotationName(name)) continue;
+    const { kinds } = ANNOTATIONS[name];
+    if (!kinds) continue;
+    if (!raw.has('escrow')) fault(name, `@${name} needs @escrow`);
+    else if (escrow && !kinds.includes(escrow)) fault(name, `@${name} needs ${escrowNeededBy(name)}`);
   }
-  const seats = quorumSeats(quorum);
-  if (escrow === 'multi_party' && seats < 2 && (approvals ?? 0) < 2 && !faultsIn(faults, 'approvals', 'quorum')) {
-    fault('escrow', '@escrow("multi_party") needs @approvals("2") or more, or a @quorum of at least 2');
-  }
+  const seats = seatsOf(annotations.quorum ?? []);
   if (approvals !== undefined && approvals < seats) {
     fault('approvals', `@approvals("${approvals}") is less than the ${seats} that @quorum asks for`);
   }
-  if (escrow === 'conditional' && !raw.has('condition')) {
-    fault('escrow', '@escrow("conditional") needs @condition');
+  if (!escrow) return { annotations, faults, warnings };
+
+  const { leastApprovals: least, oneApprover, needsConditions, takesDelay } = holdKind(escrow);
+  const asked = Math.max(approvals ?? 0, seats);
+  if (least > 1 && asked < least && !faults.some(({ annotation }) => /^(?:approvals|quorum)$/.test(annotation))) {
+    fault('escrow', `@escrow("${escrow}") needs @approvals("${least}") or more, or a @quorum of at least ${least}`);
   }
-  if (escrow === 'time_delayed' && !raw.has('delay')) fault('escrow', '@escrow("time_delayed") needs @delay');
-  if (escrow && escrow !== 'conditional' && raw.has('condition')) {
-    fault('condition', '@condition needs @escrow("conditional")');
-  }
-  if (escrow && escrow !== 'time_delayed' && raw.has('delay')) {
-    fault('delay', '@delay needs @escrow("time_delayed")');
-  }
-  const ttl = annotations.ttl ?? DEFAULT_TTL_SECONDS;
-  if (escrow === 'time_delayed' && annotations.delay !== undefined && annotations.delay >= ttl) {
+  if (needsConditions && !raw.has('condition')) fault('escrow', `@escrow("${escrow}") needs @condition`);
+  if (takesDelay && !raw.has('delay')) fault('escrow', `@escrow("${escrow}") needs @delay`);
+  if (takesDelay && delay !== undefined && delay >= ttlSeconds(annotations)) {
     fault('delay', '@delay must be shorter than @ttl (24h when absent), or the hold expires before it is released');
   }
-  if (escrow === 'single' && Math.max(approvals ?? 0, seats) > 1) {
+  if (oneApprover && asked > 1) {
+    const better = holdKindsWith(({ leastApprovals }) => leastApprovals > 1).map((kind) => `@escrow("${kind}")`);
     warnings.push({
       annotation: 'escrow',
-      message: '@escrow("single") with more than one approval: say @escrow("multi_party")',
+      message: `@escrow("${escrow}") with more than one approval: use ${better.join(' or ')}`,
     });
   }
   return { annotations, faults, warnings };
 }
 
+const OBLIGATIONS = ANNOTATION_NAMES.filter((name) => ANNOTATIONS[name].obligation);
+
 /** A forbid that carries an obligation: it grants nothing and denies nothing, it binds what something else grants. */
 export function isGuardrail(effect: 'permit' | 'forbid', annotations: Annotations): boolean {
-  return (
-    effect === 'forbid' &&
-    (annotations.escrow !== undefined || annotations.mask !== undefined || annotations.rate !== undefined)
-  );
+  return effect === 'forbid' && OBLIGATIONS.some((name) => annotations[name] !== undefined);
 }
 
-/** How many approvals a quorum asks for in all. */
-export function quorumSeats(quorum: Annotations['quorum']): number {
-  return (quorum ?? []).reduce((sum, { count }) => sum + count, 0);
+/** How many approvals the hold of this statement needs when the statement stands alone; 0 without `@escrow`. */
+export function requiredApprovals({ escrow, approvals, quorum }: Annotations): number {
+  const asked = Math.max(approvals ?? 0, seatsOf(quorum ?? []));
+  return asked > 0 || !escrow ? asked : holdKind(escrow).leastApprovals;
 }
 
-/** How many approvals a hold of this kind needs when the statement stands alone. */
-export function requiredApprovals(annotations: Annotations): number {
-  const usual: Record<HoldType, number> = { multi_party: 2, single: 1, conditional: 0, time_delayed: 0 };
-  const asked = Math.max(annotations.approvals ?? 0, quorumSeats(annotations.quorum));
-  return asked > 0 || !annotations.escrow ? asked : usual[annotations.escrow];
+/** How long the hold of this statement waits. */
+export function ttlSeconds({ ttl }: Annotations): number {
+  return ttl ?? DEFAULT_TTL_SECONDS;
 }
 
 /**
@@ -164,21 +152,13 @@ export function areAnnotations(value: unknown): value is Annotations {
     typeof value === 'object' &&
     value !== null &&
     !Array.isArray(value) &&
-    Object.entries(value).every(([name, member]) => isAnnotationName(name) && REGISTRY[name].check(member))
+    Object.entries(value).every(([name, member]) => isAnnotationName(name) && READERS[name].check(member))
   );
 }
 
-function isAnnotationName(name: string): name is keyof Annotations {
-  return Object.hasOwn(REGISTRY, name);
-}
-
-function faultsIn(faults: AnnotationFault[], ...names: string[]): boolean {
-  return faults.some(({ annotation }) => names.includes(annotation));
-}
-
 function suggestion(name: string): string {
-  const near = Object.keys(REGISTRY).find((known) => distance(name.toLowerCase(), known) <= 2);
-  return near ? `; did you mean @${near}?` : `; known are ${Object.keys(REGISTRY).join(', ')}`;
+  const near = ANNOTATION_NAMES.find((known) => distance(name.toLowerCase(), known) <= 2);
+  return near ? `; did you mean @${near}?` : `; known are ${ANNOTATION_NAMES.join(', ')}`;
 }
 
 /** Levenshtein's distance of two short words. */
@@ -196,26 +176,24 @@ function distance(a: string, b: string): number {
   return row[b.length] as number;
 }
 
-function text(form: string, pattern: RegExp): Entry<string> {
+function text(pattern: RegExp): Reader<string> {
   return {
-    form,
     parse: (value) => (pattern.test(value) ? value : undefined),
     check: (value) => typeof value === 'string' && pattern.test(value),
   };
 }
 
-function oneOf<T extends string>(values: readonly T[]): Entry<T> {
+function oneOf<T extends string>(values: readonly T[]): Reader<T> {
   const find = (value: unknown) => values.find((known) => known === value);
-  return { form: `one of ${values.join(', ')}`, parse: find, check: (value) => find(value) !== undefined };
+  return { parse: find, check: (value) => find(value) !== undefined };
 }
 
-function list(form: string, pattern: RegExp, most: number): Entry<string[]> {
-  return { form, parse: (value) => items(value, most, (item) => pattern.test(item)), check: isTextList };
+function list(pattern: RegExp, most: number): Reader<string[]> {
+  return { parse: (value) => items(value, most, (item) => pattern.test(item)), check: isTextList };
 }
 
-function duration(): Entry<number> {
+function duration(): Reader<number> {
   return {
-    form: 'a duration such as "30s", "15m", "4h" or "7d", at most 30d',
     parse: (value) => {
       const [, count, unit] = /^([1-9]\d{0,6})([smhd])$/.exec(value) ?? [];
       if (count === undefined) return undefined;
@@ -236,15 +214,15 @@ function integer(value: string, most: number): number | undefined {
   return /^[1-9]\d{0,6}$/.test(value) && Number(value) <= most ? Number(value) : undefined;
 }
 
-function parseQuorum(value: string): { group: string; count: number }[] | undefined {
-  const quorum: { group: string; count: number }[] = [];
+function parseQuorum(value: string): Seats[] | undefined {
+  const quorum: Seats[] = [];
   for (const item of value.split(',')) {
     const [, group, digits] = /^\s*([A-Za-z0-9][\w.-]{0,63})\s*:\s*(\d+)\s*$/.exec(item) ?? [];
     const count = digits === undefined ? undefined : integer(digits, MAX_APPROVALS);
     if (group === undefined || count === undefined || quorum.some((other) => other.group === group)) return undefined;
     quorum.push({ group, count });
   }
-  return quorumSeats(quorum) <= MAX_APPROVALS ? quorum : undefined;
+  return seatsOf(quorum) <= MAX_APPROVALS ? quorum : undefined;
 }
 
 /** `$`, then members, indexes and wildcards of RFC 9535, children or descendants: what every consumer must support. */

@@ -1,5 +1,6 @@
 import type { DetailedError, PolicyJson, ValidationError } from '@cedar-policy/cedar-wasm/nodejs';
-import type { Annotations, Diagnostic } from '../../domain/policy.ts';
+import type { Annotations } from '../../domain/annotations.ts';
+import type { Diagnostic } from '../../domain/policy.ts';
 import { isGuardrail } from './annotations.ts';
 import { type CedarHost, EngineError } from './host.ts';
 import { Positions, scan, type Token } from './scan.ts';

@@ -1,8 +1,4 @@
-/** Action types that every tenant has, by the group that a policy may name instead (`action in Action::"write"`). */
-export const ACTION_TYPES = {
-  write: ['api_call', 'tool_call', 'message_send', 'payment'],
-  read: ['db_query', 'file_read'],
-} as const;
+import { ACTION_TYPES } from '../../domain/policy.ts';
 
 export interface OwnActionTypes {
   read?: readonly string[] | undefined;

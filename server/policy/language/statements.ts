@@ -1,4 +1,5 @@
-import type { Annotations, BundleStatement } from '../../domain/policy.ts';
+import type { Annotations } from '../../domain/annotations.ts';
+import type { BundleStatement } from '../../domain/policy.ts';
 import { type AnnotationFault, readAnnotations } from './annotations.ts';
 import { type AnnotationToken, literal, preamble, scan, statementTokens, type Token } from './scan.ts';
 

@@ -1,7 +1,8 @@
 import type { PolicyJson } from '@cedar-policy/cedar-wasm/nodejs';
-import type { Annotations } from '../../domain/policy.ts';
+import { type Annotations, DAY_SECONDS } from '../../domain/annotations.ts';
+import { type HoldKind, holdKind } from '../../domain/hold-kinds.ts';
 import { visible } from '../evaluation/shown.ts';
-import { DAY_SECONDS, DEFAULT_TTL_SECONDS, isGuardrail, requiredApprovals } from './annotations.ts';
+import { isGuardrail, requiredApprovals, ttlSeconds } from './annotations.ts';
 import { preamble, type Token } from './scan.ts';
 
 /** One statement in plain words, for a reader who does not know Cedar. */
@@ -108,29 +109,32 @@ function joined(body: Token[], source: string): string {
 
 function obligationWords(annotations: Annotations): string[] {
   const words: string[] = [];
-  const { escrow, quorum, rate, mask } = annotations;
+  const { escrow, rate, mask, notify } = annotations;
   if (rate) words.push(`at most ${rate.limit} per ${period(rate.window_seconds).replace(/^1 /, '')} for each agent`);
   if (escrow) {
-    const approvals = requiredApprovals(annotations);
-    const from = quorum ? ` (${quorum.map(({ group, count }) => `${count} of ${group}`).join(', ')})` : '';
-    const people = `${approvals} ${approvals === 1 ? 'approval' : 'approvals'}${from}`;
-    const until = {
-      single: `held until ${people}`,
-      multi_party: `held until ${people} of different people`,
-      conditional: `held until ${(annotations.condition ?? []).join(', ')} ${annotations.condition?.length === 1 ? 'is' : 'are'} reported as satisfied`,
-      time_delayed: `held for ${period(annotations.delay ?? 0)}, then released unless somebody rejects it`,
-    }[escrow];
-    words.push(
-      until + (approvals > 0 && (escrow === 'conditional' || escrow === 'time_delayed') ? ` and ${people}` : ''),
-    );
-    words.push(`the hold expires after ${period(annotations.ttl ?? DEFAULT_TTL_SECONDS)}`);
+    words.push(holdWords(annotations, escrow));
+    words.push(`the hold expires after ${period(ttlSeconds(annotations))}`);
     if (annotations.execute_within !== undefined) {
       words.push(`once released it must be used within ${period(annotations.execute_within)}`);
     }
-    if (annotations.notify) words.push(`${annotations.notify.join(', ')} is told`);
+    if (notify) words.push(`${notify.join(', ')} ${notify.length === 1 ? 'is' : 'are'} notified`);
   }
   if (mask) words.push(`${visible(mask.join(', '))} masked`);
   return words;
+}
+
+function holdWords(annotations: Annotations, kind: HoldKind): string {
+  const { quorum, condition = [], delay = 0 } = annotations;
+  const { summary, summaryWithApprovals } = holdKind(kind);
+  const approvals = requiredApprovals(annotations);
+  const from = quorum ? ` (${quorum.map(({ group, count }) => `${count} of ${group}`).join(', ')})` : '';
+  const words: Record<string, string> = {
+    approvals: `${approvals} ${approvals === 1 ? 'approval' : 'approvals'}${from}`,
+    conditions: `${condition.join(', ')} ${condition.length === 1 ? 'is' : 'are'}`,
+    delay: period(delay),
+  };
+  const whole = approvals > 0 ? summary + summaryWithApprovals : summary;
+  return whole.replace(/\{(\w+)\}/g, (_, name: string) => words[name]!);
 }
 
 /** 5400 -> "90 minutes", 60 -> "1 minute", 86400 -> "1 day". */

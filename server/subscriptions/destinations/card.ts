@@ -1,4 +1,5 @@
 import { definitionOf } from '../../domain/events.ts';
+import { knownHoldKind } from '../../domain/hold-kinds.ts';
 import type { Message } from './destination.ts';
 
 /** What a chat shows of an event, before it takes the form of one chat or the other. All of it is plain text. */
@@ -9,13 +10,6 @@ export interface Card {
   said?: [label: string, value: string][];
   buttons: { label: string; url: string; style?: 'primary' | 'danger' }[];
 }
-
-const HOLD_TYPES: Readonly<Record<string, string>> = {
-  single: 'one approval',
-  multi_party: 'several approvals',
-  conditional: 'approval by a condition',
-  time_delayed: 'released by time unless rejected',
-};
 
 /** The card of an event. Of values that agents and people wrote, only so much as a card can hold, on one line. */
 export function cardOf({ eventType, payload, appUrl }: Message): Card {
@@ -39,7 +33,7 @@ export function cardOf({ eventType, payload, appUrl }: Message): Card {
     fact('Reason', payload.reason, 300);
     fact('Agent', payload.agent_id);
     fact('Agent role', payload.agent_role);
-    fact('Hold type', HOLD_TYPES[String(payload.hold_type)] ?? payload.hold_type);
+    fact('Hold type', knownHoldKind(payload.hold_type)?.label ?? payload.hold_type);
     fact('Approvals required', payload.required_approvals);
     fact('Expires', time(payload.expires_at));
     const said: Card['facts'] = [['The agent says', oneLine(String(payload.action_summary ?? ''), 380)]];

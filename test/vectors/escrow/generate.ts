@@ -8,13 +8,13 @@ import {
   stepHold,
   timeline,
 } from '../../../machines/escrow.ts';
-import type { HoldType } from '../../../server/domain/policy.ts';
-import { KINDS } from '../../../server/escrow/kinds/index.ts';
+import type { HoldKind } from '../../../server/domain/hold-kinds.ts';
+import { RELEASES } from '../../../server/escrow/kinds.ts';
 
 /** One life of a hold: what it lists, and what happens to it. Times are milliseconds from its opening. */
 interface Life {
   name: string;
-  type: HoldType;
+  type: HoldKind;
   approvals: number;
   conditions?: string[];
   release_after?: number;
@@ -172,7 +172,7 @@ export async function generate(): Promise<Record<string, string>> {
 }
 
 function live({ type, approvals, conditions = [], release_after, ttl, execute_within, events }: Life) {
-  const release = KINDS[type].release({ approvals, conditions, releaseAt: release_after });
+  const release = RELEASES[type]({ approvals, conditions, releaseAt: release_after });
   let [snapshot] = createHold({
     agentId: 'agent',
     agentRole: 'clerk',

@@ -3,6 +3,7 @@ import { IconCheck, IconX } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { Fragment, lazy, type ReactNode, Suspense, useEffect, useRef, useState } from 'react';
+import { HOLD_KINDS } from '../../../server/domain/hold-kinds.ts';
 import { MASKED } from '../../../server/policy/evaluation/masks.ts';
 import { visible } from '../../../server/policy/evaluation/shown.ts';
 import { toastDone } from '../../lib/errors.tsx';
@@ -10,7 +11,7 @@ import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { duration } from '../../lib/time.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
-import { actionTitle, count, HOLD_TYPE, money, risk } from '../../lib/words.ts';
+import { actionTitle, count, money, risk } from '../../lib/words.ts';
 import { Broken } from '../../ui/broken.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
@@ -390,7 +391,7 @@ function Votes({ hold }: { hold: Hold }) {
   return (
     <Paper component="section" aria-labelledby="votes">
       <Title order={2} id="votes" mb="xs">
-        {HOLD_TYPE[hold.hold_type]}
+        {HOLD_KINDS[hold.hold_type].label}
       </Title>
       {hold.required_approvals > 0 ? (
         <div

@@ -2,8 +2,9 @@ import { Button, NativeSelect } from '@mantine/core';
 import { IconClockPause } from '@tabler/icons-react';
 import { useInfiniteQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
+import { HOLD_KINDS } from '../../../server/domain/hold-kinds.ts';
 import { api, trpc } from '../../lib/trpc.ts';
-import { actionTitle, HOLD_TYPE, money, risk } from '../../lib/words.ts';
+import { actionTitle, money, risk } from '../../lib/words.ts';
 import { type Column, DataTable } from '../../ui/data-table.tsx';
 import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
 import { PageLink } from '../../ui/link.tsx';
@@ -72,7 +73,7 @@ export function Inbox() {
       cell: (row) => (
         <span>
           {row.current_approvals} of {row.required_approvals}{' '}
-          <span className="dim">{HOLD_TYPE[row.hold_type].toLowerCase()}</span>
+          <span className="dim">{HOLD_KINDS[row.hold_type].label.toLowerCase()}</span>
         </span>
       ),
     },

@@ -2,10 +2,10 @@ import { Anchor, Button, Group, NativeSelect, Paper, Stack, Text, Textarea, Text
 import { IconPlayerPlay } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { type FormEvent, useState } from 'react';
-import { ACTION_TYPES } from '../../../server/policy/language/schema.ts';
+import { HOLD_KINDS } from '../../../server/domain/hold-kinds.ts';
+import { ACTION_TYPES } from '../../../server/domain/policy.ts';
 import { duration } from '../../lib/time.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
-import { HOLD_TYPE } from '../../lib/words.ts';
 import { Notice } from '../../ui/notice.tsx';
 import { DecisionTag, Tag } from '../../ui/status.tsx';
 
@@ -226,5 +226,5 @@ function sentence({ deny_reason, masks, hold }: Verdict): string {
   if (masks) return `masks ${masks.join(', ')}`;
   if (!hold) return '';
   const approvals = hold.required_approvals > 0 ? `, ${hold.required_approvals} needed` : '';
-  return `${HOLD_TYPE[hold.hold_type]}${approvals}, waits ${duration(hold.ttl_seconds * 1000)}`;
+  return `${HOLD_KINDS[hold.hold_type].label}${approvals}, waits ${duration(hold.ttl_seconds * 1000)}`;
 }

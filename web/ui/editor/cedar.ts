@@ -1,66 +1,28 @@
 import type { CompletionContext, CompletionResult } from '@codemirror/autocomplete';
 import { StreamLanguage } from '@codemirror/language';
-import type { Annotations } from '../../../server/domain/policy.ts';
+import {
+  ANNOTATION_NAMES,
+  ANNOTATIONS,
+  type AnnotationName,
+  escrowNeededBy,
+  isAnnotationName,
+} from '../../../server/domain/annotations.ts';
+import { ACTION_TYPES } from '../../../server/domain/policy.ts';
 
 /** Cedar as the editor knows it: enough for colors, completion and help. What is right is the server's to say. */
 
-interface AnnotationHelp {
-  /** What is put between the quotes. */
-  example: string;
-  form: string;
-  meaning: string;
-}
+const OBLIGATIONS = ANNOTATION_NAMES.filter((name) => ANNOTATIONS[name].obligation)
+  .map((name) => `@${name}`)
+  .join(' or ');
 
-const ANNOTATIONS: Record<keyof Required<Annotations>, AnnotationHelp> = {
-  id: { example: 'name', form: 'a name', meaning: 'Names the rule: it is recorded as policy#name.' },
-  reason: { example: '', form: 'a text', meaning: 'What a denied agent is told, and what an approver reads.' },
-  escrow: {
-    example: 'single',
-    form: 'single, multi_party, conditional or time_delayed',
-    meaning:
-      'Holds the action. On a permit it grants once approved; on a forbid it is a guardrail that holds what something else grants.',
-  },
-  approvals: { example: '2', form: 'a number', meaning: 'How many people must approve a hold. Needs @escrow.' },
-  quorum: {
-    example: 'finance:1,security:1',
-    form: 'group:count, …',
-    meaning: 'From which groups of approvers the approvals must come. One person counts once. Needs @escrow.',
-  },
-  condition: {
-    example: 'kyc-check',
-    form: 'condition ids',
-    meaning: 'What must be reported before a conditional hold is released. Needs @escrow("conditional").',
-  },
-  delay: {
-    example: '15m',
-    form: 'a duration: 30s, 15m, 4h, 7d',
-    meaning: 'After this a time-delayed hold releases itself unless rejected. Needs @escrow("time_delayed").',
-  },
-  ttl: { example: '4h', form: 'a duration', meaning: 'How long a hold waits before it expires; 24h when absent.' },
-  execute_within: {
-    example: '15m',
-    form: 'a duration',
-    meaning: 'How long a release is good. The action must be repeated before.',
-  },
-  notify: { example: 'https://', form: 'https addresses', meaning: 'Who is told of a hold. Needs @escrow.' },
-  mask: {
-    example: '$.card.number',
-    form: 'JSONPaths',
-    meaning: 'Fields that are masked before the action goes on, and in what approvers see.',
-  },
-  rate: {
-    example: '10/m',
-    form: 'a count per s, m, h or d',
-    meaning: 'How often one agent may do this. Over it the decision is rate_limited.',
-  },
-  scope: { example: 'payments', form: 'tags, or *', meaning: 'Which bundles the policy is in; * is in every bundle.' },
-  description: { example: '', form: 'a text', meaning: 'For readers. Has no effect.' },
-  severity: { example: 'high', form: 'low, medium, high or critical', meaning: 'For readers. Has no effect.' },
-};
+function annotationWords(name: AnnotationName): string {
+  const needed = escrowNeededBy(name);
+  return ANNOTATIONS[name].meaning + (needed ? ` Needs ${needed}.` : '');
+}
 
 const WORDS: Record<string, string> = {
   permit: 'grants what it matches',
-  forbid: 'denies what it matches; with @escrow, @mask or @rate it is a guardrail',
+  forbid: `denies what it matches; with ${OBLIGATIONS} it is a guardrail`,
   when: 'the rule holds only where this is true',
   unless: 'the rule holds only where this is false',
   principal: 'the agent',
@@ -116,7 +78,7 @@ const ENTITIES: Record<string, string> = {
   Tool: 'a tool by its name',
   ToolServer: 'a server of tools',
 };
-const ACTION_TYPES = ['api_call', 'tool_call', 'message_send', 'payment', 'db_query', 'file_read', 'read', 'write'];
+const ACTIONS = [...ACTION_TYPES.write, ...ACTION_TYPES.read, ...Object.keys(ACTION_TYPES)];
 
 export const cedar = StreamLanguage.define<null>({
   name: 'cedar',
@@ -148,12 +110,12 @@ export function complete(context: CompletionContext): CompletionResult | null {
   if (annotation) {
     return {
       from: annotation.from,
-      options: Object.entries(ANNOTATIONS).map(([name, { example, form, meaning }]) => ({
+      options: ANNOTATION_NAMES.map((name) => ({
         label: `@${name}`,
-        detail: form,
-        info: meaning,
+        detail: ANNOTATIONS[name].value,
+        info: annotationWords(name),
         type: 'meta',
-        apply: `@${name}("${example}")`,
+        apply: `@${name}("${ANNOTATIONS[name].example}")`,
       })),
       validFor: /^@\w*$/,
     };
@@ -170,7 +132,7 @@ export function complete(context: CompletionContext): CompletionResult | null {
   const action = context.matchBefore(/\bAction::"\w*/);
   if (action) {
     const from = action.from + 'Action::"'.length;
-    return { from, options: ACTION_TYPES.map((label) => ({ label, type: 'enum' })) };
+    return { from, options: ACTIONS.map((label) => ({ label, type: 'enum' })) };
   }
   const word = context.matchBefore(/[A-Za-z_]\w*/);
   if (!word && !context.explicit) return null;
@@ -197,9 +159,12 @@ const optionsOf = (words: Record<string, string>, type: string) =>
 /** What a word means, for the pointer that rests on it. */
 export function helpFor(word: string): { title: string; text: string } | undefined {
   if (word.startsWith('@')) {
-    const help = ANNOTATIONS[word.slice(1) as keyof typeof ANNOTATIONS] as AnnotationHelp | undefined;
-    if (!help) return { title: word, text: 'No annotation has this name: the text would be refused.' };
-    return { title: `${word}("${help.example}")`, text: `${help.meaning} Value: ${help.form}.` };
+    const name = word.slice(1);
+    if (!isAnnotationName(name)) {
+      return { title: word, text: 'No annotation has this name: the text would be refused.' };
+    }
+    const { example, form } = ANNOTATIONS[name];
+    return { title: `${word}("${example}")`, text: `${annotationWords(name)} Value: ${form}.` };
   }
   const text = WORDS[word] || CONTEXT[word] || ENTITIES[word];
   return text ? { title: word, text } : undefined;

@@ -1,0 +1,191 @@
+/**
+ * The annotations of the policy language: their typed values and what is said of each. How a value is read from a policy
+ * text is in `server/policy/language/annotations.ts`.
+ */
+import { HOLD_KIND_NAMES, type HoldKind, holdKindsWith } from './hold-kinds.ts';
+
+/** Approvals that one rule may ask for, and seats of its quorum. */
+export const MAX_APPROVALS = 20;
+export const DAY_SECONDS = 86_400;
+export const MAX_DURATION_SECONDS = 30 * DAY_SECONDS;
+/** How long a hold waits when its rule has no `@ttl`. */
+export const DEFAULT_TTL_SECONDS = DAY_SECONDS;
+
+export const SEVERITIES = ['low', 'medium', 'high', 'critical'] as const;
+
+/** The seats of a quorum that one group of approvers takes. */
+export interface Seats {
+  group: string;
+  count: number;
+}
+
+/** How many people a quorum asks for. */
+export function seatsOf(quorum: readonly Seats[]): number {
+  return quorum.reduce((sum, { count }) => sum + count, 0);
+}
+
+/** The annotations of one statement, typed. Durations are in seconds. Absent means not annotated. */
+export interface Annotations {
+  id?: string;
+  scope?: string[];
+  reason?: string;
+  escrow?: HoldKind;
+  approvals?: number;
+  quorum?: Seats[];
+  condition?: string[];
+  delay?: number;
+  ttl?: number;
+  execute_within?: number;
+  notify?: string[];
+  mask?: string[];
+  rate?: { limit: number; window_seconds: number };
+  description?: string;
+  severity?: (typeof SEVERITIES)[number];
+}
+export type AnnotationName = keyof Annotations;
+
+interface AnnotationRow {
+  /** What an editor writes between the quotes. */
+  example: string;
+  /** The value in two or three words. */
+  value: string;
+  /** The value exactly; it follows "expected" in a message. */
+  form: string;
+  meaning: string;
+  /** A forbid with it is a guardrail: it denies nothing, and binds what something else permits. */
+  obligation: boolean;
+  /** The `@escrow` that the statement must have one of; null where it needs none. */
+  kinds: readonly HoldKind[] | null;
+}
+
+const plain = { obligation: false, kinds: null };
+const anyHold = { obligation: false, kinds: HOLD_KIND_NAMES };
+const duration = { value: 'a duration', form: 'a duration such as "30s", "15m", "4h" or "7d", at most 30d' };
+
+/**
+ * Every annotation, once. The list is closed: the engine accepts any annotation name, so a typing error in `@escrow` would
+ * silently leave an action unguarded.
+ */
+export const ANNOTATIONS: Readonly<Record<AnnotationName, AnnotationRow>> = {
+  id: {
+    ...plain,
+    example: 'name',
+    value: 'a name',
+    form: 'an identifier: a letter, then at most 63 letters, digits, "_", "-" or "."',
+    meaning: 'Names the rule: it is recorded as policy#name.',
+  },
+  reason: {
+    ...plain,
+    example: '',
+    value: 'a text',
+    form: 'a text of at most 500 characters',
+    meaning: 'What a denied agent is told, and what an approver reads.',
+  },
+  escrow: {
+    example: 'single',
+    value: 'a hold type',
+    form: `one of ${HOLD_KIND_NAMES.join(', ')}`,
+    meaning:
+      'Holds the action. On a permit it grants once approved; on a forbid it is a guardrail that holds what something else grants.',
+    obligation: true,
+    kinds: null,
+  },
+  approvals: {
+    ...anyHold,
+    example: '2',
+    value: 'a number',
+    form: `an integer from 1 to ${MAX_APPROVALS}`,
+    meaning: 'How many people must approve a hold.',
+  },
+  quorum: {
+    ...anyHold,
+    example: 'finance:1,security:1',
+    value: 'group:count, …',
+    form: `a list of group:count such as "finance:1,security:1", at most ${MAX_APPROVALS} in all`,
+    meaning: 'From which groups of approvers the approvals must come. One person counts once.',
+  },
+  condition: {
+    example: 'kyc-check',
+    value: 'condition ids',
+    form: 'a list of condition ids such as "kyc-check,legal-ok"',
+    meaning: 'What must be reported before the hold is released.',
+    obligation: false,
+    kinds: holdKindsWith(({ needsConditions }) => needsConditions),
+  },
+  delay: {
+    ...duration,
+    example: '15m',
+    meaning: 'After this the hold releases itself unless it was rejected.',
+    obligation: false,
+    kinds: holdKindsWith(({ takesDelay }) => takesDelay),
+  },
+  ttl: {
+    ...anyHold,
+    ...duration,
+    example: '4h',
+    meaning: 'How long a hold waits before it expires; 24h when absent.',
+  },
+  execute_within: {
+    ...anyHold,
+    ...duration,
+    example: '15m',
+    meaning: 'How long a release is valid. The action must be repeated within it.',
+  },
+  notify: {
+    ...anyHold,
+    example: 'https://',
+    value: 'https addresses',
+    form: 'a list of at most 10 https:// URLs',
+    meaning: 'Who is notified of a hold.',
+  },
+  mask: {
+    example: '$.card.number',
+    value: 'JSONPaths',
+    form: 'a list of JSONPaths such as "$.card.number,$.items[*].ssn"',
+    meaning: 'Fields that are masked before the action goes on, and in what approvers see.',
+    obligation: true,
+    kinds: null,
+  },
+  rate: {
+    example: '10/m',
+    value: 'a count per s, m, h or d',
+    form: 'a limit per second, minute, hour or day such as "10/m"',
+    meaning: 'How often one agent may do this. Over the limit the decision is rate_limited.',
+    obligation: true,
+    kinds: null,
+  },
+  scope: {
+    ...plain,
+    example: 'payments',
+    value: 'tags, or *',
+    form: '"*" or a list of tags such as "payments,core"',
+    meaning: 'Which bundles the policy is in; * is in every bundle.',
+  },
+  description: {
+    ...plain,
+    example: '',
+    value: 'a text',
+    form: 'a text of at most 2,000 characters',
+    meaning: 'For readers. Has no effect.',
+  },
+  severity: {
+    ...plain,
+    example: 'high',
+    value: SEVERITIES.join(', '),
+    form: `one of ${SEVERITIES.join(', ')}`,
+    meaning: 'For readers. Has no effect.',
+  },
+};
+
+export const ANNOTATION_NAMES = Object.keys(ANNOTATIONS) as AnnotationName[];
+
+export function isAnnotationName(name: string): name is AnnotationName {
+  return Object.hasOwn(ANNOTATIONS, name);
+}
+
+/** The `@escrow` that an annotation needs, as it is written in a policy; undefined where it needs none. */
+export function escrowNeededBy(name: AnnotationName): string | undefined {
+  const { kinds } = ANNOTATIONS[name];
+  if (!kinds) return undefined;
+  return kinds === HOLD_KIND_NAMES ? '@escrow' : kinds.map((kind) => `@escrow("${kind}")`).join(' or ');
+}
