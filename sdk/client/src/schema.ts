@@ -6941,7 +6941,7 @@ export interface operations {
                     action_summary: string;
                     action_hash: string;
                     /**
-                     * @description single: one approver decides; multi_party: several approvers decide, from several groups where a quorum names them; conditional: other systems report that its conditions are satisfied; time_delayed: released at its time unless an approver rejects it before
+                     * @description single: one approver decides; multi_party: several approvers decide, from each group that a quorum names; conditional: other systems report that its conditions are satisfied; time_delayed: released at its time unless an approver rejects it before
                      * @enum {string}
                      */
                     hold_type: "single" | "multi_party" | "conditional" | "time_delayed";
