@@ -1,4 +1,4 @@
-import type { EntityManager, FilterQuery } from '@mikro-orm/postgresql';
+import { type EntityManager, type FilterQuery, LockMode } from '@mikro-orm/postgresql';
 import {
   type Adapter,
   type DatabaseSession,
@@ -219,7 +219,12 @@ export class Sessions {
   async #end(tenantId: string, userId: string, which: FilterQuery<SessionRow> | 'all', by: Doer): Promise<number> {
     return this.#db.transaction(tenantId, async (em, notify) => {
       const chosen = which === 'all' ? {} : which;
-      const rows = await em.find(SessionEntity, { $and: [{ tenantId, userId }, chosen] });
+      // locked, so that of two requests that end the same session one finds it: its end is on record once
+      const rows = await em.find(
+        SessionEntity,
+        { $and: [{ tenantId, userId }, chosen] },
+        { lockMode: LockMode.PESSIMISTIC_WRITE, orderBy: { id: 'asc' } },
+      );
       if (rows.length === 0) return 0;
       const lucia = this.#lucia(em, tenantId);
       if (which === 'all') await lucia.invalidateUserSessions(userId);

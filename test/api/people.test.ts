@@ -3,6 +3,7 @@ import { OPERATOR } from '../../server/domain/audit.ts';
 import { deploy, GUARD, sql } from '../helpers/api.ts';
 import { mailsSent, mailsTo } from '../helpers/mail.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
+import { until } from '../helpers/until.ts';
 
 const server = useServer();
 
@@ -589,5 +590,35 @@ describe('sessions', () => {
     for (const session of again) await server.call(401, 'GET /auth/me', session);
     await server.call(200, 'GET /auth/me', stranger);
     expect((await audit(tenant, 'session.ended')).length).toBe(4);
+  });
+
+  test('end once on record, however many requests end them at the same time', async () => {
+    const tenant = await server.tenant();
+    const person = await tenant.person('viewer');
+    const other = await tenant.enter(person.userId);
+    const [{ id }] = (await list(person)).filter(({ current }) => !current) as [Session];
+    // both requests have come as far as the session when it is let go
+    const lock = await server.core.db.owner.connect();
+    await lock.query('begin');
+    const { rowCount } = await lock.query('select 1 from session where handle = $1 for update', [id]);
+    expect(rowCount).toBe(1);
+    const ends = [1, 2].map(() =>
+      fetch(`${server.url}/v1/sessions/${id}`, {
+        method: 'DELETE',
+        headers: { cookie: person.cookie!, origin: server.origin },
+      }),
+    );
+    const waiting = `select 1 from pg_locks l join pg_stat_activity a using (pid)
+      where not l.granted and a.datname = current_database()`;
+    await until(async () => (await sql(server, waiting)).length >= 2, 'both requests wait for the session').finally(
+      async () => {
+        await lock.query('rollback');
+        lock.release();
+      },
+    );
+    const statuses = (await Promise.all(ends)).map(({ status }) => status);
+    expect(statuses.sort()).toEqual([204, 404]);
+    await server.call(401, 'GET /auth/me', other);
+    expect(await audit(tenant, 'session.ended')).toHaveLength(1);
   });
 });
