@@ -2,7 +2,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import pg from 'pg';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { svc } from '../cli/svc.ts';
-import { Cluster, noCluster } from '../helpers/cluster.ts';
+import { noPostgres15, Postgres15 } from '../helpers/postgres15.ts';
 import { MASTER_KEY, ServerProcess } from '../helpers/processes.ts';
 import { until } from '../helpers/until.ts';
 
@@ -10,9 +10,9 @@ import { until } from '../helpers/until.ts';
  * A server on a PostgreSQL that fails: no fault of it ends the process or is answered with 500, what was acknowledged is
  * there, and the server goes on by itself afterwards.
  */
-describe.skipIf(noCluster)(`a database that fails${noCluster}`, () => {
-  const cluster = new Cluster();
-  const env = () => ({ DATABASE_URL: cluster.url, SVC_MASTER_KEY: MASTER_KEY, SVC_BASE_URL: 'http://127.0.0.1:1' });
+describe.skipIf(noPostgres15)('a database that fails', () => {
+  let database: Postgres15;
+  const env = () => ({ DATABASE_URL: database.url, SVC_MASTER_KEY: MASTER_KEY, SVC_BASE_URL: 'http://127.0.0.1:1' });
   let server: ServerProcess;
   let tenant: { tenant_id: string; api_key: string };
   let admin: { authorization: string; 'content-type': string };
@@ -21,7 +21,7 @@ describe.skipIf(noCluster)(`a database that fails${noCluster}`, () => {
   const acknowledged = new Set<string>();
 
   beforeAll(async () => {
-    await cluster.start();
+    database = await Postgres15.start();
     server = new ServerProcess('faults', env());
     await server.start();
     const made = await svc(
@@ -34,7 +34,7 @@ describe.skipIf(noCluster)(`a database that fails${noCluster}`, () => {
   }, 120_000);
   afterAll(async () => {
     await server?.dispose();
-    await cluster.dispose();
+    await database?.stop();
   });
 
   const call = async (method: string, path: string, body?: unknown) => {
@@ -128,7 +128,7 @@ describe.skipIf(noCluster)(`a database that fails${noCluster}`, () => {
   }
 
   async function expectAllStored(): Promise<void> {
-    const stored = await cluster.primary.query<{ event_id: string }>('select event_id from forensic_record', 'svc');
+    const stored = await database.query<{ event_id: string }>('select event_id from forensic_record');
     const ids = new Set(stored.map(({ event_id }) => event_id));
     expect([...acknowledged].filter((id) => !ids.has(id))).toEqual([]);
     expect(JSON.parse((await call('GET', '/v1/forensics/verify')).text)).toMatchObject({ verified: true });
@@ -138,7 +138,7 @@ describe.skipIf(noCluster)(`a database that fails${noCluster}`, () => {
     const running = load();
     for (let i = 0; i < 8; i++) {
       await delay(150);
-      await cluster.primary.query(
+      await database.query(
         `select pg_terminate_backend(pid) from pg_stat_activity where datname = 'svc' and pid <> pg_backend_pid()`,
       );
     }
@@ -150,14 +150,14 @@ describe.skipIf(noCluster)(`a database that fails${noCluster}`, () => {
   test('the server is killed and comes back', async () => {
     const running = load();
     await delay(300);
-    await cluster.primary.kill();
+    await database.kill();
     await delay(1500);
     const ready = await fetch(`${server.url}/readyz`);
     expect([ready.status, ((await ready.json()) as { reason: string }).reason]).toEqual([
       503,
       'the database does not answer',
     ]);
-    await cluster.primary.start();
+    await database.restart();
     await delay(500);
     const seen = await running.stop();
     expect(seen.get(503)).toBeGreaterThan(0);
@@ -168,8 +168,8 @@ describe.skipIf(noCluster)(`a database that fails${noCluster}`, () => {
 
   test('commits that wait for a standby that is gone are answered 503 in time, and the readiness says so', async () => {
     await recovered();
-    await cluster.primary.query(`alter system set synchronous_standby_names = 'nobody'`);
-    await cluster.primary.query('select pg_reload_conf()');
+    await database.query(`alter system set synchronous_standby_names = 'nobody'`);
+    await database.query('select pg_reload_conf()');
     await delay(200);
     const answers = await Promise.all([
       ingest(),
@@ -186,8 +186,8 @@ describe.skipIf(noCluster)(`a database that fails${noCluster}`, () => {
       503,
       'the database does not acknowledge writes',
     ]);
-    await cluster.primary.query('alter system reset synchronous_standby_names');
-    await cluster.primary.query('select pg_reload_conf()');
+    await database.query('alter system reset synchronous_standby_names');
+    await database.query('select pg_reload_conf()');
     await recovered();
     await expectAllStored();
     expect((await fetch(`${server.url}/readyz`)).status).toBe(200);
@@ -210,19 +210,18 @@ describe.skipIf(noCluster)(`a database that fails${noCluster}`, () => {
     };
     expect(await both()).toEqual([202, 202]);
     // what Citus says of a worker that does not answer, while the connection to the coordinator lives
-    await cluster.primary.query(
+    await database.query(
       `create function away() returns trigger language plpgsql as $$ begin
          if new.tenant_id = '${other.tenant_id}' then
            raise exception 'connection to the remote node failed' using errcode = '08006'; end if;
          return new; end $$;
        create trigger away before insert on forensic_record for each row execute function away();`,
-      'svc',
     );
     for (let i = 0; i < 5; i++) expect(await both()).toEqual([202, 503]);
-    await cluster.primary.query('drop trigger away on forensic_record', 'svc');
+    await database.query('drop trigger away on forensic_record');
     expect(await both()).toEqual([202, 202]);
 
-    const locker = new pg.Client(cluster.primary.url('svc'));
+    const locker = new pg.Client(database.url);
     await locker.connect();
     await locker.query('begin');
     await locker.query('select 1 from chain_head where tenant_id = $1 for update', [other.tenant_id]);
