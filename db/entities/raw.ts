@@ -1,4 +1,5 @@
 import { defineEntity, p } from '@mikro-orm/postgresql';
+import { DERIVED_COLUMNS } from '../../server/domain/decision.ts';
 import { tenantFilter, time } from './common.ts';
 
 /*
@@ -166,9 +167,12 @@ const ForensicRecord = defineEntity({
   properties: {
     seq: p.bigint('number').primary(),
     receivedAt: time(),
-    agentH: p.integer(),
-    sessionH: p.integer(),
-    decision: p.smallint(),
+    ...Object.fromEntries(
+      DERIVED_COLUMNS.map(({ column, hashed }) => {
+        const property = column.replace(/_(.)/g, (_, letter: string) => letter.toUpperCase());
+        return [property, hashed ? p.integer() : p.smallint()];
+      }),
+    ),
     hash: p.blob(),
     tenantId: p.string().primary(),
     eventId: p.text(),

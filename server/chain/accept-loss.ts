@@ -5,6 +5,7 @@ import { LONG_TRANSACTION } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import { addEventBy } from '../../db/outbox.ts';
 import type { Doer } from '../domain/audit.ts';
+import { DERIVED_COLUMNS } from '../domain/decision.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { addAudit, type Execute } from './audit.ts';
@@ -12,7 +13,7 @@ import type { Checkpoints, Knowledge, Signer, Standing } from './checkpoint.ts';
 import { checkpointFile, notesIn, setAside } from './checkpoint-file.ts';
 import { chainOrigin, isOriginOf, isSuperseded, lossId, RECORDS } from './loss.ts';
 import { openHead, signLoss } from './note.ts';
-import { auditColumns, type ChainName, chainHash, genesisLine, lossLine, NO_DECISION, ZERO_HASH } from './record.ts';
+import { auditColumns, type ChainName, chainHash, derivedColumn, genesisLine, lossLine, ZERO_HASH } from './record.ts';
 import type { ChainPlace } from './verify.ts';
 
 /** What was accepted. */
@@ -109,9 +110,12 @@ async function record(
   const { table, id: idColumn } = RECORDS[chain];
   const { privateKey, publicKey, fingerprint } = parts.signer();
   const now = parts.clock.now();
-  const insert = async (to: { seq: number; hash: Buffer; id: string; line: string; decision: number; at: Date }) => {
+  const insert = async (to: { seq: number; hash: Buffer; id: string; line: string; at: Date }) => {
+    const members = JSON.parse(to.line) as Record<string, unknown>;
     const derived =
-      chain === 'forensics' ? { agent_h: 0, session_h: 0, decision: to.decision } : auditColumns(JSON.parse(to.line));
+      chain === 'forensics'
+        ? Object.fromEntries(DERIVED_COLUMNS.map((column) => [column.column, derivedColumn(members, column)]))
+        : auditColumns(members);
     const row = { tenant_id: tenantId, seq: to.seq, received_at: to.at, hash: to.hash, line: to.line, ...derived };
     const names = [...Object.keys(row), idColumn];
     const places = names.map((_, n) => `$${n + 1}`);
@@ -130,7 +134,7 @@ async function record(
   if (!last) {
     const line = genesisLine(tenantId, chain, at.toISOString(), fingerprint);
     last = { seq: 1, hash: chainHash(Buffer.from(ZERO_HASH, 'hex'), line) };
-    await insert({ ...last, id: `genesis_${chain}`, line, decision: 0, at });
+    await insert({ ...last, id: `genesis_${chain}`, line, at });
   }
   const kept = { seq: last.seq, hash: last.hash.toString('hex') };
   const agreed = Math.min(await agreedUpTo(client, parts, tenantId, chain, standing), kept.seq);
@@ -172,7 +176,7 @@ async function record(
     const seq = kept.seq + 1;
     const line = lossLine(tenantId, { seq, id, at: at.toISOString(), note, reason });
     const hash = chainHash(last.hash, line);
-    await insert({ seq, hash, id, line, decision: NO_DECISION, at });
+    await insert({ seq, hash, id, line, at });
     await client.query('update chain_head set seq = $3, hash = $4 where tenant_id = $1 and chain = $2', [
       tenantId,
       chain,

@@ -1,6 +1,6 @@
 import pg from 'pg';
 import { outboxRow } from '../../db/outbox.ts';
-import { DECISIONS, type DecisionEvent } from '../domain/decision.ts';
+import { DECISIONS, DERIVED_COLUMNS, type Decision, type DecisionEvent } from '../domain/decision.ts';
 import { type Checkpoint, checkpointEvent } from './checkpoint.ts';
 import { ConnectionLost, type CopyRows, type ServerError } from './copy.ts';
 import { idHash } from './record.ts';
@@ -54,7 +54,9 @@ commit`;
 }
 
 export const COPY_RECORDS = `copy forensic_record
-  (seq, received_at, agent_h, session_h, decision, hash, tenant_id, event_id, line) from stdin (format binary)`;
+  (seq, received_at, ${DERIVED_COLUMNS.map(({ column }) => column).join(', ')}, hash, tenant_id, event_id, line)
+  from stdin (format binary)`;
+const COPIED_FIELDS = 6 + DERIVED_COLUMNS.length;
 
 function insertCheckpoints(checkpoints: readonly Checkpoint[]): string {
   const rows = checkpoints.map(({ tenantId, chain, seq, kid, note, createdAt }) => {
@@ -69,18 +71,20 @@ function insertCheckpoints(checkpoints: readonly Checkpoint[]): string {
 insert into event_outbox (tenant_id, id, event_type, payload, created_at) values ${events.join(', ')};`;
 }
 
-/** A row for COPY_RECORDS. Without an event it is the genesis record's, whose derived columns are 0. */
+/** Adds a row for COPY_RECORDS. Without an event it is the genesis record's, whose derived columns are 0. */
 export function addRecord(
   rows: CopyRows,
   record: { tenantId: string; seq: number; at: number; hash: Buffer; id: string; line: string },
   event?: DecisionEvent,
 ): void {
-  rows.row(9);
+  rows.row(COPIED_FIELDS);
   rows.int8(record.seq);
   rows.timestamp(record.at);
-  rows.int4(event ? idHash(event.agent_id) : 0);
-  rows.int4(event ? idHash(event.session_id) : 0);
-  rows.int2(event ? DECISIONS.indexOf(event.decision) : 0);
+  for (const { field, hashed } of DERIVED_COLUMNS) {
+    // an event that lacks one of them throws here: no record can be made of it
+    if (hashed) rows.int4(event ? idHash(event[field]) : 0);
+    else rows.int2(event ? DECISIONS.indexOf(event[field] as Decision) : 0);
+  }
   rows.bytes(record.hash);
   rows.text(record.tenantId);
   rows.text(record.id);

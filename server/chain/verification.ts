@@ -2,6 +2,7 @@ import type { KeyObject } from 'node:crypto';
 import { stat } from 'node:fs/promises';
 import pg from 'pg';
 import type { Database } from '../../db/index.ts';
+import { DERIVED_COLUMNS, type DerivedColumn } from '../domain/decision.ts';
 import { checkpointFile, type FiledNote, notesIn } from './checkpoint-file.ts';
 import { COPY_EPOCH_MS, copyRows } from './copy.ts';
 import type { KnownHead } from './heads.ts';
@@ -373,15 +374,14 @@ async function readStart(client: pg.Client, tenantId: string, chain: ChainName) 
 }
 
 function selectRows(tenantId: string, chain: ChainName, from: number, to: number): string {
-  const columns =
-    chain === 'forensics' ? 'seq, hash, line, event_id, received_at, agent_h, session_h, decision' : AUDIT;
+  const [id, derived] =
+    chain === 'forensics' ? ['event_id', DERIVED_COLUMNS.map(({ column }) => column)] : ['id', AUDIT_COLUMNS];
+  const columns = ['seq', 'hash', 'line', id, 'received_at', ...derived].join(', ');
   // no lower bound at first: a record before record 1 must be seen
   const after = from > 0 ? `and seq > ${from}` : '';
   return `copy (select ${columns} from ${RECORDS[chain].table}
     where tenant_id = ${pg.escapeLiteral(tenantId)} and seq <= ${to} ${after} order by seq) to stdout (format binary)`;
 }
-const AUDIT = `seq, hash, line, id, received_at, ${AUDIT_COLUMNS.join(', ')}`;
-
 type Columns = DecisionColumns & AuditColumns & { id: string };
 
 function compareAudit(record: RecordMembers, columns: Columns): string | undefined {
@@ -400,9 +400,7 @@ class RowReader {
     id: '',
     ...auditColumns({}),
     received_at_ms: 0,
-    agent_h: 0,
-    session_h: 0,
-    decision: 0,
+    ...(Object.fromEntries(DERIVED_COLUMNS.map(({ column }) => [column, 0])) as Record<DerivedColumn, number>),
   };
   readonly #row: { seq: number; hash: Buffer; line: Buffer; columns: Columns } = {
     seq: 0,
@@ -434,9 +432,9 @@ class RowReader {
     const id = data.toString('utf8', p + 4, p + 4 + idLength);
     p += 4 + idLength;
     columns.received_at_ms = int8(data, p + 4) / 1000 + COPY_EPOCH_MS;
+    p += 12;
     if (!this.#decisions) {
       columns.id = id;
-      p += 12;
       for (const name of AUDIT_COLUMNS) {
         const length = Math.max(0, data.readInt32BE(p));
         columns[name] = data.toString('utf8', p + 4, p + 4 + length);
@@ -445,9 +443,10 @@ class RowReader {
       return row;
     }
     columns.event_id = id;
-    columns.agent_h = data.readInt32BE(p + 16);
-    columns.session_h = data.readInt32BE(p + 24);
-    columns.decision = data.readInt16BE(p + 32);
+    for (const { column, hashed } of DERIVED_COLUMNS) {
+      columns[column] = hashed ? data.readInt32BE(p + 4) : data.readInt16BE(p + 4);
+      p += hashed ? 8 : 6;
+    }
     return row;
   }
 }

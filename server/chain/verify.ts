@@ -1,6 +1,6 @@
-import { DECISIONS, type Decision } from '../domain/decision.ts';
+import { DECISIONS, DERIVED_COLUMNS, type DerivedColumn } from '../domain/decision.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
-import { type ChainName, chainHash, idHash, LOSS_EVENT, NO_DECISION, RECORD_ALG, ZERO_HASH } from './record.ts';
+import { type ChainName, chainHash, derivedColumn, RECORD_ALG, ZERO_HASH } from './record.ts';
 
 /**
  * Verification of a chain, record by record, in flat memory: of all that went by only the last hash is kept.
@@ -42,15 +42,10 @@ export interface ChainPlace {
   hash: string;
 }
 
-/** The columns that are derived from a decision record's text. Zero where the text has no such member (genesis). */
-export interface DecisionColumns {
+/** The columns beside a decision record's text; for the derived ones see derivedColumn. */
+export interface DecisionColumns extends Record<DerivedColumn, number> {
   event_id: string;
   received_at_ms: number;
-  /** idHash of agent_id and of session_id. */
-  agent_h: number;
-  session_h: number;
-  /** The position in DECISIONS. */
-  decision: number;
 }
 
 /** A record as stored. The verifier keeps no reference to it: row, hash and line may be reused by the caller. */
@@ -296,14 +291,12 @@ function parseLine(line: Uint8Array, strict: boolean): RecordMembers | string {
 }
 
 function compareDecision(record: RecordMembers, columns: DecisionColumns): string | undefined {
-  const hashed = (id: unknown) => (typeof id === 'string' ? idHash(id) : 0);
-  const none = record.event_type === LOSS_EVENT ? NO_DECISION : 0;
-  const decision = record.decision === undefined ? none : DECISIONS.indexOf(record.decision as Decision);
   if (columns.event_id !== record.id) return 'event_id';
   if (isoTime(columns.received_at_ms) !== record.received_at) return 'received_at';
-  if (columns.agent_h !== hashed(record.agent_id)) return 'agent_h';
-  if (columns.session_h !== hashed(record.session_id)) return 'session_h';
-  if (columns.decision !== decision || decision < 0) return 'decision';
+  for (const derived of DERIVED_COLUMNS) {
+    const value = derivedColumn(record, derived);
+    if (columns[derived.column] !== value || (!derived.hashed && value < 0)) return derived.column;
+  }
   return undefined;
 }
 
@@ -340,9 +333,11 @@ const BACKSLASH = 92;
  */
 class FastLine {
   readonly #tenant: Uint8Array;
-  readonly #keys = ['agent_id', 'decision', 'id', 'received_at', 'seq', 'session_id', 'tenant_id'].map((key) => ({
+  readonly #keys = FAST_MEMBERS.map(({ key, check, column }) => ({
     bytes: Buffer.from(`"${key}":`),
     first: key.charCodeAt(0),
+    check,
+    column,
     /** From the value found before to this key, in the last lines in which they had to be searched for. */
     distances: new Int32Array(8),
     oldest: 0,
@@ -360,25 +355,33 @@ class FastLine {
     for (let i = 0; i < VERSION_END.length; i++) {
       if (line[length - VERSION_END.length + i] !== VERSION_END[i]) return false;
     }
-    let at = this.#value(line, 0, 0);
-    if (at < 0 || (columns && this.#hashOf(line, at) !== columns.agent_h)) return false;
-    at = this.#value(line, 1, at);
-    if (at < 0 || (columns && !isString(line, at, DECISIONS[columns.decision]))) return false;
-    at = this.#value(line, 2, at);
-    if (at < 0 || !(columns ? isString(line, at, columns.event_id) : line[at] === QUOTE)) return false;
-    at = this.#value(line, 3, at);
-    if (at < 0 || (columns && !this.#isTime(line, at, columns.received_at_ms))) return false;
-    at = this.#value(line, 4, at);
-    if (at < 0 || !isNumber(line, at, seq)) return false;
-    at = this.#value(line, 5, at);
-    if (at < 0 || (columns && this.#hashOf(line, at) !== columns.session_h)) return false;
-    at = this.#value(line, 6, at);
-    return at >= 0 && startsWith(line, at, this.#tenant);
+    let at = 0;
+    for (const key of this.#keys) {
+      at = this.#value(line, key, at);
+      if (at < 0 || !this.#holds(key, seq, line, at, columns)) return false;
+    }
+    return true;
   }
 
-  /** Where the value of key `index` begins; keys are asked for in their order. -1 when the line has no such member. */
-  #value(line: Uint8Array, index: number, from: number): number {
-    const key = this.#keys[index]!;
+  #holds(key: FastKey, seq: number, line: Uint8Array, at: number, columns: DecisionColumns | undefined): boolean {
+    switch (key.check) {
+      case 'hash':
+        return !columns || this.#hashOf(line, at) === columns[key.column!];
+      case 'decision':
+        return !columns || isString(line, at, DECISIONS[columns[key.column!]]);
+      case 'id':
+        return columns ? isString(line, at, columns.event_id) : line[at] === QUOTE;
+      case 'received_at':
+        return !columns || this.#isTime(line, at, columns.received_at_ms);
+      case 'seq':
+        return isNumber(line, at, seq);
+      case 'tenant_id':
+        return startsWith(line, at, this.#tenant);
+    }
+  }
+
+  /** Where the value of a key begins; keys are asked for in their order. -1 when the line has no such member. */
+  #value(line: Uint8Array, key: FastKey, from: number): number {
     for (let i = 0; i < key.distances.length; i++) {
       const guess = from + key.distances[i]!;
       if (line[guess + 1] === key.first && startsWith(line, guess, key.bytes)) return guess + key.bytes.length;
@@ -420,6 +423,25 @@ class FastLine {
   }
 }
 const VERSION_END = Buffer.from(',"v":1}');
+
+/** The members that are compared with columns, in the order in which they are in a line. */
+const FAST_MEMBERS = [
+  ...(['id', 'received_at', 'seq', 'tenant_id'] as const).map((key) => ({ key, check: key, column: undefined })),
+  ...DERIVED_COLUMNS.map(({ field, column, hashed }) => ({
+    key: field,
+    check: hashed ? ('hash' as const) : ('decision' as const),
+    column,
+  })),
+].sort((a, b) => (a.key < b.key ? -1 : 1));
+
+interface FastKey {
+  readonly bytes: Uint8Array;
+  readonly first: number;
+  readonly check: (typeof FAST_MEMBERS)[number]['check'];
+  readonly column: DerivedColumn | undefined;
+  readonly distances: Int32Array;
+  oldest: number;
+}
 
 /** `count` decimal digits as a number; NaN when one of them is none. */
 function digits(line: Uint8Array, at: number, count: number): number {

@@ -5,73 +5,15 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { z } from 'zod';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
 import { isReservedProxyId } from '../chain/record.ts';
-import { AgentName } from '../domain/agent-names.ts';
-import { DECISIONS, type DecisionEvent } from '../domain/decision.ts';
 import { AppError, type ErrorCode, type Fault } from '../errors.ts';
 import { nestsDeeper } from '../lib/json-depth.ts';
+import { completeEvent, IngestedEvent } from './event-schemas.ts';
 
 const MAX_EVENTS = 100;
 /** As sent, compressed or not. */
 const BODY_BYTES = 1024 * 1024;
 const INFLATED_BYTES = 8 * 1024 * 1024;
 const MAX_DEPTH = 32;
-
-/**
- * Text that survives the way into the chain and back: no NUL, which PostgreSQL has not, and no lone surrogate, which
- * UTF-8 has not. One check for all, because each one costs on every string of every event.
- */
-function text(max: number, min = 0) {
-  const fits = (value: string) =>
-    value.length >= min && value.length <= max && value.isWellFormed() && !value.includes('\0');
-  return z
-    .string()
-    .refine(fits, { error: `must have ${min} to ${max} characters, none of them NUL or a lone surrogate` })
-    .meta({ minLength: min, maxLength: max });
-}
-const name = text(200, 1);
-const optional = text(200).nullish();
-const count = z.int32().min(0).nullish();
-
-/**
- * An event as a proxy sends it. What tells who did what when is required; the rest counts as empty (or 0) when it is
- * absent or null. Unknown members are ignored, so that a newer proxy does not lose its events. Everything is checked
- * more tightly than the table would: what the database refuses costs the whole group its transaction.
- */
-const IngestedEvent = z
-  .object({
-    event_id: text(128, 1),
-    event_type: z.string(),
-    timestamp: z.iso.datetime({ precision: 3, error: 'must be a real time of the form 2026-01-31T12:00:00.000Z' }),
-    tenant_id: optional,
-    proxy_id: name,
-    agent_role: AgentName,
-    agent_id: AgentName,
-    session_id: optional,
-    tool_name: name,
-    method: optional,
-    decision: z.enum(DECISIONS),
-    policy_id: optional,
-    confidence: z.number().min(0).max(1).nullish(),
-    evaluation_us: count,
-    total_latency_ms: count,
-    deny_reason: text(2000).nullish(),
-    input_hash: optional,
-    policy_version: count,
-    policy_content_hash: optional,
-    bundle_hash: optional,
-    rule_id: optional,
-    escrow_id: optional,
-    obligations: z.array(text(500)).max(32).nullish(),
-    outcome: optional,
-    source_ip: optional,
-    proxy_seq: z.int().min(0).nullish(),
-    action_hash: optional,
-  })
-  .refine((event) => event.event_type === `decision.${event.decision}`, {
-    path: ['event_type'],
-    error: 'must be "decision." and the decision',
-  });
-type IngestedEvent = z.infer<typeof IngestedEvent>;
 
 export const IngestBody = z.strictObject({ events: z.array(IngestedEvent).max(MAX_EVENTS) });
 
@@ -126,8 +68,10 @@ export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, bod
     } else if (event.escrow_id && (holder?.agent_id !== event.agent_id || holder.agent_role !== event.agent_role)) {
       forbidden('escrow_id: is no hold of this agent');
     } else {
+      const completed = completeEvent(event);
+      completed.key_id = keyId;
       indexes.push(index);
-      events.push({ event: { ...decisionEvent(event), key_id: keyId } });
+      events.push({ event: completed });
     }
   }
   let accepted = 0;
@@ -188,36 +132,6 @@ function faultsOf(error: z.ZodError): Fault[] {
 /** A part of a JSON pointer (RFC 6901). */
 function token(part: PropertyKey): string {
   return `/${String(part).replaceAll('~', '~0').replaceAll('/', '~1')}`;
-}
-
-function decisionEvent(e: IngestedEvent): DecisionEvent {
-  return {
-    event_id: e.event_id,
-    timestamp: e.timestamp,
-    proxy_id: e.proxy_id,
-    agent_role: e.agent_role,
-    agent_id: e.agent_id,
-    session_id: e.session_id ?? '',
-    tool_name: e.tool_name,
-    method: e.method ?? '',
-    decision: e.decision,
-    policy_id: e.policy_id ?? '',
-    confidence: e.confidence ?? undefined,
-    evaluation_us: e.evaluation_us ?? 0,
-    total_latency_ms: e.total_latency_ms ?? undefined,
-    deny_reason: e.deny_reason ?? undefined,
-    input_hash: e.input_hash ?? undefined,
-    policy_version: e.policy_version ?? undefined,
-    policy_content_hash: e.policy_content_hash ?? undefined,
-    bundle_hash: e.bundle_hash ?? undefined,
-    rule_id: e.rule_id ?? undefined,
-    escrow_id: e.escrow_id ?? undefined,
-    obligations: e.obligations ?? undefined,
-    outcome: e.outcome ?? undefined,
-    source_ip: e.source_ip ?? undefined,
-    proxy_seq: e.proxy_seq ?? undefined,
-    action_hash: e.action_hash ?? undefined,
-  };
 }
 
 /** Who sent the request; throws an AppError when the credential does not allow it. */

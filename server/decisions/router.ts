@@ -7,6 +7,7 @@ import { text } from '../rpc/fields.ts';
 import type { PlainDescription } from '../rpc/plain.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import type { Decider } from './decide.ts';
+import { EventDetailOut, EventOut } from './event-schemas.ts';
 import { IngestAnswer, IngestBody } from './ingest.ts';
 import { EventQuery, getEvent, MAX_PAGE, searchEvents } from './search.ts';
 import { countDecisions } from './summary.ts';
@@ -97,46 +98,6 @@ export function evaluateProcedure(decider: Decider) {
       return decider.evaluate(ctx.principal, input, { ip: ctx.ip, requestId: ctx.requestId }, hold);
     });
 }
-
-const EventOut = z
-  .object({
-    id: z.string(),
-    event_type: z.string(),
-    proxy_id: z.string(),
-    agent_role: z.string(),
-    agent_id: z.string(),
-    session_id: z.string(),
-    tool_name: z.string(),
-    method: z.string(),
-    decision: z.enum(DECISIONS),
-    policy_id: z.string(),
-    deny_reason: z.string().nullable().describe('null unless the decision is deny'),
-    evaluation_us: z.int(),
-    created_at: z.iso.datetime().describe('when the control plane received it'),
-  })
-  .meta({ id: 'DecisionEvent' });
-
-const EventDetailOut = EventOut.extend({
-  timestamp: z.string().describe('when the decision was taken'),
-  confidence: z.number().optional(),
-  total_latency_ms: z.int().optional(),
-  input_hash: z.string().nullable(),
-  policy_snapshot: z.object({
-    policy_id: z.string(),
-    version: z.int().nullable(),
-    content_hash: z.string().nullable(),
-    bundle_hash: z.string().nullable(),
-  }),
-  chain: z.object({ seq: z.int(), prev_hash: z.string(), hash: z.string(), alg: z.string() }),
-  rule_id: z.string().optional(),
-  escrow_id: z.string().optional(),
-  obligations: z.array(z.string()).optional(),
-  outcome: z.string().optional(),
-  source_ip: z.string().optional(),
-  proxy_seq: z.int().optional(),
-  key_id: z.string().optional().describe('the credential that brought it'),
-  action_hash: z.string().optional(),
-}).meta({ id: 'DecisionEventDetail' });
 
 export function eventsRouter(db: Database) {
   return trpc.router({

@@ -1,10 +1,19 @@
 import { z } from 'zod';
 import type { Database } from '../../db/index.ts';
-import { idHash, NO_DECISION, RECORD_ALG } from '../chain/record.ts';
+import { idHash, NO_DECISION } from '../chain/record.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
-import { DECISIONS, type Decision } from '../domain/decision.ts';
+import { DECISIONS, DERIVED_COLUMNS, type Decision, FILTER_FIELDS } from '../domain/decision.ts';
 import { AppError } from '../errors.ts';
 import { timestamp } from '../rpc/fields.ts';
+import {
+  detailOf,
+  EVENT_FILTERS,
+  type EventDetail,
+  type EventSummary,
+  type RecordLine,
+  Sought,
+  summaryOf,
+} from './event-schemas.ts';
 
 /**
  * Reading decisions. Answers come from the records' text; the columns beside it only find them. The cursor is a place
@@ -16,22 +25,12 @@ const SCAN_RECORDS = 200_000;
 export const MAX_PAGE = 1000;
 const DEFAULT_PAGE = 100;
 
-const id = z
-  .string()
-  .min(1)
-  .max(500)
-  .refine((value) => value.isWellFormed() && !value.includes('\0'), { error: 'must be well-formed text' });
 const EVENT_TYPES = DECISIONS.map((decision) => `decision.${decision}` as const);
 
 /** The query of GET /v1/events, its numbers and times still text. */
 export const EventQuery = z.strictObject({
   event_type: z.enum(EVENT_TYPES).optional(),
-  decision: z.enum(DECISIONS).optional(),
-  agent_id: id.optional(),
-  agent_role: id.optional(),
-  session_id: id.optional(),
-  tool_name: id.optional(),
-  policy_id: id.optional(),
+  ...EVENT_FILTERS,
   since: timestamp.optional().describe('received at this time or later'),
   until: timestamp.optional().describe('received before this time'),
   after: z.string().max(200).optional().describe('next_cursor of the page before'),
@@ -43,23 +42,6 @@ export const EventQuery = z.strictObject({
 });
 export type EventQuery = z.infer<typeof EventQuery>;
 
-export interface EventSummary {
-  id: string;
-  event_type: string;
-  proxy_id: string;
-  agent_role: string;
-  agent_id: string;
-  session_id: string;
-  tool_name: string;
-  method: string;
-  decision: Decision;
-  policy_id: string;
-  deny_reason: string | null;
-  evaluation_us: number;
-  /** When the control plane received it; it never goes back from one event to the next. */
-  created_at: string;
-}
-
 export interface EventPage {
   events: EventSummary[];
   /**
@@ -69,29 +51,6 @@ export interface EventPage {
   next_cursor: string | null;
   /** There is more to read, or to look at: see `searchEvents`. */
   has_more: boolean;
-}
-
-export interface EventDetail extends EventSummary {
-  /** When the decision was taken, by the clock of whoever took it. */
-  timestamp: string;
-  confidence?: number;
-  total_latency_ms?: number;
-  input_hash: string | null;
-  policy_snapshot: {
-    policy_id: string;
-    version: number | null;
-    content_hash: string | null;
-    bundle_hash: string | null;
-  };
-  chain: { seq: number; prev_hash: string; hash: string; alg: string };
-  rule_id?: string;
-  escrow_id?: string;
-  obligations?: string[];
-  outcome?: string;
-  source_ip?: string;
-  proxy_seq?: number;
-  key_id?: string;
-  action_hash?: string;
 }
 
 /**
@@ -173,7 +132,7 @@ export async function getEvent(
   tenantId: string,
   eventId: string,
 ): Promise<EventDetail> {
-  const known = id.safeParse(eventId).success;
+  const known = Sought.safeParse(eventId).success;
   const rows = known
     ? await db.readOnly(tenantId, async (client) => {
         await client.query(PLAN);
@@ -191,80 +150,12 @@ export async function getEvent(
   const row = rows[0];
   if (!row) throw new AppError('NOT_FOUND', 'there is no such event');
   const record = JSON.parse(row.line) as RecordLine;
-  return {
-    ...summaryOf(record),
-    timestamp: record.timestamp,
-    ...given(record, ['confidence', 'total_latency_ms']),
-    input_hash: record.input_hash ?? null,
-    policy_snapshot: {
-      policy_id: record.policy_id,
-      version: record.policy_version ?? null,
-      content_hash: record.policy_content_hash ?? null,
-      bundle_hash: record.bundle_hash ?? null,
-    },
-    chain: {
-      seq: row.seq,
-      prev_hash: row.previous?.toString('hex') ?? '',
-      hash: row.hash.toString('hex'),
-      alg: record.alg ?? RECORD_ALG,
-    },
-    ...given(record, [
-      'rule_id',
-      'escrow_id',
-      'obligations',
-      'outcome',
-      'source_ip',
-      'proxy_seq',
-      'key_id',
-      'action_hash',
-    ]),
-  };
-}
-
-/** A decision line's members, see chain/record.ts. */
-interface RecordLine extends Omit<EventSummary, 'created_at'> {
-  alg: string;
-  received_at: string;
-  timestamp: string;
-  confidence?: number;
-  total_latency_ms?: number;
-  input_hash?: string;
-  policy_version?: number;
-  policy_content_hash?: string;
-  bundle_hash?: string;
-  rule_id?: string;
-  escrow_id?: string;
-  obligations?: string[];
-  outcome?: string;
-  source_ip?: string;
-  proxy_seq?: number;
-  key_id?: string;
-  action_hash?: string;
-}
-
-function summaryOf(r: RecordLine): EventSummary {
-  return {
-    id: r.id,
-    event_type: r.event_type,
-    proxy_id: r.proxy_id,
-    agent_role: r.agent_role,
-    agent_id: r.agent_id,
-    session_id: r.session_id,
-    tool_name: r.tool_name,
-    method: r.method,
-    decision: r.decision,
-    policy_id: r.policy_id,
-    deny_reason: r.deny_reason ?? null,
-    evaluation_us: r.evaluation_us,
-    created_at: r.received_at,
-  };
-}
-
-/** The members that the record has. */
-function given<K extends keyof RecordLine>(record: RecordLine, keys: readonly K[]): Partial<Pick<RecordLine, K>> {
-  return Object.fromEntries(
-    keys.filter((key) => record[key] !== undefined).map((key) => [key, record[key]]),
-  ) as Partial<Pick<RecordLine, K>>;
+  return detailOf(record, {
+    seq: row.seq,
+    prev_hash: row.previous?.toString('hex') ?? '',
+    hash: row.hash.toString('hex'),
+    alg: record.alg,
+  });
 }
 
 /**
@@ -280,18 +171,19 @@ function conditions(query: EventQuery): { indexed: string; scanned: string; valu
   const member = (key: string, value: string) =>
     `and strpos(line, ${bind(`${JSON.stringify(key)}:${JSON.stringify(value)}`)}) > 0 `;
   let indexed = '';
-  let scanned = '';
-  const { agent_id, session_id, decision, agent_role, tool_name, policy_id } = query;
-  if (session_id !== undefined)
-    indexed += `and session_h = ${bind(idHash(session_id))} ${member('session_id', session_id)}`;
-  if (agent_id !== undefined) indexed += `and agent_h = ${bind(idHash(agent_id))} ${member('agent_id', agent_id)}`;
-  // a literal, so that the planner sees that the partial index over decision > 0 has it
-  if (decision !== undefined && decision !== 'allow') indexed += `and decision = ${DECISIONS.indexOf(decision)} `;
+  const others: [string, string][] = [];
+  for (const field of FILTER_FIELDS) {
+    const value = query[field];
+    const derived = DERIVED_COLUMNS.find((column) => column.field === field);
+    if (value === undefined) continue;
+    if (derived?.hashed) indexed += `and ${derived.column} = ${bind(idHash(value))} ${member(field, value)}`;
+    // a literal, so that the planner sees that the partial index over decision > 0 has it
+    else if (derived && value !== 'allow')
+      indexed += `and ${derived.column} = ${DECISIONS.indexOf(value as Decision)} `;
+    else others.push([field, value]);
+  }
   const indexedCount = values.length;
-  if (decision === 'allow') scanned += member('decision', decision);
-  if (agent_role !== undefined) scanned += member('agent_role', agent_role);
-  if (tool_name !== undefined) scanned += member('tool_name', tool_name);
-  if (policy_id !== undefined) scanned += member('policy_id', policy_id);
+  const scanned = others.map(([field, value]) => member(field, value)).join('');
   return { indexed, scanned, values, indexedCount };
 }
 

@@ -9,34 +9,200 @@ export function permits(decision: Decision): decision is Permit {
   return decision === 'allow' || decision === 'allow_with_masking';
 }
 
-/** What a decision event says, as it came from a proxy or from evaluate; already validated, strings well formed. */
-export interface DecisionEvent {
-  event_id: string;
-  /** Milliseconds precision ISO 8601, when the decision was taken (the proxy's clock). */
-  timestamp: string;
-  proxy_id: string;
-  agent_role: string;
-  agent_id: string;
-  session_id: string;
-  tool_name: string;
-  method: string;
+/** The types of a field's values, as they are in the record. */
+interface ValueTypes {
   decision: Decision;
-  policy_id: string;
-  confidence?: number | undefined;
-  evaluation_us: number;
-  total_latency_ms?: number | undefined;
-  deny_reason?: string | undefined;
-  input_hash?: string | undefined;
-  /** The credential that brought it: a proxy's API key, or the agent key that asked the control plane. */
-  key_id?: string | undefined;
-  policy_version?: number | undefined;
-  policy_content_hash?: string | undefined;
-  bundle_hash?: string | undefined;
-  rule_id?: string | undefined;
-  escrow_id?: string | undefined;
-  obligations?: readonly string[] | undefined;
-  outcome?: string | undefined;
-  source_ip?: string | undefined;
-  proxy_seq?: number | undefined;
-  action_hash?: string | undefined;
+  /** Well-formed text without NUL. */
+  text: string;
+  /** An agent's id or role, see agent-names.ts. */
+  agent_name: string;
+  /** ISO 8601 in UTC, with milliseconds. */
+  time: string;
+  /** From 0 to 2^31 - 1. */
+  count: number;
+  /** From 0 to 2^53 - 1. */
+  sequence: number;
+  /** From 0 to 1. */
+  fraction: number;
+  texts: readonly string[];
 }
+
+interface RecordField {
+  type: keyof ValueTypes;
+  /** Of a text, or of each of several texts, in UTF-16 code units. */
+  length?: readonly [min: number, max: number];
+  /** Of several texts. */
+  most?: number;
+  /**
+   * `required`: no event is taken without it. `empty`: absent counts as empty text or 0, and the record has it.
+   * `optional`: absent is left out of the record.
+   */
+  presence: 'required' | 'empty' | 'optional';
+  /** Filled in by the server: what a proxy says of it is ignored. */
+  byServer?: true;
+  /**
+   * Where the API has it: in lists and details (`list`), in details only (`detail`), or in the details' `policy_snapshot`
+   * under another name.
+   */
+  shown: 'list' | 'detail' | { policySnapshot: string };
+  /** The API has null where the record leaves it out. Otherwise the API leaves it out too. */
+  nullable?: true;
+  /** A filter of the list. Fields with a column are looked up by its index; the others are scanned for in the text. */
+  filter?: true;
+  /** The derived column beside the record's text: the decision's number, or a 32-bit hash of the text (idHash). */
+  column?: string;
+  /** What people call it. */
+  label: string;
+  /** Of a number. */
+  unit?: string;
+  /** What the API document says of it. */
+  description?: string;
+}
+
+/**
+ * The fields of a decision record beside what every record has (`v`, `alg`, `id`, `event_type`, `tenant_id`, `seq`,
+ * `received_at`). The type of events, ingest, the derived columns with their COPY, entity and verification, the filters,
+ * the API's schemas, the dashboard and the generators of the tests read this table; the literal that writes the record's
+ * line (chain/record.ts) is checked against it by the compiler. The order is the one in which people read them.
+ */
+export const RECORD_FIELDS = {
+  decision: {
+    type: 'decision',
+    presence: 'required',
+    shown: 'list',
+    filter: true,
+    column: 'decision',
+    label: 'Decision',
+  },
+  deny_reason: {
+    type: 'text',
+    length: [0, 2000],
+    presence: 'optional',
+    shown: 'list',
+    nullable: true,
+    label: 'Reason',
+    description: 'null unless the decision is deny',
+  },
+  tool_name: { type: 'text', length: [1, 200], presence: 'required', shown: 'list', filter: true, label: 'Tool' },
+  agent_id: {
+    type: 'agent_name',
+    presence: 'required',
+    shown: 'list',
+    filter: true,
+    column: 'agent_h',
+    label: 'Agent',
+  },
+  agent_role: { type: 'agent_name', presence: 'required', shown: 'list', filter: true, label: 'Role' },
+  rule_id: { type: 'text', length: [0, 200], presence: 'optional', shown: 'detail', label: 'Rule that decided' },
+  policy_id: { type: 'text', length: [0, 200], presence: 'empty', shown: 'list', filter: true, label: 'Policy' },
+  policy_version: {
+    type: 'count',
+    presence: 'optional',
+    shown: { policySnapshot: 'version' },
+    nullable: true,
+    label: 'Policy version',
+  },
+  obligations: {
+    type: 'texts',
+    length: [0, 500],
+    most: 32,
+    presence: 'optional',
+    shown: 'detail',
+    label: 'Obligations',
+  },
+  escrow_id: { type: 'text', length: [0, 200], presence: 'optional', shown: 'detail', label: 'Hold' },
+  session_id: {
+    type: 'text',
+    length: [0, 200],
+    presence: 'empty',
+    shown: 'list',
+    filter: true,
+    column: 'session_h',
+    label: 'Session',
+  },
+  method: { type: 'text', length: [0, 200], presence: 'empty', shown: 'list', label: 'Method' },
+  outcome: { type: 'text', length: [0, 200], presence: 'optional', shown: 'detail', label: 'Outcome' },
+  proxy_id: { type: 'text', length: [1, 200], presence: 'required', shown: 'list', label: 'Decided by' },
+  key_id: {
+    type: 'text',
+    length: [0, 200],
+    presence: 'optional',
+    byServer: true,
+    shown: 'detail',
+    label: 'Credential',
+    description: 'the credential that brought it',
+  },
+  proxy_seq: { type: 'sequence', presence: 'optional', shown: 'detail', label: 'Number at the proxy' },
+  source_ip: { type: 'text', length: [0, 200], presence: 'optional', shown: 'detail', label: 'Source address' },
+  timestamp: {
+    type: 'time',
+    presence: 'required',
+    shown: 'detail',
+    label: 'Decided',
+    description: 'when the decision was made, by the clock of the proxy or server that made it',
+  },
+  evaluation_us: { type: 'count', presence: 'empty', shown: 'list', label: 'Evaluation', unit: 'µs' },
+  total_latency_ms: { type: 'count', presence: 'optional', shown: 'detail', label: 'Total latency', unit: 'ms' },
+  confidence: { type: 'fraction', presence: 'optional', shown: 'detail', label: 'Confidence' },
+  input_hash: {
+    type: 'text',
+    length: [0, 200],
+    presence: 'optional',
+    shown: 'detail',
+    nullable: true,
+    label: 'Input hash',
+  },
+  action_hash: { type: 'text', length: [0, 200], presence: 'optional', shown: 'detail', label: 'Action hash' },
+  policy_content_hash: {
+    type: 'text',
+    length: [0, 200],
+    presence: 'optional',
+    shown: { policySnapshot: 'content_hash' },
+    nullable: true,
+    label: 'Policy hash',
+  },
+  bundle_hash: {
+    type: 'text',
+    length: [0, 200],
+    presence: 'optional',
+    shown: { policySnapshot: 'bundle_hash' },
+    nullable: true,
+    label: 'Bundle',
+  },
+} as const satisfies Record<string, RecordField>;
+
+type Fields = typeof RECORD_FIELDS;
+export type FieldName = keyof Fields;
+export const FIELD_NAMES = Object.keys(RECORD_FIELDS) as FieldName[];
+
+/** The definition of a field, without what is particular to it. */
+export function fieldOf(name: FieldName): RecordField {
+  return RECORD_FIELDS[name];
+}
+
+/** The names of the fields whose definition has these properties. */
+export type FieldsWith<Properties> = { [K in FieldName]: Fields[K] extends Properties ? K : never }[FieldName];
+/** The value of a field where it is there. */
+export type FieldValue<K extends FieldName> = ValueTypes[Fields[K]['type']];
+
+type OptionalField = FieldsWith<{ presence: 'optional' }>;
+
+/** What a decision event says, as it came from a proxy or from evaluate; already validated, strings well formed. */
+export type DecisionEvent = { event_id: string } & {
+  [K in Exclude<FieldName, OptionalField>]: FieldValue<K>;
+} & { [K in OptionalField]?: FieldValue<K> | undefined };
+
+export type FilterField = FieldsWith<{ filter: true }>;
+export const FILTER_FIELDS = FIELD_NAMES.filter((name) => fieldOf(name).filter) as FilterField[];
+
+type FieldWithColumn = FieldsWith<{ column: string }>;
+/** The columns of a decision record that are derived from its fields. */
+export type DerivedColumn = Fields[FieldWithColumn]['column'];
+export const DERIVED_COLUMNS = FIELD_NAMES.flatMap(
+  (name): { field: FieldWithColumn; column: DerivedColumn; hashed: boolean }[] => {
+    const { column, type } = fieldOf(name);
+    return column === undefined
+      ? []
+      : [{ field: name as FieldWithColumn, column: column as DerivedColumn, hashed: type !== 'decision' }];
+  },
+);

@@ -5,6 +5,7 @@ import canonicalize from 'canonicalize';
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { chainHash, decisionLine, genesisLine, idHash, ZERO_HASH } from '../../server/chain/record.ts';
+import { FIELD_NAMES } from '../../server/domain/decision.ts';
 import { anyEvent, ordinaryEvent } from '../vectors/chain/samples.ts';
 
 const at = '2026-01-01T00:00:00.000Z';
@@ -106,6 +107,11 @@ describe('the golden chain', () => {
       expect(Buffer.from(previous).toString('hex')).toBe(row.slice(0, 64));
     }
     expect(golden.length).toBeGreaterThan(5);
+  });
+
+  test('has every field of the definition in one of its records', () => {
+    const members = golden.flatMap((row) => Object.keys(JSON.parse(row.slice(65))));
+    expect(members).toEqual(expect.arrayContaining([...FIELD_NAMES]));
   });
 
   test('would still be written like this', () => {

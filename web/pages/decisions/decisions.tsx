@@ -4,7 +4,17 @@ import { Anchor, Button, Drawer, NativeSelect, Text } from '@mantine/core';
 import { IconListDetails, IconPlayerPause, IconPlayerPlay } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
-import type { Decision } from '../../../server/domain/decision.ts';
+import type { inferRouterOutputs } from '@trpc/server';
+import type { ReactNode } from 'react';
+import type { AppRouter } from '../../../server/api/root.ts';
+import {
+  type Decision,
+  FIELD_NAMES,
+  FILTER_FIELDS,
+  type FieldName,
+  fieldOf,
+  RECORD_FIELDS,
+} from '../../../server/domain/decision.ts';
 import { type DecisionRow, useStream } from '../../lib/decision-stream.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
@@ -15,18 +25,9 @@ import { Page } from '../../ui/page.tsx';
 import { EmptyState, Shown } from '../../ui/states.tsx';
 import { DECISION, DecisionTag } from '../../ui/status.tsx';
 import { Clock, When } from '../../ui/time.tsx';
-import { FILTERS, type Filter, type Search } from './search.ts';
+import type { Search } from './search.ts';
 
 const route = getRouteApi('/app/decisions');
-
-const LABEL: Record<Filter, string> = {
-  decision: 'Decision',
-  agent_id: 'Agent',
-  agent_role: 'Role',
-  tool_name: 'Tool',
-  policy_id: 'Policy',
-  session_id: 'Session',
-};
 
 /** The decisions as they are taken. Filters and the opened one stand in the address, so a link shows the same. */
 export function Decisions() {
@@ -94,7 +95,7 @@ export function Decisions() {
     >
       <search className="bar" aria-label="Filter decisions">
         <NativeSelect
-          label={LABEL.decision}
+          label={RECORD_FIELDS.decision.label}
           value={search.decision ?? ''}
           onChange={(change) => set({ decision: (change.currentTarget.value || undefined) as Decision | undefined })}
           data={[
@@ -103,10 +104,10 @@ export function Decisions() {
           ]}
           w={150}
         />
-        {FILTERS.filter((name) => name !== 'decision').map((name) => (
+        {FILTER_FIELDS.filter((name) => name !== 'decision').map((name) => (
           <TextFilter
             key={name}
-            label={LABEL[name]}
+            label={RECORD_FIELDS[name].label}
             value={search[name]}
             onChange={(v) => set({ [name]: v })}
             width={140}
@@ -157,103 +158,102 @@ export function Decisions() {
   );
 }
 
+type Detail = inferRouterOutputs<AppRouter>['events']['get'];
+
+/** Fields that are shown in another way than as their value; null where another one shows it too. */
+const SHOWN: { [K in FieldName]?: ((event: Detail) => ReactNode) | null } = {
+  decision: null,
+  tool_name: null,
+  agent_role: null,
+  policy_version: null,
+  agent_id: (event) => `${event.agent_id} (${event.agent_role})`,
+  rule_id: (event) => (event.rule_id ? <span className="mono">{event.rule_id}</span> : 'none: nothing permits it'),
+  policy_id: ({ policy_snapshot: policy }) =>
+    policy.policy_id ? (
+      <PageLink to="/policies/$id" params={{ id: policy.policy_id }}>
+        {policy.policy_id}
+        {policy.version === null ? '' : `, version ${policy.version}`}
+      </PageLink>
+    ) : (
+      'none'
+    ),
+  escrow_id: ({ escrow_id: id }) =>
+    id ? (
+      <PageLink to="/approvals/$id" params={{ id }} className="mono">
+        {id}
+      </PageLink>
+    ) : null,
+  session_id: ({ session_id }) =>
+    session_id ? (
+      <PageLink to="/decisions" search={{ session_id }}>
+        {session_id}
+      </PageLink>
+    ) : null,
+  input_hash: ({ input_hash: hash }) =>
+    hash ? <Id value={hash} length={30} /> : <span className="dim">the proxy sent none</span>,
+};
+
+/** What a field of an event shows; nothing when the event does not have it. */
+function shownValue(event: Detail, name: FieldName): ReactNode {
+  const own = SHOWN[name];
+  if (own !== undefined) return own?.(event);
+  const { shown, type, unit } = fieldOf(name);
+  const members: Record<string, unknown> = typeof shown === 'object' ? event.policy_snapshot : event;
+  const value = members[typeof shown === 'object' ? shown.policySnapshot : name];
+  if (typeof value === 'number') return `${value.toLocaleString()}${unit === undefined ? '' : ` ${unit}`}`;
+  if (Array.isArray(value)) return value.join(', ');
+  if (typeof value !== 'string' || value === '') return null;
+  if (type === 'time') return <When at={value} exact />;
+  return /^sha256:/.test(value) ? <Id value={value} length={30} /> : value;
+}
+
 function Details({ id }: { id: string }) {
   const query = useQuery(trpc.events.get.queryOptions({ id }, { staleTime: Number.POSITIVE_INFINITY }));
   return (
     <Shown query={query} lines={14}>
-      {(event) => {
-        const { policy_snapshot: policy, chain } = event;
-        return (
-          <>
-            <Text mb="sm" size="lg" fw={650}>
-              {event.tool_name} <DecisionTag decision={event.decision} />
-            </Text>
-            <dl className="facts">
-              {event.deny_reason ? <Fact name="Reason">{event.deny_reason}</Fact> : null}
-              <Fact name="Rule that decided">
-                {event.rule_id ? <span className="mono">{event.rule_id}</span> : 'none: nothing permits it'}
-              </Fact>
-              <Fact name="Policy">
-                {policy.policy_id ? (
-                  <PageLink to="/policies/$id" params={{ id: policy.policy_id }}>
-                    {policy.policy_id}
-                    {policy.version === null ? '' : `, version ${policy.version}`}
-                  </PageLink>
-                ) : (
-                  'none'
-                )}
-              </Fact>
-              {event.obligations?.length ? <Fact name="Obligations">{event.obligations.join(', ')}</Fact> : null}
-              {event.escrow_id ? (
-                <Fact name="Hold">
-                  <PageLink to="/approvals/$id" params={{ id: event.escrow_id }} className="mono">
-                    {event.escrow_id}
-                  </PageLink>
+      {(event) => (
+        <>
+          <Text mb="sm" size="lg" fw={650}>
+            {event.tool_name} <DecisionTag decision={event.decision} />
+          </Text>
+          <dl className="facts">
+            {FIELD_NAMES.map((name) => {
+              const value = shownValue(event, name);
+              return value ? (
+                <Fact key={name} name={fieldOf(name).label}>
+                  {value}
                 </Fact>
-              ) : null}
-              <Fact name="Agent">
-                {event.agent_id} ({event.agent_role})
-              </Fact>
-              {event.session_id ? (
-                <Fact name="Session">
-                  <PageLink to="/decisions" search={{ session_id: event.session_id }}>
-                    {event.session_id}
-                  </PageLink>
-                </Fact>
-              ) : null}
-              {event.method ? <Fact name="Method">{event.method}</Fact> : null}
-              <Fact name="Decided by">{event.proxy_id}</Fact>
-              <Fact name="Decided">
-                <When at={event.timestamp} exact />
-              </Fact>
-              <Fact name="Recorded">
-                <When at={event.created_at} exact />
-              </Fact>
-              <Fact name="Evaluation">{event.evaluation_us.toLocaleString()} µs</Fact>
-              <Fact name="Place in the chain">#{chain.seq.toLocaleString()}</Fact>
-              <Fact name="Record hash">
-                <Id value={chain.hash} length={30} />
-              </Fact>
-              <Fact name="Hash before it">
-                <Id value={chain.prev_hash} length={30} />
-              </Fact>
-              <Fact name="Input hash">
-                {event.input_hash ? (
-                  <Id value={event.input_hash} length={30} />
-                ) : (
-                  <span className="dim">the proxy sent none</span>
-                )}
-              </Fact>
-              {event.action_hash ? (
-                <Fact name="Action hash">
-                  <Id value={event.action_hash} length={30} />
-                </Fact>
-              ) : null}
-              {policy.bundle_hash ? (
-                <Fact name="Bundle">
-                  <Id value={policy.bundle_hash} length={30} />
-                </Fact>
-              ) : null}
-              <Fact name="Event">
-                <Id value={event.id} length={34} />
-              </Fact>
-            </dl>
-            <Text mt="md" mb={4} fw={600} size="sm">
-              As curl
-            </Text>
-            <CodeBlock
-              label="curl"
-              wrap
-              text={`curl -sS -H "Authorization: Bearer $KEY" \\\n  ${window.location.origin}/v1/events/${encodeURIComponent(event.id)}`}
-            />
-          </>
-        );
-      }}
+              ) : null;
+            })}
+            <Fact name="Recorded">
+              <When at={event.created_at} exact />
+            </Fact>
+            <Fact name="Place in the chain">#{event.chain.seq.toLocaleString()}</Fact>
+            <Fact name="Record hash">
+              <Id value={event.chain.hash} length={30} />
+            </Fact>
+            <Fact name="Hash before it">
+              <Id value={event.chain.prev_hash} length={30} />
+            </Fact>
+            <Fact name="Event">
+              <Id value={event.id} length={34} />
+            </Fact>
+          </dl>
+          <Text mt="md" mb={4} fw={600} size="sm">
+            As curl
+          </Text>
+          <CodeBlock
+            label="curl"
+            wrap
+            text={`curl -sS -H "Authorization: Bearer $KEY" \\\n  ${window.location.origin}/v1/events/${encodeURIComponent(event.id)}`}
+          />
+        </>
+      )}
     </Shown>
   );
 }
 
-function Fact({ name, children }: { name: string; children: React.ReactNode }) {
+function Fact({ name, children }: { name: string; children: ReactNode }) {
   return (
     <>
       <dt>{name}</dt>

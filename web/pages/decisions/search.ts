@@ -1,14 +1,11 @@
-import type { Decision } from '../../../server/domain/decision.ts';
-
-export const FILTERS = ['decision', 'tool_name', 'agent_id', 'agent_role', 'policy_id', 'session_id'] as const;
-export type Filter = (typeof FILTERS)[number];
+import { type Decision, FILTER_FIELDS, type FilterField } from '../../../server/domain/decision.ts';
 
 /** What the address says: the filters, and the decision that is open. */
-export type Search = { decision?: Decision; event?: string } & { [K in Exclude<Filter, 'decision'>]?: string };
+export type Search = { decision?: Decision; event?: string } & { [K in Exclude<FilterField, 'decision'>]?: string };
 
 export function readSearch(search: Record<string, unknown>): Search {
   const found: Record<string, string> = {};
-  for (const name of [...FILTERS, 'event']) {
+  for (const name of [...FILTER_FIELDS, 'event']) {
     const value = search[name];
     if (typeof value === 'string' && value !== '') found[name] = value;
     // what looks like a number in an address is read as one
