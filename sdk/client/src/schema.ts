@@ -2770,17 +2770,17 @@ export interface components {
         DecisionEvent: {
             id: string;
             event_type: string;
-            proxy_id: string;
-            agent_role: string;
-            agent_id: string;
-            session_id: string;
-            tool_name: string;
-            method: string;
             /** @enum {string} */
             decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
-            policy_id: string;
             /** @description null unless the decision is deny */
             deny_reason: string | null;
+            tool_name: string;
+            agent_id: string;
+            agent_role: string;
+            policy_id: string;
+            session_id: string;
+            method: string;
+            proxy_id: string;
             evaluation_us: number;
             /**
              * Format: date-time
@@ -2818,28 +2818,37 @@ export interface components {
         DecisionEventDetail: {
             id: string;
             event_type: string;
-            proxy_id: string;
-            agent_role: string;
-            agent_id: string;
-            session_id: string;
-            tool_name: string;
-            method: string;
             /** @enum {string} */
             decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
-            policy_id: string;
             /** @description null unless the decision is deny */
             deny_reason: string | null;
+            tool_name: string;
+            agent_id: string;
+            agent_role: string;
+            policy_id: string;
+            session_id: string;
+            method: string;
+            proxy_id: string;
             evaluation_us: number;
             /**
              * Format: date-time
              * @description when the control plane received it
              */
             created_at: string;
-            /** @description when the decision was taken */
+            rule_id?: string;
+            obligations?: string[];
+            escrow_id?: string;
+            outcome?: string;
+            /** @description the credential that brought it */
+            key_id?: string;
+            proxy_seq?: number;
+            source_ip?: string;
+            /** @description when the decision was made, by the clock of the proxy or server that made it */
             timestamp: string;
-            confidence?: number;
             total_latency_ms?: number;
+            confidence?: number;
             input_hash: string | null;
+            action_hash?: string;
             policy_snapshot: {
                 policy_id: string;
                 version: number | null;
@@ -2852,15 +2861,6 @@ export interface components {
                 hash: string;
                 alg: string;
             };
-            rule_id?: string;
-            escrow_id?: string;
-            obligations?: string[];
-            outcome?: string;
-            source_ip?: string;
-            proxy_seq?: number;
-            /** @description the credential that brought it */
-            key_id?: string;
-            action_hash?: string;
         };
         Checkpoint: {
             /** @enum {string} */
@@ -8019,11 +8019,11 @@ export interface operations {
             query?: {
                 event_type?: "decision.allow" | "decision.allow_with_masking" | "decision.deny" | "decision.escrow" | "decision.rate_limited";
                 decision?: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
+                tool_name?: string;
                 agent_id?: string;
                 agent_role?: string;
-                session_id?: string;
-                tool_name?: string;
                 policy_id?: string;
+                session_id?: string;
                 since?: string;
                 until?: string;
                 after?: string;
@@ -8469,33 +8469,33 @@ export interface operations {
                     events: {
                         event_id: string;
                         event_type: string;
-                        /** Format: date-time */
-                        timestamp: string;
                         tenant_id?: string | null;
-                        proxy_id: string;
-                        agent_role: string;
-                        agent_id: string;
-                        session_id?: string | null;
-                        tool_name: string;
-                        method?: string | null;
                         /** @enum {string} */
                         decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
+                        deny_reason?: string | null;
+                        tool_name: string;
+                        agent_id: string;
+                        agent_role: string;
+                        rule_id?: string | null;
                         policy_id?: string | null;
-                        confidence?: number | null;
+                        policy_version?: number | null;
+                        obligations?: string[] | null;
+                        escrow_id?: string | null;
+                        session_id?: string | null;
+                        method?: string | null;
+                        outcome?: string | null;
+                        proxy_id: string;
+                        proxy_seq?: number | null;
+                        source_ip?: string | null;
+                        /** Format: date-time */
+                        timestamp: string;
                         evaluation_us?: number | null;
                         total_latency_ms?: number | null;
-                        deny_reason?: string | null;
+                        confidence?: number | null;
                         input_hash?: string | null;
-                        policy_version?: number | null;
+                        action_hash?: string | null;
                         policy_content_hash?: string | null;
                         bundle_hash?: string | null;
-                        rule_id?: string | null;
-                        escrow_id?: string | null;
-                        obligations?: string[] | null;
-                        outcome?: string | null;
-                        source_ip?: string | null;
-                        proxy_seq?: number | null;
-                        action_hash?: string | null;
                     }[];
                 };
             };
@@ -10196,33 +10196,33 @@ export interface operations {
                     events: {
                         event_id: string;
                         event_type: string;
-                        /** Format: date-time */
-                        timestamp: string;
                         tenant_id?: string | null;
-                        proxy_id: string;
-                        agent_role: string;
-                        agent_id: string;
-                        session_id?: string | null;
-                        tool_name: string;
-                        method?: string | null;
                         /** @enum {string} */
                         decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
+                        deny_reason?: string | null;
+                        tool_name: string;
+                        agent_id: string;
+                        agent_role: string;
+                        rule_id?: string | null;
                         policy_id?: string | null;
-                        confidence?: number | null;
+                        policy_version?: number | null;
+                        obligations?: string[] | null;
+                        escrow_id?: string | null;
+                        session_id?: string | null;
+                        method?: string | null;
+                        outcome?: string | null;
+                        proxy_id: string;
+                        proxy_seq?: number | null;
+                        source_ip?: string | null;
+                        /** Format: date-time */
+                        timestamp: string;
                         evaluation_us?: number | null;
                         total_latency_ms?: number | null;
-                        deny_reason?: string | null;
+                        confidence?: number | null;
                         input_hash?: string | null;
-                        policy_version?: number | null;
+                        action_hash?: string | null;
                         policy_content_hash?: string | null;
                         bundle_hash?: string | null;
-                        rule_id?: string | null;
-                        escrow_id?: string | null;
-                        obligations?: string[] | null;
-                        outcome?: string | null;
-                        source_ip?: string | null;
-                        proxy_seq?: number | null;
-                        action_hash?: string | null;
                     }[];
                 };
             };
