@@ -486,7 +486,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
       append: (tenantId, events) => services.actors.send(tenantId, { events }),
       holders: (tenantId, ids) => services.holds.holders(tenantId, ids),
       authenticate: async (request, reply) => {
-        const { principal, stillValid } = await server.begin(request, reply, request.routeOptions.url ?? '');
+        const { principal, stillValid } = await server.begin(request, reply, 'ingest');
         assertAccess(INGEST_ACCESS, principal);
         return { tenantId: principal!.tenantId, keyId: principal!.id, stillValid };
       },

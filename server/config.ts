@@ -2,6 +2,7 @@ import { readFileSync } from 'node:fs';
 import { isIPv4, isIPv6 } from 'node:net';
 import path from 'node:path';
 import { z } from 'zod';
+import { faultLines } from './lib/zod-faults.ts';
 
 const int = (fallback: number, min: number, max: number) => z.coerce.number().int().min(min).max(max).default(fallback);
 const list = z
@@ -126,7 +127,7 @@ export class ConfigError extends Error {}
 export function readConfig(env: Record<string, string | undefined> = process.env): Config {
   const given = Object.fromEntries(Object.entries(env).filter(([, value]) => value?.trim()));
   const parsed = environment.safeParse(given);
-  const faults = parsed.success ? [] : parsed.error.issues.map((i) => `${i.path.join('.')}: ${i.message}`);
+  const faults = parsed.success ? [] : faultLines(parsed.error);
   let masterKey: Buffer | undefined;
   try {
     masterKey = masterKeyOf(given.SVC_MASTER_KEY, given.SVC_MASTER_KEY_FILE);

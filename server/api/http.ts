@@ -1,6 +1,4 @@
-import { isUtf8 } from 'node:buffer';
 import type { Socket } from 'node:net';
-import { isDeepStrictEqual } from 'node:util';
 import cookie from '@fastify/cookie';
 import type { AnyProcedure } from '@trpc/server';
 import { fastifyRequestHandler } from '@trpc/server/adapters/fastify';
@@ -15,26 +13,21 @@ import Fastify, {
 import type { Registry } from 'prom-client';
 import { Histogram } from 'prom-client';
 import type { Authenticator } from '../auth/authenticate.ts';
-import { assertSameOrigin } from '../auth/authenticate.ts';
-import { SESSION_COOKIE } from '../auth/sessions.ts';
 import type { Config } from '../config.ts';
-import { type Principal, personOf } from '../domain/principal.ts';
 import { AppError, problemBody } from '../errors.ts';
 import { newId } from '../lib/ids.ts';
-import { repeatsMember } from '../lib/json-members.ts';
 import type { Log } from '../lib/log.ts';
-import { networkOf, RateLimiter, type RateState } from '../lib/rate-limit.ts';
 import type { RedisLink } from '../lib/redis.ts';
 import { apiHeaders } from '../lib/security-headers.ts';
+import { jsonReader } from '../rpc/json-body.ts';
 import type { Begin } from '../rpc/plain.ts';
 import { type Context, type Meta, toAppError } from '../rpc/procedure.ts';
+import { beginner } from './begin.ts';
 import { mountRest } from './rest.ts';
 import type { AppRouter } from './root.ts';
 
 /** Bodies over this many bytes are refused. Ingest has its own, larger bound for what a compressed body unpacks to. */
 const BODY_LIMIT = 1024 * 1024;
-/** JSON nested deeper than this is refused before it is parsed. */
-const DEPTH_LIMIT = 32;
 
 export interface HttpServer {
   readonly app: FastifyInstance;
@@ -117,7 +110,8 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
     }
   };
   const procedures = router._def.procedures as unknown as Record<string, AnyProcedure>;
-  const restPath = (name: string) => (procedures[name]?._def.meta as Meta | undefined)?.openapi?.path ?? '/trpc';
+  const limitOf = (name: string) =>
+    Object.hasOwn(procedures, name) ? (procedures[name]!._def.meta as Meta | undefined)?.limit : undefined;
   app.register(async (scope) => {
     // tRPC reads the text itself; here it only passes when REST would take it too
     const read = jsonReader(scope);
@@ -137,7 +131,7 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
           path: (req.params as { path: string }).path,
           maxBatchSize: 20,
           // every call of a batch counts against the limit of its own route
-          createContext: ({ info }) => begin(req, res, ...info.calls.map(({ path }) => restPath(path))),
+          createContext: ({ info }) => begin(req, res, ...info.calls.map(({ path }) => limitOf(path))),
           onError,
           responseMeta: ({ errors, ctx, info }) => {
             const headers = { ...(ctx?.answer as Record<string, string> | undefined) };
@@ -215,106 +209,4 @@ function answerProblem(error: unknown, request: FastifyRequest, reply: FastifyRe
 
 function pathOf(request: FastifyRequest): string {
   return request.url.split('?', 1)[0]!;
-}
-
-type ReadJson = (request: FastifyRequest, body: Buffer, done: (error: Error | null, value?: unknown) => void) => void;
-
-/**
- * Reads JSON within the limit of depth, without repeated members and such as would become prototypes. A body that is empty counts as
- * none, whatever its content type says.
- */
-function jsonReader(app: FastifyInstance): ReadJson {
-  const parse = app.getDefaultJsonParser('error', 'error');
-  return (request, body, done) => {
-    if (body.length === 0) return done(null, undefined);
-    // a decoder would put U+FFFD for each wrong byte: then two different bodies would be one
-    if (!isUtf8(body)) return done(new AppError('VALIDATION_FAILED', 'the body is not valid UTF-8'));
-    const text = body.toString();
-    if (depthOf(text) > DEPTH_LIMIT) {
-      return done(new AppError('VALIDATION_FAILED', `the JSON is nested deeper than ${DEPTH_LIMIT}`));
-    }
-    parse(request, text, (error, value) => {
-      if (error) return done(new AppError('VALIDATION_FAILED', 'the body is not valid JSON', { cause: error }));
-      // of two members with one name, some programs take the first, others the last
-      if (repeatsMember(body, value)) {
-        return done(new AppError('VALIDATION_FAILED', 'the JSON has two members of the same name'));
-      }
-      done(null, value);
-    });
-  };
-}
-
-/** How deep the brackets of a JSON text nest; brackets within strings do not count. Never throws. */
-function depthOf(json: string): number {
-  let depth = 0;
-  let deepest = 0;
-  for (let i = 0; i < json.length; i++) {
-    const c = json.charCodeAt(i);
-    if (c === 34) {
-      for (i++; i < json.length && json.charCodeAt(i) !== 34; i++) if (json.charCodeAt(i) === 92) i++;
-    } else if (c === 91 || c === 123) {
-      depth++;
-      if (depth > deepest) deepest = depth;
-    } else if (c === 93 || c === 125) depth--;
-  }
-  return deepest;
-}
-
-const INGEST = new Set(['/v1/events/ingest', '/v1/forensics/records']);
-/** The routes that count by address, because they are called without a credential. */
-const isSignIn = (path: string) => path.startsWith('/auth/') && path !== '/auth/me';
-
-function beginner(config: Config, authenticator: Authenticator | undefined, redis: RedisLink | undefined): Begin {
-  const { rates } = config;
-  const limiters = {
-    evaluate: new RateLimiter({ name: 'evaluate', limit: rates.evaluate, seconds: 1 }, redis),
-    ingest: new RateLimiter({ name: 'ingest', limit: rates.ingest, seconds: 1 }, redis),
-    key: new RateLimiter({ name: 'key', limit: rates.key, seconds: 1 }, redis),
-    session: new RateLimiter({ name: 'session', limit: rates.session, seconds: 1 }, redis),
-    export: new RateLimiter({ name: 'export', limit: rates.export, seconds: 3600 }, redis),
-    subscriptionTest: new RateLimiter({ name: 'subscription-test', limit: rates.subscriptionTest, seconds: 60 }, redis),
-    signIn: new RateLimiter({ name: 'sign-in', limit: rates.signIn, seconds: 60 }, redis),
-  };
-  const limiterFor = (principal: Principal | null, path: string): [RateLimiter, string] | undefined => {
-    if (!principal || isSignIn(path)) return undefined;
-    if (path === '/v1/forensics/export') return [limiters.export, `${principal.tenantId}/${personOf(principal)}`];
-    if (path === '/v1/subscriptions/{id}/test') return [limiters.subscriptionTest, principal.tenantId];
-    if (path === '/v1/evaluate') return [limiters.evaluate, principal.id];
-    if (principal.kind === 'session') return [limiters.session, principal.id];
-    return [INGEST.has(path) ? limiters.ingest : limiters.key, principal.id];
-  };
-  return async (request, reply, ...paths) => {
-    if (!authenticator) {
-      throw new AppError('UNAVAILABLE', 'the server is sealed: its master key does not open its keys', {
-        headers: { 'retry-after': '60' },
-      });
-    }
-    const count = ({ allowed, headers, retryAfterSeconds }: RateState) => {
-      reply.headers(headers);
-      if (!allowed) {
-        throw new AppError('RATE_LIMITED', `try again in ${retryAfterSeconds} s`, { headers });
-      }
-    };
-    for (const path of paths) if (isSignIn(path)) count(await limiters.signIn.take(networkOf(request.ip)));
-    const authorization = request.headers.authorization;
-    const cookieValue = authorization === undefined ? request.cookies[SESSION_COOKIE] : undefined;
-    const credential = { authorization, cookie: cookieValue };
-    const principal = await authenticator.authenticate(credential);
-    for (const path of paths) {
-      const limiter = limiterFor(principal, path);
-      if (limiter) count(await limiter[0].take(limiter[1]));
-    }
-    if (principal?.kind === 'session') {
-      assertSameOrigin(request.method, request.headers.origin, config.origins);
-    }
-    return {
-      principal,
-      requestId: request.id,
-      ip: request.ip,
-      method: request.method,
-      headers: request.headers,
-      stillValid: async () => isDeepStrictEqual(await authenticator.authenticate(credential), principal),
-      answer: {},
-    };
-  };
 }

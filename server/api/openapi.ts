@@ -5,7 +5,7 @@ import { EVENTS } from '../domain/events.ts';
 import type { Access } from '../domain/principal.ts';
 import { ERRORS, type ErrorCode } from '../errors.ts';
 import type { PlainDescription } from '../rpc/plain.ts';
-import type { HeaderDescription, Meta, RouteHeaders } from '../rpc/procedure.ts';
+import type { HeaderDescription, Limit, Meta, RouteHeaders } from '../rpc/procedure.ts';
 import { EXAMPLES, type Example } from './examples.ts';
 import { VERSION } from './meta.ts';
 import type { AppRouter } from './root.ts';
@@ -91,6 +91,7 @@ interface Operation {
 interface About {
   method: string;
   access: Access;
+  limit: Limit | undefined;
   /** The status of success; 0: those that are described. */
   status: number;
   problems: readonly ErrorCode[];
@@ -123,14 +124,15 @@ export function openApiDocument(router: AppRouter, plain: readonly PlainDescript
     abouts.set(`${openapi.method} ${openapi.path}`, {
       method: openapi.method,
       access,
+      limit: meta.limit,
       status: meta.status ?? 200,
       problems: meta.problems ?? [],
       headers: meta.headers ?? {},
       beside: false,
     });
   }
-  for (const { method, path, access, problems = [], headers = {}, beside = false } of plain) {
-    abouts.set(`${method} ${path}`, { method, access, status: 0, problems, headers, beside });
+  for (const { method, path, access, limit, problems = [], headers = {}, beside = false } of plain) {
+    abouts.set(`${method} ${path}`, { method, access, limit, status: 0, problems, headers, beside });
   }
   const responses: Record<string, Answer> = {};
   for (const [path, operations] of Object.entries(document.paths ?? {})) {
@@ -165,13 +167,13 @@ function described({ description, required, schema = { type: 'string' } }: Heade
  * many operations answer are described once, in `shared`.
  */
 function complete(operation: Operation, about: About, shared: Record<string, Answer>): void {
-  const { method, access, status, problems, headers, beside } = about;
+  const { method, access, limit, status, problems, headers, beside } = about;
   const answerHeaders = (code: number, ...common: string[]) => ({
     ...Object.fromEntries(['X-Request-Id', ...common].map((name) => [name, { $ref: `#/components/headers/${name}` }])),
     ...Object.fromEntries(Object.entries(headers.answer?.[code] ?? {}).map(([name, one]) => [name, described(one)])),
   });
   // without a credential only the sign-in routes are counted, by address
-  const counted = !access.public || operation.tags?.includes('auth');
+  const counted = !access.public || limit !== undefined;
   const limits = counted ? ['RateLimit', 'RateLimit-Policy'] : [];
   const success =
     status === 0

@@ -1,7 +1,8 @@
 import type { AnyProcedure, AnyRouter } from '@trpc/server';
-import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
+import type { FastifyInstance } from 'fastify';
 import type { z } from 'zod';
 import { AppError } from '../errors.ts';
+import type { Begin } from '../rpc/plain.ts';
 import { type Context, type Meta, toAppError } from '../rpc/procedure.ts';
 
 type Schema = z.core.$ZodType;
@@ -48,11 +49,7 @@ type Caller = (input: unknown) => Promise<unknown>;
  * Makes every procedure with a REST line a Fastify route of its own over the same handler, access rule and schema as
  * /trpc. `begin` authenticates the request and counts it against its limits.
  */
-export function mountRest(
-  app: FastifyInstance,
-  router: AnyRouter,
-  begin: (request: FastifyRequest, reply: FastifyReply, path: string) => Promise<Context>,
-): void {
+export function mountRest(app: FastifyInstance, router: AnyRouter, begin: Begin): void {
   const createCaller = (router as unknown as { createCaller: (ctx: Context) => Record<string, unknown> }).createCaller;
   for (const [name, procedure] of Object.entries(router._def.procedures as Record<string, AnyProcedure>)) {
     const { meta, inputs } = procedure._def as unknown as { meta?: Meta; inputs: Schema[] };
@@ -67,7 +64,7 @@ export function mountRest(
       url: line.path.replace(/\{(\w+)\}/g, ':$1'),
       exposeHeadRoute: false,
       handler: async (request, reply) => {
-        const context = await begin(request, reply, line.path);
+        const context = await begin(request, reply, meta.limit);
         const input: Record<string, unknown> = {};
         const take = (source: unknown, convert: boolean) => {
           for (const [key, value] of Object.entries(source as object)) {

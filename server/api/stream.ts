@@ -1,6 +1,6 @@
-import type { OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import type { Notices, Topic } from '../../db/notices.ts';
 import { type PlainCall, type PlainRoute, principalOf } from '../rpc/plain.ts';
+import { openEventStream } from '../rpc/sse.ts';
 
 /** What a hint may speak of. The id is that of the policy, hold, … where the change was of one; else empty. */
 const HINTS: Partial<Record<Topic, string>> = {
@@ -19,8 +19,6 @@ const HINTS: Partial<Record<Topic, string>> = {
 const HEARTBEAT_MS = 15_000;
 /** How often the heads of the chains are looked at while somebody listens. */
 const HEADS_MS = 1_000;
-/** Who does not read what was sent is let go; their browser comes again. */
-const MOST_UNREAD = 64 * 1024;
 
 interface Listener {
   tenantId: string;
@@ -83,30 +81,26 @@ export class LiveStreams {
     const { tenantId } = principalOf(call);
     // read before `hello`: what happens from now on gets a hint
     if (!this.#known.has(tenantId)) this.#known.set(tenantId, (await this.#heads([tenantId])).get(tenantId) ?? 0);
-    const { raw } = call.reply.hijack();
-    if (raw.destroyed || this.#closed) return raw.destroy();
-    raw.writeHead(200, {
-      ...(call.reply.getHeaders() as OutgoingHttpHeaders),
-      // when the stream is over so is its connection: a server that stops does not wait for it
-      connection: 'close',
-      'content-type': 'text/event-stream',
-      'cache-control': 'no-store',
-      'x-accel-buffering': 'no',
-    });
+    const stream = openEventStream(call.reply);
+    if (!stream) return call.reply;
+    if (this.#closed) {
+      stream.end();
+      return call.reply;
+    }
     const listener: Listener = {
       tenantId,
-      send: (event, data) => write(raw, `event: ${event}\ndata: ${JSON.stringify(data)}\n\n`),
+      send: stream.send,
       check: async () => {
-        // with other rights they begin anew, and are asked for them
-        if (!(await call.context.stillValid().catch(() => false))) raw.end();
+        // with other rights the client connects again, and its rights are checked again
+        if (!(await call.context.stillValid().catch(() => false))) stream.end();
       },
-      end: () => raw.end(),
+      end: stream.end,
     };
     const heartbeat = setInterval(() => {
       listener.send('beat', {});
       void listener.check();
     }, HEARTBEAT_MS);
-    raw.once('close', () => {
+    stream.onClose(() => {
       clearInterval(heartbeat);
       this.#listeners.delete(listener);
       if (this.#listeners.size === 0) this.#rest();
@@ -149,10 +143,4 @@ export class LiveStreams {
     this.#timer = undefined;
     this.#known.clear();
   }
-}
-
-function write(raw: ServerResponse, text: string): void {
-  if (raw.writableEnded) return;
-  if (raw.writableLength > MOST_UNREAD) raw.destroy();
-  else raw.write(text);
 }

@@ -63,6 +63,7 @@ export function authRoutes(links: MagicLinks, origins: readonly string[]): Plain
       method: 'GET',
       path: '/auth/magic-link/verify',
       access: { public: true },
+      limit: 'sign_in',
       summary: 'Sign in with a one-time link',
       description:
         'Starts a 24-hour session. Browsers are sent to the dashboard; with Accept: application/json the answer is JSON. A page with a button that posts comes instead where another person is signed in, and, where the tenant asks for it, in a browser that did not ask for the link. What is no navigation to a page (an image, a frame, a prefetch, a script) is refused and uses nothing up.',
@@ -80,6 +81,7 @@ export function authRoutes(links: MagicLinks, origins: readonly string[]): Plain
       method: 'POST',
       path: '/auth/magic-link/verify',
       access: { public: true },
+      limit: 'sign_in',
       summary: 'Sign in with a one-time link, by the button of its page',
       tag: 'auth',
       form: { token: text(200, 0).optional() },

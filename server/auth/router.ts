@@ -315,6 +315,7 @@ export function authRouter(sessions: Sessions, links: MagicLinks) {
   return trpc.router({
     magicLink: publicRoute('POST /auth/magic-link', {
       summary: 'Mail a one-time sign-in link',
+      limit: 'sign_in',
       description:
         'Answers the same, whoever has the address. An address that is a member of several tenants gets a mail for each. At most 5 are sent to an address in 15 minutes and 20 asked for from one IP address in an hour; more are not sent.',
       tag: 'auth',
@@ -368,7 +369,11 @@ export function authRouter(sessions: Sessions, links: MagicLinks) {
         };
       }),
 
-    logout: publicRoute('POST /auth/logout', { summary: 'End the session and clear its cookie', tag: 'auth' })
+    logout: publicRoute('POST /auth/logout', {
+      summary: 'End the session and clear its cookie',
+      tag: 'auth',
+      limit: 'sign_in',
+    })
       .input(z.strictObject({}))
       .output(z.object({ status: z.literal('logged_out') }))
       .mutation(async ({ ctx }) => {

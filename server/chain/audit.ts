@@ -4,6 +4,7 @@ import { AUDIT_ACTIONS, type AuditAction, type AuditEntry, type Severity } from 
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
+import { cursorOf, openCursor } from '../rpc/cursor.ts';
 import type { Checkpoints } from './checkpoint.ts';
 import {
   AUDIT_COLUMNS,
@@ -178,6 +179,8 @@ export interface AuditFilter {
   limit: number;
 }
 
+const CURSOR = 'audit-1';
+
 /**
  * The audit records that match, the newest first, from the cursor on. Each filter has an index, and a time is a place in
  * the chain, so that a page costs what it holds; of several filters the rarest finds the records. They are read from the
@@ -188,7 +191,7 @@ export async function listAudit(
   tenantId: string,
   filter: AuditFilter,
 ): Promise<{ records: AuditRecord[]; next_cursor: string | null; has_more: boolean }> {
-  const before = filter.after === undefined ? undefined : cursorSeq(filter.after);
+  const before = filter.after === undefined ? undefined : Number(openCursor(CURSOR, filter.after, /^(\d{1,15})$/)[0]);
   return db.readOnly(tenantId, async (client) => {
     await client.query(PLAN);
     const end = await lastSeq(client, tenantId, 'audit');
@@ -208,7 +211,7 @@ export async function listAudit(
     const has_more = rows.length > filter.limit;
     return {
       records: page.map(auditRecord),
-      next_cursor: has_more ? Buffer.from(`a1:${page.at(-1)!.seq}`).toString('base64url') : null,
+      next_cursor: has_more ? cursorOf(CURSOR, page.at(-1)!.seq) : null,
       has_more,
     };
   });
@@ -235,14 +238,6 @@ function withPrevious(place: string): string {
   return `select r.seq, r.hash, r.line,
       (select p.hash from audit_record p where p.tenant_id = $1 and p.seq = r.before) as prev_hash
     from (select seq, hash, line, seq - 1 as before from audit_record where ${place} offset 0) r order by r.seq desc`;
-}
-
-function cursorSeq(cursor: string): number {
-  const [, seq] = /^a1:(\d{1,15})$/.exec(Buffer.from(cursor, 'base64url').toString('latin1')) ?? [];
-  if (seq) return Number(seq);
-  throw new AppError('VALIDATION_FAILED', undefined, {
-    faults: [{ pointer: '?after', message: 'is not a cursor of this list' }],
-  });
 }
 
 interface AuditRow {

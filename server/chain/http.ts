@@ -1,4 +1,3 @@
-import type { OutgoingHttpHeaders } from 'node:http';
 import { Readable } from 'node:stream';
 import { z } from 'zod';
 import type { Database, WriteAudit } from '../../db/index.ts';
@@ -6,6 +5,7 @@ import { actorOf } from '../domain/audit.ts';
 import { problemBody } from '../errors.ts';
 import { type PlainCall, type PlainRoute, principalOf } from '../rpc/plain.ts';
 import { toAppError } from '../rpc/procedure.ts';
+import { openEventStream } from '../rpc/sse.ts';
 import { type AuditFilter, type AuditRecord, listAudit } from './audit.ts';
 import { ChainClosed } from './checkpoint.ts';
 import type { ChainName } from './record.ts';
@@ -105,27 +105,20 @@ export function verifyRoutes(parts: { db: Database; verifications: Verifications
   return [line('forensics', '/v1/forensics/verify', 'forensics'), line('audit', '/v1/audit/verify', 'audit')];
 }
 
-/** Server-sent events (HTML Living Standard, section 9.2): `progress` and then one `result` or `error`. */
+/** As events: `progress`, and then one `result` or `error`. */
 async function stream(
   call: PlainCall,
   run: (onProgress: (progress: { checked: number; total: number }) => void) => Promise<VerifyResult>,
 ): Promise<unknown> {
-  const { raw } = call.reply.hijack();
-  const send = (event: string, data: unknown) => {
-    if (!raw.writableEnded) raw.write(`event: ${event}\ndata: ${JSON.stringify(data)}\n\n`);
-  };
-  raw.writeHead(200, {
-    ...(call.reply.getHeaders() as OutgoingHttpHeaders),
-    'content-type': 'text/event-stream',
-    'cache-control': 'no-store',
-  });
+  const events = openEventStream(call.reply);
+  if (!events) return call.reply;
   try {
-    send('result', await run((progress) => send('progress', progress)));
+    events.send('result', await run((progress) => events.send('progress', progress)));
   } catch (error) {
     call.request.log.error({ err: error }, 'a verification failed');
-    send('error', problemBody(toAppError(error), call.context.requestId));
+    events.send('error', problemBody(toAppError(error), call.context.requestId));
   }
-  raw.end();
+  events.end();
   return call.reply;
 }
 

@@ -1,4 +1,5 @@
 import { parseArgs } from 'node:util';
+import { nearest } from '../lib/nearest.ts';
 
 /** A flag of a command. `value` names what it takes; without it the flag is a switch. */
 export interface Flag {
@@ -103,29 +104,10 @@ export function readCall(cmd: Command, words: readonly string[]): Call {
   };
 }
 
-/** ` (did you mean …?)` when one of the candidates is near. */
+/** `; did you mean …?` when one of the candidates is near. */
 export function guess(word: string, candidates: readonly string[], prefix = ''): string {
-  const [best] = candidates
-    .map((candidate) => ({ candidate, distance: distance(word, candidate) }))
-    .sort((a, b) => a.distance - b.distance);
-  const near = best && best.distance <= Math.max(1, Math.floor(best.candidate.length / 3));
-  return near ? `; did you mean ${prefix}${best.candidate}?` : '';
-}
-
-/** How many letters must be put in, left out, changed or swapped with the next to make the one from the other. */
-function distance(a: string, b: string): number {
-  let above: number[] = [];
-  let row = Array.from({ length: b.length + 1 }, (_, j) => j);
-  for (let i = 1; i <= a.length; i++) {
-    const next = [i];
-    for (let j = 1; j <= b.length; j++) {
-      let least = Math.min(row[j]! + 1, next[j - 1]! + 1, row[j - 1]! + (a[i - 1] === b[j - 1] ? 0 : 1));
-      if (a[i - 1] === b[j - 2] && a[i - 2] === b[j - 1]) least = Math.min(least, (above[j - 2] ?? least) + 1);
-      next.push(least);
-    }
-    [above, row] = [row, next];
-  }
-  return row[b.length]!;
+  const near = nearest(word, candidates);
+  return near === undefined ? '' : `; did you mean ${prefix}${near}?`;
 }
 
 export function helpOf(cmd: Command): string {

@@ -6,6 +6,7 @@ import { z } from 'zod';
 import { readConfig } from '../config.ts';
 import { AgentName } from '../domain/agent-names.ts';
 import { OPERATOR } from '../domain/audit.ts';
+import { faultLines } from '../lib/zod-faults.ts';
 import { createTenant } from '../provision.ts';
 import { CommandError, columns, command, JSON_FLAG, UsageError, whole } from './command.ts';
 import { localAddress } from './doctor.ts';
@@ -132,7 +133,7 @@ async function readCalls(
     if (!parsed.success || !role) {
       const faults = parsed.success
         ? ['agent_role: missing, and there is no --agent-role']
-        : parsed.error.issues.map((issue) => `${issue.path.join('.') || 'line'}: ${issue.message}`);
+        : faultLines(parsed.error, 'line');
       bad.push({ line, reason: faults.join('; ') });
       continue;
     }

@@ -2,6 +2,7 @@ import { z } from 'zod';
 import type { Core } from '../app.ts';
 import { OPERATOR_LINK_SECONDS } from '../auth/magic-links.ts';
 import { OPERATOR } from '../domain/audit.ts';
+import { faultLines } from '../lib/zod-faults.ts';
 import { createTenant } from '../provision.ts';
 import { SettingsPatch } from '../tenants/settings.ts';
 import { columns, command, guess, JSON_FLAG, TENANT_FLAG, UsageError } from './command.ts';
@@ -114,7 +115,7 @@ function readPatch(pairs: readonly string[]): SettingsPatch {
   }
   const parsed = SettingsPatch.safeParse(patch);
   if (parsed.success) return parsed.data;
-  throw new UsageError(parsed.error.issues.map((issue) => `${issue.path.join('.')}: ${issue.message}`).join('; '));
+  throw new UsageError(faultLines(parsed.error).join('; '));
 }
 
 function jsonOrText(text: string): unknown {

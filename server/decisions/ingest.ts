@@ -5,10 +5,10 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { z } from 'zod';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
 import { isReservedProxyId } from '../chain/record.ts';
-import { AppError, type ErrorCode, type Fault } from '../errors.ts';
+import { AppError, type ErrorCode } from '../errors.ts';
 import { nestsDeeper } from '../lib/json-depth.ts';
 import { completeEvent, IngestedEvent } from './event-schemas.ts';
-
+import { faultsOf } from '../lib/zod-faults.ts';
 const MAX_EVENTS = 100;
 /** As sent, compressed or not. */
 const BODY_BYTES = 1024 * 1024;
@@ -121,18 +121,6 @@ function validate(body: unknown, rejected: Rejected[]): { index: number; event: 
 }
 const RecordsBody = z.strictObject({ records: IngestBody.shape.events });
 
-function faultsOf(error: z.ZodError): Fault[] {
-  return error.issues.flatMap((issue) => {
-    const paths = issue.code === 'unrecognized_keys' ? issue.keys.map((key) => [...issue.path, key]) : [issue.path];
-    const message = issue.code === 'unrecognized_keys' ? 'is not known here' : issue.message;
-    return paths.map((path) => ({ pointer: path.map(token).join(''), message }));
-  });
-}
-
-/** A part of a JSON pointer (RFC 6901). */
-function token(part: PropertyKey): string {
-  return `/${String(part).replaceAll('~', '~0').replaceAll('/', '~1')}`;
-}
 
 /** Who sent the request; throws an AppError when the credential does not allow it. */
 export type Authenticate = (request: FastifyRequest, reply: FastifyReply) => Authenticated | Promise<Authenticated>;

@@ -63,6 +63,7 @@ export function evaluateProcedure(decider: Decider) {
       description:
         'The answer is 200 for every decision. The retry after a release carries X-Svc-Escrow-Id: the hold is consumed when it covers every rule that holds the action by now. Otherwise a new hold is opened, and the answer is POLICY_CHANGED with its id in the header X-Svc-Escrow-Id.',
       tag: 'decisions',
+      limit: 'evaluate',
       headers: {
         request: {
           'X-Svc-Tenant': { description: 'The tenant of the agent key', required: true },
@@ -181,6 +182,7 @@ export const ingestRoutes: readonly PlainDescription[] = [
   ...line,
   method: 'POST',
   access: INGEST_ACCESS,
+  limit: 'ingest',
   description:
     'At most 100 events; answers after the commit. `event_id` is the idempotency key. One bad event is rejected with its index, the others are stored. The body may be gzip.',
   tag: 'decisions',

@@ -4,6 +4,7 @@ import { idHash, NO_DECISION } from '../chain/record.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
 import { DECISIONS, DERIVED_COLUMNS, type Decision, FILTER_FIELDS } from '../domain/decision.ts';
 import { AppError } from '../errors.ts';
+import { cursorOf, openCursor } from '../rpc/cursor.ts';
 import { timestamp } from '../rpc/fields.ts';
 import {
   detailOf,
@@ -23,6 +24,7 @@ import {
 /** How many records one request looks at when a filter has no index. */
 const SCAN_RECORDS = 200_000;
 export const MAX_PAGE = 1000;
+const CURSOR = 'events-1';
 const DEFAULT_PAGE = 100;
 
 const EVENT_TYPES = DECISIONS.map((decision) => `decision.${decision}` as const);
@@ -70,7 +72,7 @@ export async function searchEvents(
   const { scanRecords = SCAN_RECORDS } = options;
   const limit = Number(query.limit ?? DEFAULT_PAGE);
   if (limit < 1 || limit > MAX_PAGE) throw invalid('?limit', `must be 1 to ${MAX_PAGE}`);
-  const after = query.after === undefined ? undefined : openCursor(query.after);
+  const after = query.after === undefined ? undefined : placeOf(query.after);
   const order = query.order ?? after?.order ?? 'desc';
   if (after && after.order !== order) throw invalid('?after', 'is a cursor of the other order');
   const ascending = order === 'asc';
@@ -120,7 +122,7 @@ export async function searchEvents(
     if (!more && ascending) next = Math.max(after?.seq ?? 1, query.until === undefined ? end : last);
     return {
       events: page.map(({ line }) => summaryOf(JSON.parse(line) as RecordLine)),
-      next_cursor: next === undefined ? null : cursorOf(order, next),
+      next_cursor: next === undefined ? null : cursorOf(CURSOR, order, next),
       has_more: more,
     };
   });
@@ -187,17 +189,9 @@ function conditions(query: EventQuery): { indexed: string; scanned: string; valu
   return { indexed, scanned, values, indexedCount };
 }
 
-/** `1`, the order and the seq. Opaque to clients, so that it may change; the version tells old ones apart. */
-function cursorOf(order: 'asc' | 'desc', seq: number): string {
-  return Buffer.from(`1${order === 'asc' ? 'a' : 'd'}${seq}`).toString('base64url');
-}
-
-function openCursor(text: string): { order: 'asc' | 'desc'; seq: number } {
-  const [, order, seq] = /^1([ad])(\d{1,15})$/.exec(Buffer.from(text, 'base64url').toString('latin1')) ?? [];
-  const cursor = { order: order === 'a' ? ('asc' as const) : ('desc' as const), seq: Number(seq) };
-  // decoding passes over what is not base64url
-  if (!order || !seq || cursorOf(cursor.order, cursor.seq) !== text) throw invalid('?after', 'is not a cursor');
-  return cursor;
+function placeOf(cursor: string): { order: 'asc' | 'desc'; seq: number } {
+  const [order, seq] = openCursor(CURSOR, cursor, /^(asc|desc):(\d{1,15})$/) as ['asc' | 'desc', string];
+  return { order, seq: Number(seq) };
 }
 
 function invalid(pointer: string, message: string): AppError {

@@ -39,6 +39,7 @@ export function forensicsRouter(evidence: Evidence) {
         description:
           'Of the records received from `from` to before `to` (default: the last month), or of a session by `sequence_id` (without `from` and `to`): then every record from its first to its last. At most 10,000 records. `chain_intact` says that they are unchanged up to a signed checkpoint at or after the last of them. One export at a time for each tenant.',
         tag,
+        limit: 'export',
         status: 201,
         problems: ['TOO_MANY_RECORDS', 'NOT_FOUND', 'RATE_LIMITED'],
       },

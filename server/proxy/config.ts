@@ -4,6 +4,7 @@ import path from 'node:path';
 import { createSecureContext } from 'node:tls';
 import { z } from 'zod';
 import { isReservedProxyId } from '../chain/record.ts';
+import { faultLines } from '../lib/zod-faults.ts';
 
 const int = (fallback: number, min: number, max: number) => z.coerce.number().int().min(min).max(max).default(fallback);
 const list = z
@@ -166,7 +167,7 @@ export class ConfigError extends Error {
 export function readConfig(env: Record<string, string | undefined>, needs: { routes: boolean }): ProxyConfig {
   const given = Object.fromEntries(Object.entries(env).filter(([, value]) => value?.trim()));
   const parsed = environment.safeParse(given);
-  const faults = parsed.success ? [] : parsed.error.issues.map((i) => `${i.path.join('.')}: ${i.message}`);
+  const faults = parsed.success ? [] : faultLines(parsed.error);
   const attempt = <T>(what: () => T): T | undefined => {
     try {
       return what();
@@ -272,7 +273,9 @@ function readRoutes(text: string, env: Record<string, string | undefined>): Rout
   const parsed = RouteTable.safeParse(json, { error: unionError });
   if (!parsed.success) {
     throw new Error(
-      parsed.error.issues.map((i) => `SVC_PROXY_ROUTES: ${i.path.join('.') || 'the table'}: ${i.message}`).join('\n  '),
+      faultLines(parsed.error, 'the table')
+        .map((line) => `SVC_PROXY_ROUTES: ${line}`)
+        .join('\n  '),
     );
   }
   const seen = new Set<string>();
@@ -315,5 +318,5 @@ function unionError(issue: { code?: string; input?: unknown }): string | undefin
     return 'must have either "to" (an HTTP API) or "mcp" (an MCP server)';
   }
   const result = ('to' in input ? HttpRoute : McpRoute).safeParse(input);
-  return result.error?.issues.map((i) => `${i.path.join('.')}${i.path.length > 0 ? ': ' : ''}${i.message}`).join('; ');
+  return result.error && faultLines(result.error).join('; ');
 }

@@ -3,13 +3,17 @@ import { z } from 'zod';
 import type { Access, Principal } from '../domain/principal.ts';
 import { AppError, ERRORS, type ErrorCode } from '../errors.ts';
 import { html, PAGE_HEADERS, page, wantsPage } from '../lib/page.ts';
-import { assertAccess, type Context, type RouteHeaders, toAppError } from './procedure.ts';
+import { assertAccess, type Context, type Limit, type RouteHeaders, toAppError } from './procedure.ts';
 
 /**
- * Begins a request: authenticates it and counts it, once for each path that it calls. Every route but the health checks
- * and static files calls it.
+ * Begins a request: authenticates it and counts it, once for each call in it, against that call's limit. Every route but
+ * the health checks and static files calls it.
  */
-export type Begin = (request: FastifyRequest, reply: FastifyReply, ...paths: string[]) => Promise<Context>;
+export type Begin = (
+  request: FastifyRequest,
+  reply: FastifyReply,
+  ...limits: readonly (Limit | undefined)[]
+) => Promise<Context>;
 
 /**
  * A route whose answer is not JSON from a procedure (a bundle, a redirect, a stream, the ingest fast path). It names its
@@ -20,6 +24,7 @@ export interface PlainDescription {
   /** With `{id}` for parameters. */
   path: string;
   access: Access;
+  limit?: Limit;
   summary: string;
   description?: string;
   tag: string;
@@ -89,7 +94,7 @@ function mountOne(app: FastifyInstance, route: PlainRoute, begin: Begin): void {
   const querySchema = route.otherQuery ? z.object(route.query ?? {}) : z.strictObject(route.query ?? {});
   const formSchema = z.strictObject(route.form ?? {});
   const handle = async (request: FastifyRequest, reply: FastifyReply): Promise<unknown> => {
-    const context = await begin(request, reply, route.path);
+    const context = await begin(request, reply, route.limit);
     assertAccess(route.access, context.principal);
     const query = querySchema.safeParse(request.query);
     if (!query.success) throw toAppError(query.error, 'query');

@@ -2,8 +2,9 @@ import { initTRPC, TRPCError } from '@trpc/server';
 import type { OpenApiMeta } from 'trpc-to-openapi';
 import { z } from 'zod';
 import { type Access, type Principal, refusal } from '../domain/principal.ts';
-import { AppError, type ErrorCode, type Fault, problemBody } from '../errors.ts';
+import { AppError, type ErrorCode, problemBody } from '../errors.ts';
 import { isDatabaseFault } from '../lib/database-fault.ts';
+import { faultsOf } from '../lib/zod-faults.ts';
 
 /** What every procedure knows of its request. `principal` is null only on public routes. */
 export interface Context {
@@ -18,8 +19,15 @@ export interface Context {
   readonly answer: Record<string, string | string[]>;
 }
 
+/**
+ * What a call counts against, where that is not the common limit of its session or key: `sign_in` is by network address
+ * and asks for no credential, `export` by person, `subscription_test` by tenant, the others by credential.
+ */
+export type Limit = 'evaluate' | 'ingest' | 'export' | 'subscription_test' | 'sign_in';
+
 export type Meta = OpenApiMeta & {
   access?: Access;
+  limit?: Limit;
   /** The status of success, 200 when absent. */
   status?: 200 | 201 | 202 | 204;
   /** The errors that this route answers beside the common ones. */
@@ -79,6 +87,7 @@ interface RouteSpec {
   description?: string;
   tag: string;
   status?: Meta['status'];
+  limit?: Limit;
   problems?: readonly ErrorCode[];
   headers?: RouteHeaders;
 }
@@ -108,6 +117,7 @@ function metaOf(line: Line, access: Access, spec: RouteSpec): Meta {
       protect: !access.public,
     },
     access,
+    ...(spec.limit && { limit: spec.limit }),
     ...(spec.status && { status: spec.status }),
     ...(spec.problems && { problems: spec.problems }),
     ...(spec.headers && { headers: spec.headers }),
@@ -154,11 +164,12 @@ export function toAppError(error: unknown, where: 'body' | 'query' = 'body'): Ap
   return new AppError('INTERNAL', undefined, { cause: error });
 }
 
+/** The first faults of a request; a long list of them helps nobody. */
+const MOST_FAULTS = 20;
+
 function validationError(error: z.core.$ZodError, where: 'body' | 'query'): AppError {
-  const faults: Fault[] = error.issues.slice(0, 20).map((issue) => {
-    const path = issue.code === 'unrecognized_keys' ? [...issue.path, issue.keys[0]!] : issue.path;
-    const pointer = path.map((part) => String(part).replaceAll('~', '~0').replaceAll('/', '~1')).join('/');
-    return { pointer: where === 'query' ? `?${pointer}` : pointer && `/${pointer}`, message: issue.message };
-  });
+  const faults = faultsOf(error)
+    .slice(0, MOST_FAULTS)
+    .map(({ pointer, message }) => ({ pointer: where === 'query' ? `?${pointer.slice(1)}` : pointer, message }));
   return new AppError('VALIDATION_FAILED', undefined, { faults });
 }

@@ -174,6 +174,7 @@ export function subscriptionsRouter(subscriptions: Subscriptions) {
     test: route('POST /v1/subscriptions/{id}/test', admin, {
       summary: 'Send a test event now and tell what came of it',
       tag,
+      limit: 'subscription_test',
       problems: ['NOT_FOUND'],
     })
       .input(z.strictObject(Id))

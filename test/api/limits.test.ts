@@ -1,4 +1,5 @@
 import { expect, test } from 'vitest';
+import { describeApi } from '../../server/app.ts';
 import { type Credential, useServer } from '../helpers/server.ts';
 
 const server = useServer({
@@ -63,6 +64,19 @@ function check(seen: Seen[], allowed: number, name: string, seconds: number): vo
     .map(({ headers }) => Number(/r=(\d+)/.exec(headers.get('ratelimit')!)![1]));
   expect(left.sort((a, b) => b - a)).toEqual(Array.from({ length: allowed }, (_, n) => allowed - 1 - n));
 }
+
+test('every route that signs people in declares the limit by address', () => {
+  const document = describeApi() as { paths: Record<string, Record<string, { responses: Record<string, object> }>> };
+  const uncounted = Object.entries(document.paths)
+    .filter(([path]) => path.startsWith('/auth/'))
+    .flatMap(([path, operations]) =>
+      Object.entries(operations).map(
+        ([method, operation]) => [`${method} ${path}`, JSON.stringify(operation)] as const,
+      ),
+    )
+    .filter(([name, text]) => name !== 'get /auth/callback' && !text.includes('/headers/RateLimit'));
+  expect(uncounted.map(([name]) => name)).toEqual([]);
+});
 
 // first, while nobody has signed in from this address often: 30 of these a minute
 test('sign-in routes are limited by address, with or without a credential', async () => {

@@ -72,6 +72,7 @@ export function ssoRoutes(parts: {
       method: 'GET',
       path: '/auth/login',
       access: { public: true },
+      limit: 'sign_in',
       summary: 'Sign in at the identity provider',
       description:
         'With one tenant that has a provider, that one; with several, the one that `tenant` names. Otherwise the browser is sent to the sign-in page, which asks for the e-mail address.',
@@ -90,6 +91,7 @@ export function ssoRoutes(parts: {
       method: 'GET',
       path: '/auth/sso/start',
       access: { public: true },
+      limit: 'sign_in',
       summary: 'Sign in at the identity provider of the organization that verified the domain of an e-mail address',
       tag: 'auth',
       page: true,
@@ -104,6 +106,7 @@ export function ssoRoutes(parts: {
       method: 'GET',
       path: '/auth/callback/{connection}',
       access: { public: true },
+      limit: 'sign_in',
       summary: 'Where the identity provider of a connection sends the browser back to',
       description:
         'Validates code and state, sets the session cookie and redirects to /policies. Each connection has a redirect URI of its own, which the settings show: a response that comes to that of another connection is refused. A response works once, within ten minutes, in the browser that asked; one that was used before leads a browser that is signed in to the dashboard.',
@@ -142,6 +145,7 @@ export function ssoRoutes(parts: {
       method: 'GET',
       path: '/auth/callback',
       access: { public: true },
+      limit: 'sign_in',
       summary: 'Refused: each connection has a redirect URI of its own',
       description: 'Answers 404 and says so. Register the redirect URI that GET /v1/settings/sso shows.',
       tag: 'auth',

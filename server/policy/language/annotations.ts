@@ -14,6 +14,7 @@ import {
   seatsOf,
 } from '../../domain/annotations.ts';
 import { HOLD_KIND_NAMES, holdKind, holdKindsWith } from '../../domain/hold-kinds.ts';
+import { nearest } from '../../lib/nearest.ts';
 
 const UNIT_SECONDS = { s: 1, m: 60, h: 3_600, d: DAY_SECONDS } as const;
 type Unit = keyof typeof UNIT_SECONDS;
@@ -157,23 +158,8 @@ export function areAnnotations(value: unknown): value is Annotations {
 }
 
 function suggestion(name: string): string {
-  const near = ANNOTATION_NAMES.find((known) => distance(name.toLowerCase(), known) <= 2);
+  const near = nearest(name.toLowerCase(), ANNOTATION_NAMES);
   return near ? `; did you mean @${near}?` : `; known are ${ANNOTATION_NAMES.join(', ')}`;
-}
-
-/** Levenshtein's distance of two short words. */
-function distance(a: string, b: string): number {
-  if (Math.abs(a.length - b.length) > 2) return 3;
-  let row = Array.from({ length: b.length + 1 }, (_, n) => n);
-  for (let i = 1; i <= a.length; i++) {
-    const next = [i];
-    for (let j = 1; j <= b.length; j++) {
-      const change = (row[j - 1] as number) + (a[i - 1] === b[j - 1] ? 0 : 1);
-      next.push(Math.min(change, (row[j] as number) + 1, (next[j - 1] as number) + 1));
-    }
-    row = next;
-  }
-  return row[b.length] as number;
 }
 
 function text(pattern: RegExp): Reader<string> {

@@ -1,0 +1,79 @@
+import { isDeepStrictEqual } from 'node:util';
+import { type Authenticator, assertSameOrigin } from '../auth/authenticate.ts';
+import { SESSION_COOKIE } from '../auth/sessions.ts';
+import type { Config } from '../config.ts';
+import { type Principal, personOf } from '../domain/principal.ts';
+import { AppError } from '../errors.ts';
+import { networkOf, RateLimiter, type RateState } from '../lib/rate-limit.ts';
+import type { RedisLink } from '../lib/redis.ts';
+import type { Begin } from '../rpc/plain.ts';
+import type { Limit } from '../rpc/procedure.ts';
+
+/**
+ * How requests begin: sign-in routes are counted by address, then the credential is read, the call is counted by it, and
+ * a session's change must come from the server's own pages. Without an authenticator the server is sealed.
+ */
+export function beginner(
+  config: Config,
+  authenticator: Authenticator | undefined,
+  redis: RedisLink | undefined,
+): Begin {
+  const { rates } = config;
+  const limiters = {
+    evaluate: new RateLimiter({ name: 'evaluate', limit: rates.evaluate, seconds: 1 }, redis),
+    ingest: new RateLimiter({ name: 'ingest', limit: rates.ingest, seconds: 1 }, redis),
+    key: new RateLimiter({ name: 'key', limit: rates.key, seconds: 1 }, redis),
+    session: new RateLimiter({ name: 'session', limit: rates.session, seconds: 1 }, redis),
+    export: new RateLimiter({ name: 'export', limit: rates.export, seconds: 3600 }, redis),
+    subscriptionTest: new RateLimiter({ name: 'subscription-test', limit: rates.subscriptionTest, seconds: 60 }, redis),
+    signIn: new RateLimiter({ name: 'sign-in', limit: rates.signIn, seconds: 60 }, redis),
+  };
+  const limiterFor = (limit: Limit | undefined, principal: Principal): [RateLimiter, string] => {
+    switch (limit) {
+      case 'evaluate':
+        return [limiters.evaluate, principal.id];
+      case 'export':
+        return [limiters.export, `${principal.tenantId}/${personOf(principal)}`];
+      case 'subscription_test':
+        return [limiters.subscriptionTest, principal.tenantId];
+      default:
+        if (principal.kind === 'session') return [limiters.session, principal.id];
+        return [limit === 'ingest' ? limiters.ingest : limiters.key, principal.id];
+    }
+  };
+  return async (request, reply, ...limits) => {
+    if (!authenticator) {
+      throw new AppError('UNAVAILABLE', 'the server is sealed: its master key does not open its keys', {
+        headers: { 'retry-after': '60' },
+      });
+    }
+    const count = ({ allowed, headers, retryAfterSeconds }: RateState) => {
+      reply.headers(headers);
+      if (!allowed) {
+        throw new AppError('RATE_LIMITED', `try again in ${retryAfterSeconds} s`, { headers });
+      }
+    };
+    for (const limit of limits) if (limit === 'sign_in') count(await limiters.signIn.take(networkOf(request.ip)));
+    const authorization = request.headers.authorization;
+    const cookieValue = authorization === undefined ? request.cookies[SESSION_COOKIE] : undefined;
+    const credential = { authorization, cookie: cookieValue };
+    const principal = await authenticator.authenticate(credential);
+    for (const limit of limits) {
+      if (!principal || limit === 'sign_in') continue;
+      const [limiter, name] = limiterFor(limit, principal);
+      count(await limiter.take(name));
+    }
+    if (principal?.kind === 'session') {
+      assertSameOrigin(request.method, request.headers.origin, config.origins);
+    }
+    return {
+      principal,
+      requestId: request.id,
+      ip: request.ip,
+      method: request.method,
+      headers: request.headers,
+      stillValid: async () => isDeepStrictEqual(await authenticator.authenticate(credential), principal),
+      answer: {},
+    };
+  };
+}

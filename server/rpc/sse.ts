@@ -1,0 +1,39 @@
+import type { OutgoingHttpHeaders } from 'node:http';
+import type { FastifyReply } from 'fastify';
+
+/** A listener that leaves this many bytes unread is disconnected; it may connect again. */
+const MOST_UNREAD = 64 * 1024;
+
+export interface EventStream {
+  /** Sends one event; does nothing once the stream has ended. */
+  send(event: string, data: unknown): void;
+  end(): void;
+  /** Called once, when the connection is gone. */
+  onClose(done: () => void): void;
+}
+
+/**
+ * Answers with server-sent events (HTML Living Standard, section 9.2), each with JSON as its data. Undefined when the
+ * client is gone already. The connection closes with the stream, so that a server that stops does not wait for it.
+ */
+export function openEventStream(reply: FastifyReply): EventStream | undefined {
+  const { raw } = reply.hijack();
+  if (raw.destroyed) return undefined;
+  raw.writeHead(200, {
+    ...(reply.getHeaders() as OutgoingHttpHeaders),
+    connection: 'close',
+    'content-type': 'text/event-stream',
+    'cache-control': 'no-store',
+    // nginx would collect the events before it sends them on
+    'x-accel-buffering': 'no',
+  });
+  return {
+    send(event, data) {
+      if (raw.writableEnded) return;
+      if (raw.writableLength > MOST_UNREAD) raw.destroy();
+      else raw.write(`event: ${event}\ndata: ${JSON.stringify(data)}\n\n`);
+    },
+    end: () => raw.end(),
+    onClose: (done) => raw.once('close', done),
+  };
+}
