@@ -8,6 +8,7 @@ import { countDecisions } from '../../server/decisions/summary.ts';
 import { DECISIONS } from '../../server/domain/decision.ts';
 import { sha256Tag } from '../../server/lib/crypto.ts';
 import { ENFORCED, LIVE } from '../../server/policy/bundles.ts';
+import { cursorOf } from '../../server/rpc/cursor.ts';
 import { useDatabase } from '../helpers/database.ts';
 import { noPostgres15, Postgres15 } from '../helpers/postgres15.ts';
 
@@ -164,15 +165,15 @@ describe.each(versions)('as the role of requests, on %s, a statement', (_, missi
       {},
       { since: middle, until: new Date(Date.parse(middle) + 1000 * 3600).toISOString() },
       { until: middle },
-      { after: Buffer.from(`a1:${RECORDS / 2}`).toString('base64url') },
+      { after: cursorOf('audit-1', RECORDS / 2) },
       { actor_id: 'rare' },
       { actor_id: 'rare', until: middle },
       { action: 'policy.approved' },
       { target_type: 'policy', target_id: 'p1', since: middle },
-      { target_id: 'p1', after: Buffer.from('a1:9000').toString('base64url') },
+      { target_id: 'p1', after: cursorOf('audit-1', 9000) },
       { severity: 'critical' },
       { severity: 'info' },
-      { severity: 'critical', since: middle, after: Buffer.from(`a1:${RECORDS - 3000}`).toString('base64url') },
+      { severity: 'critical', since: middle, after: cursorOf('audit-1', RECORDS - 3000) },
     ];
 
     test.each(['before', 'after'])('of the audit log reads what it shows, %s the first ANALYZE', async (when) => {
