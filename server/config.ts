@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs';
 import { isIPv4, isIPv6 } from 'node:net';
 import path from 'node:path';
 import { z } from 'zod';
-import { faultLines } from './lib/zod-faults.ts';
+import { faultLines } from './lib/faults.ts';
 
 const int = (fallback: number, min: number, max: number) => z.coerce.number().int().min(min).max(max).default(fallback);
 const list = z

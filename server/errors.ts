@@ -1,4 +1,5 @@
 import { TRPCError } from '@trpc/server';
+import type { Fault } from './lib/faults.ts';
 
 /**
  * The closed table of errors: code -> HTTP status and what it means. A code never changes its meaning, and nothing
@@ -34,14 +35,6 @@ export const ERRORS = {
 } as const satisfies Record<string, { status: number; title: string }>;
 
 export type ErrorCode = keyof typeof ERRORS;
-
-/** One fault of a request: where (RFC 6901 pointer into the body, or `?name` for a query parameter) and what. */
-export interface Fault {
-  pointer: string;
-  message: string;
-  line?: number;
-  column?: number;
-}
 
 /** The body of every error answer: RFC 9457 with `code`, `request_id` and, for faults of the request, `errors`. */
 export interface ProblemBody {

@@ -24,6 +24,7 @@ const PURE = [
   'server/domain/',
   'server/lib/canonical-json.ts',
   'server/lib/crypto.ts',
+  'server/lib/faults.ts',
   'server/lib/fetched.ts',
   'server/lib/json-depth.ts',
   'server/lib/json-members.ts',

@@ -1,5 +1,6 @@
 import { randomBytes } from 'node:crypto';
-import { AppError, ERRORS, type ErrorCode, type Fault } from '../errors.ts';
+import { AppError, ERRORS, type ErrorCode } from '../errors.ts';
+import type { Fault } from '../lib/faults.ts';
 import type { Log } from '../lib/log.ts';
 import type { RedisLink } from '../lib/redis.ts';
 import { Fenced } from './host.ts';

@@ -6,7 +6,7 @@ import { z } from 'zod';
 import { readConfig } from '../config.ts';
 import { AgentName } from '../domain/agent-names.ts';
 import { OPERATOR } from '../domain/audit.ts';
-import { faultLines } from '../lib/zod-faults.ts';
+import { faultLines } from '../lib/faults.ts';
 import { createTenant } from '../provision.ts';
 import { CommandError, columns, command, JSON_FLAG, UsageError, whole } from './command.ts';
 import { localAddress } from './doctor.ts';

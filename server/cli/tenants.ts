@@ -2,7 +2,7 @@ import { z } from 'zod';
 import type { Core } from '../app.ts';
 import { OPERATOR_LINK_SECONDS } from '../auth/magic-links.ts';
 import { OPERATOR } from '../domain/audit.ts';
-import { faultLines } from '../lib/zod-faults.ts';
+import { faultLines } from '../lib/faults.ts';
 import { createTenant } from '../provision.ts';
 import { SettingsPatch } from '../tenants/settings.ts';
 import { columns, command, guess, JSON_FLAG, TENANT_FLAG, UsageError } from './command.ts';

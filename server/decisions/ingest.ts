@@ -6,9 +6,10 @@ import { z } from 'zod';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
 import { isReservedProxyId } from '../chain/record.ts';
 import { AppError, type ErrorCode } from '../errors.ts';
+import { faultsOf } from '../lib/faults.ts';
 import { nestsDeeper } from '../lib/json-depth.ts';
 import { completeEvent, IngestedEvent } from './event-schemas.ts';
-import { faultsOf } from '../lib/zod-faults.ts';
+
 const MAX_EVENTS = 100;
 /** As sent, compressed or not. */
 const BODY_BYTES = 1024 * 1024;
@@ -120,7 +121,6 @@ function validate(body: unknown, rejected: Rejected[]): { index: number; event: 
   return valid;
 }
 const RecordsBody = z.strictObject({ records: IngestBody.shape.events });
-
 
 /** Who sent the request; throws an AppError when the credential does not allow it. */
 export type Authenticate = (request: FastifyRequest, reply: FastifyReply) => Authenticated | Promise<Authenticated>;

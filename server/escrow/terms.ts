@@ -1,6 +1,6 @@
 import { holdKind, holdKindsWith } from '../domain/hold-kinds.ts';
 import type { HoldTerms } from '../domain/policy.ts';
-import type { Fault } from '../errors.ts';
+import type { Fault } from '../lib/faults.ts';
 import type { HoldRequest } from './holds.ts';
 
 type Asked = Pick<

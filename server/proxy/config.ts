@@ -4,7 +4,7 @@ import path from 'node:path';
 import { createSecureContext } from 'node:tls';
 import { z } from 'zod';
 import { isReservedProxyId } from '../chain/record.ts';
-import { faultLines } from '../lib/zod-faults.ts';
+import { faultLines } from '../lib/faults.ts';
 
 const int = (fallback: number, min: number, max: number) => z.coerce.number().int().min(min).max(max).default(fallback);
 const list = z

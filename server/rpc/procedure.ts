@@ -4,7 +4,7 @@ import { z } from 'zod';
 import { type Access, type Principal, refusal } from '../domain/principal.ts';
 import { AppError, type ErrorCode, problemBody } from '../errors.ts';
 import { isDatabaseFault } from '../lib/database-fault.ts';
-import { faultsOf } from '../lib/zod-faults.ts';
+import { faultsOf } from '../lib/faults.ts';
 
 /** What every procedure knows of its request. `principal` is null only on public routes. */
 export interface Context {

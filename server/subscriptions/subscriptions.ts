@@ -13,10 +13,11 @@ import {
 } from '../../machines/delivery.ts';
 import type { AuditAction, Doer } from '../domain/audit.ts';
 import { EVENTS, type EventType } from '../domain/events.ts';
-import { AppError, type Fault } from '../errors.ts';
+import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { SecretBox } from '../lib/crypto.ts';
 import { type Egress, EgressError } from '../lib/egress.ts';
+import type { Fault } from '../lib/faults.ts';
 import { newId } from '../lib/ids.ts';
 import { attempt, type Outcome } from './attempt.ts';
 import type { DestinationType } from './destinations/destination.ts';

@@ -1,5 +1,12 @@
 import type { z } from 'zod';
-import type { Fault } from '../errors.ts';
+
+/** One fault of a request: where (RFC 6901 pointer into the body, or `?name` for a query parameter) and what. */
+export interface Fault {
+  pointer: string;
+  message: string;
+  line?: number;
+  column?: number;
+}
 
 /** A JSON pointer (RFC 6901) to a place in a value; empty for the whole of it. */
 export function pointerTo(path: readonly PropertyKey[]): string {
