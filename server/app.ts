@@ -14,7 +14,7 @@ import { createHttp, mountApi } from './api/http.ts';
 import { Inspector } from './api/inspect.ts';
 import { openApiDocument } from './api/openapi.ts';
 import { buildRouter, type Services } from './api/root.ts';
-import { mountDashboard } from './api/static.ts';
+import { mountDashboard, mountDocs } from './api/static.ts';
 import { mountStatus, statusRoutes } from './api/status.ts';
 import { LiveStreams } from './api/stream.ts';
 import { Authenticator, assertSameOrigin, type Found } from './auth/authenticate.ts';
@@ -474,7 +474,10 @@ export async function createProgram(parts: Parts): Promise<Program> {
   }
   let jobs: { stop(): Promise<void> } | undefined;
   let streams: LiveStreams | undefined;
-  if (config.roles.includes('web')) mountDashboard(app);
+  if (config.roles.includes('web')) {
+    mountDashboard(app);
+    mountDocs(app);
+  }
   if (core && config.roles.includes('web')) {
     const services = core;
     streams = liveStreams(core);

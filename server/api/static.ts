@@ -2,9 +2,10 @@ import { randomBytes } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import fastifyStatic from '@fastify/static';
-import type { FastifyInstance } from 'fastify';
+import type { FastifyInstance, FastifyReply } from 'fastify';
 import { AppError } from '../errors.ts';
 import { contentSecurityPolicy } from '../lib/security-headers.ts';
+import { type DocsFile, loadDocs } from './docs.ts';
 
 /** What stands in the built page where each answer has its own nonce: see web/vite.config.ts. */
 const NONCE_PLACE = 'NONCE-OF-THIS-ANSWER';
@@ -64,6 +65,48 @@ export function mountDashboard(app: FastifyInstance): void {
     });
     return reply.type('text/html; charset=utf-8').send(page.join(nonce));
   });
+}
+
+/**
+ * Serves the documentation below /docs: to everyone, without a script, and also while the server is sealed, since that
+ * is when an operator reads it. Browsers ask each time whether their copy is still the current one.
+ */
+export function mountDocs(app: FastifyInstance, root = fileURLToPath(new URL('../../', import.meta.url))): void {
+  const docs = loadDocs(root);
+  const policy = contentSecurityPolicy({
+    'default-src': ["'none'"],
+    'style-src': ["'self'"],
+    'img-src': ["'self'"],
+    'form-action': ["'none'"],
+    'base-uri': ["'none'"],
+    'frame-ancestors': ["'none'"],
+  });
+  // a picture may have styles of its own, and is opened by itself as well
+  const picturePolicy = contentSecurityPolicy({
+    'default-src': ["'none'"],
+    'style-src': ["'unsafe-inline'"],
+    'frame-ancestors': ["'none'"],
+    sandbox: [],
+  });
+  const send = (reply: FastifyReply, { type, body, etag }: DocsFile) =>
+    reply
+      .headers({
+        'cache-control': 'no-cache',
+        'content-security-policy': type.startsWith('image/') ? picturePolicy : policy,
+        etag,
+        'referrer-policy': 'same-origin',
+      })
+      .type(type)
+      .send(body);
+  for (const url of ['/docs', '/docs/*']) {
+    app.get(url, { exposeHeadRoute: false }, async (request, reply) => {
+      const file = docs.get(request.url.split('?', 1)[0]!);
+      if (!file) return send(reply.code(404), docs.notFound);
+      const known = request.headers['if-none-match']?.split(',').map((tag) => tag.trim().replace(/^W\//, ''));
+      if (known?.includes(file.etag)) return reply.code(304).header('etag', file.etag).send();
+      return send(reply, file);
+    });
+  }
 }
 
 /** The page in the pieces between its nonces; undefined where the dashboard was not built. */
