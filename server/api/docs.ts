@@ -109,7 +109,8 @@ function render(
   const headings: { level: number; html: string; id: string }[] = [];
   let title = '';
   const resolve = (href: string): string | undefined => {
-    if (/^(https?:|mailto:)/i.test(href) || href.startsWith('#')) return href;
+    if (href.startsWith('#')) return href;
+    if (/^(https?:|mailto:)/i.test(href)) return URL.canParse(href) ? href : undefined;
     if (/^[a-z][a-z0-9+.-]*:/i.test(href) || href.startsWith('//')) return undefined;
     const [target, anchor] = href.split('#', 2) as [string, string?];
     const url = linked(path.posix.normalize(path.posix.join(path.posix.dirname(file), target)).replace(/\/$/, ''));
@@ -157,7 +158,10 @@ function render(
     },
   });
   const html = marked.parse(source, { async: false });
-  return { title: title || path.basename(file, '.md'), html: contents(headings) + html };
+  return {
+    title: title || path.basename(file, '.md'),
+    html: html.replace(/^<h1[\s\S]*?<\/h1>\n|^/, (heading) => heading + contents(headings)),
+  };
 }
 
 /** The table of contents of a page that is long enough to need one. */

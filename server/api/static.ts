@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import fastifyStatic from '@fastify/static';
-import type { FastifyInstance, FastifyReply } from 'fastify';
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { AppError } from '../errors.ts';
 import { contentSecurityPolicy } from '../lib/security-headers.ts';
 import { type DocsFile, loadDocs } from './docs.ts';
@@ -88,23 +88,22 @@ export function mountDocs(app: FastifyInstance, root = fileURLToPath(new URL('..
     'frame-ancestors': ["'none'"],
     sandbox: [],
   });
-  const send = (reply: FastifyReply, { type, body, etag }: DocsFile) =>
-    reply
-      .headers({
-        'cache-control': 'no-cache',
-        'content-security-policy': type.startsWith('image/') ? picturePolicy : policy,
-        etag,
-        'referrer-policy': 'same-origin',
-      })
-      .type(type)
-      .send(body);
+  const send = (request: FastifyRequest, reply: FastifyReply, { type, body, etag }: DocsFile) => {
+    // a 304 has the same headers: the browser replaces those of its copy with them
+    reply.headers({
+      'cache-control': 'no-cache',
+      'content-security-policy': type.startsWith('image/') ? picturePolicy : policy,
+      etag,
+      'referrer-policy': 'same-origin',
+    });
+    const known = request.headers['if-none-match']?.split(',').map((tag) => tag.trim().replace(/^W\//, ''));
+    if (reply.statusCode === 200 && known?.includes(etag)) return reply.code(304).send();
+    return reply.type(type).send(body);
+  };
   for (const url of ['/docs', '/docs/*']) {
     app.get(url, { exposeHeadRoute: false }, async (request, reply) => {
       const file = docs.get(request.url.split('?', 1)[0]!);
-      if (!file) return send(reply.code(404), docs.notFound);
-      const known = request.headers['if-none-match']?.split(',').map((tag) => tag.trim().replace(/^W\//, ''));
-      if (known?.includes(file.etag)) return reply.code(304).header('etag', file.etag).send();
-      return send(reply, file);
+      return send(request, file ? reply : reply.code(404), file ?? docs.notFound);
     });
   }
 }

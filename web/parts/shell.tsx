@@ -1,6 +1,14 @@
 import { ActionIcon, AppShell, Burger, Group, Text, useMantineColorScheme, VisuallyHidden } from '@mantine/core';
 import { useDisclosure } from '@mantine/hooks';
-import { IconBrightnessAuto, IconLogout, IconMoon, IconSun, IconWorld, IconWorldOff } from '@tabler/icons-react';
+import {
+  IconBook,
+  IconBrightnessAuto,
+  IconLogout,
+  IconMoon,
+  IconSun,
+  IconWorld,
+  IconWorldOff,
+} from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { Link, Outlet, useRouterState } from '@tanstack/react-router';
 import { Fragment, useEffect, useRef } from 'react';
@@ -103,6 +111,11 @@ function Navigation() {
           </Fragment>
         );
       })}
+      <div className="nav-group">Help</div>
+      <a href="/docs" target="_blank" rel="noopener">
+        <IconBook size={18} stroke={1.7} aria-hidden />
+        Documentation
+      </a>
     </nav>
   );
 }

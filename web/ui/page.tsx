@@ -1,11 +1,13 @@
 import { Text, Title } from '@mantine/core';
-import { type ReactNode, useEffect } from 'react';
+import { Fragment, type ReactNode, useEffect } from 'react';
+import { DocsLink } from './link.tsx';
 
 /** A page with its heading, which is also the title of the tab. */
 export function Page({
   title,
   tab,
   lead,
+  docs,
   actions,
   children,
 }: {
@@ -13,6 +15,8 @@ export function Page({
   /** The title of the tab, where `title` is no text. */
   tab?: string;
   lead?: ReactNode;
+  /** Pages of the documentation that help here: [path below /docs, text]. */
+  docs?: readonly (readonly [path: string, text: string])[];
   actions?: ReactNode;
   children: ReactNode;
 }) {
@@ -28,6 +32,16 @@ export function Page({
           {lead ? (
             <Text c="dimmed" component="div" mt={2}>
               {lead}
+            </Text>
+          ) : null}
+          {docs ? (
+            <Text size="sm" mt={2}>
+              {docs.map(([path, text], n) => (
+                <Fragment key={path}>
+                  {n > 0 ? ' · ' : ''}
+                  <DocsLink path={path}>{text}</DocsLink>
+                </Fragment>
+              ))}
             </Text>
           ) : null}
         </div>

@@ -80,7 +80,11 @@ export function Inbox() {
     { header: 'Asked', align: 'right', cell: (row) => <When at={row.created_at} /> },
   ];
   return (
-    <Page title="Approvals" lead="Actions of agents that are held until people decide.">
+    <Page
+      title="Approvals"
+      lead="Agent actions that are held until people decide."
+      docs={[['holds', 'What an approval covers']]}
+    >
       <search className="bar" aria-label="Filter holds">
         <NativeSelect
           label="Show"

@@ -22,7 +22,11 @@ export function Forensics() {
   return (
     <Page
       title="Forensics"
-      lead="Every decision is a record that holds the hash of the one before it. Who changes one breaks all that follow."
+      lead="Every decision is a record that includes the hash of the previous one. Changing a record breaks every record after it."
+      docs={[
+        ['formats', 'Signed formats'],
+        ['chain', 'When a chain is closed'],
+      ]}
     >
       <Stack gap="lg">
         <VerifyPanel chain="forensics" />

@@ -77,6 +77,10 @@ export function PolicyList() {
     <Page
       title="Policies"
       lead="What agents may do, in Cedar. Proxies enforce the live version of each."
+      docs={[
+        ['policy-language', 'Policy language'],
+        ['cookbook', 'Cookbook'],
+      ]}
       actions={
         me.has('author') ? (
           <ButtonLink to="/policies/new" leftSection={<IconPlus size={16} />}>

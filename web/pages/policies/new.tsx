@@ -36,7 +36,14 @@ export function NewPolicy() {
 
   if (!template) {
     return (
-      <Page title="New policy" lead="Begin with the one that is nearest to what you need.">
+      <Page
+        title="New policy"
+        lead="Start from the template closest to what you need."
+        docs={[
+          ['policy-language', 'Policy language'],
+          ['cookbook', 'Cookbook'],
+        ]}
+      >
         <Gallery onChoose={(next) => void navigate({ to: '/policies/new', search: { template: next.id } })} />
       </Page>
     );

@@ -27,9 +27,10 @@ export function Proxies() {
       title="Proxies"
       lead={
         proxies?.length
-          ? `${proxies.length - silent} of ${proxies.length} have spoken within three poll intervals.`
-          : 'What stands in front of the agents and enforces the policies.'
+          ? `${proxies.length - silent} of ${proxies.length} were seen within three poll intervals.`
+          : 'Proxies sit in front of tools and enforce the policies.'
       }
+      docs={[['proxy', 'Enforcement proxy']]}
     >
       <DataTable<Proxy>
         label="Proxies"

@@ -24,7 +24,12 @@ export function SettingsPage() {
   return (
     <Page
       title="Settings"
-      lead={admin ? 'They hold at once, and each change is audited.' : 'An admin can change them.'}
+      lead={admin ? 'Changes take effect at once, and each one is audited.' : 'Only admins can change these.'}
+      docs={[
+        ['people#settings-of-a-tenant', 'What each setting means'],
+        ['operation', 'Operation'],
+        ['security', 'Security model'],
+      ]}
     >
       <Shown query={query}>
         {(settings) => (

@@ -29,7 +29,8 @@ export function SignOn() {
   return (
     <Page
       title="Sign-on"
-      lead="People of your domains sign in through your identity provider. Roles are given here, by invitation or by an admin."
+      lead="People in your domains sign in through your identity provider. Roles are assigned here, by invitation or by an admin."
+      docs={[['people#single-sign-on', 'Single sign-on']]}
     >
       <Shown query={connection}>
         {(shown) => (

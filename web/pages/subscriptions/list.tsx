@@ -21,7 +21,8 @@ export function SubscriptionList() {
   return (
     <Page
       title="Subscriptions"
-      lead="Holds and changes of policies, told to chats and programs of yours. What fails is tried again for 24 hours."
+      lead="Send events such as holds and policy changes to your chats and programs. Failed deliveries are retried for 24 hours."
+      docs={[['webhooks', 'Webhooks, Slack and Teams']]}
       actions={
         <Button leftSection={<IconPlus size={16} aria-hidden />} onClick={() => setCreating(true)}>
           New subscription

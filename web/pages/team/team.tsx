@@ -27,7 +27,8 @@ export function Team() {
   return (
     <Page
       title="Team"
-      lead="Each role includes those before it: viewer, author, approver, admin. A change of role holds at once."
+      lead="Each role includes those before it: viewer, author, approver, admin. Role changes take effect at once."
+      docs={[['people', 'Roles and keys']]}
       actions={
         tab === 'groups' ? (
           <Button leftSection={<IconPlus size={16} aria-hidden />} onClick={() => setAdding(true)}>
