@@ -12,7 +12,10 @@ describeInBrowser('the documentation', () => {
     const { page } = visitor;
     await visitor.open('/docs');
     await visitor.assertAccessible();
-    await page.getByRole('navigation', { name: 'Documentation' }).getByRole('link', { name: 'Policy language' }).click();
+    await page
+      .getByRole('navigation', { name: 'Documentation' })
+      .getByRole('link', { name: 'Policy language' })
+      .click();
     await page.getByRole('heading', { level: 1, name: 'Policy language' }).waitFor();
     await visitor.assertAccessible();
     await page.getByRole('navigation', { name: 'On this page' }).getByRole('link').first().click();
