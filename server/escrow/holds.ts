@@ -173,14 +173,14 @@ export class Holds {
 
   /**
    * Opens a hold that a proxy asks for. With an idempotency key, a repeated call of the same credential answers the same
-   * hold, as it is now; CONFLICT when the key came with another request.
+   * hold, as it is now, and not `opened`; CONFLICT when the key came with another request.
    */
   async create(
     tenantId: string,
     request: HoldRequest,
     by: By,
     more: { idempotencyKey?: string | undefined } = {},
-  ): Promise<HoldView> {
+  ): Promise<{ hold: HoldView; opened: boolean }> {
     const faults = faultsOf(request);
     if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults });
     const key = more.idempotencyKey;
@@ -193,10 +193,10 @@ export class Holds {
           if (known && known.idempotencyHash !== idempotency.hash) {
             throw new AppError('CONFLICT', 'the Idempotency-Key was used for another request');
           }
-          if (known) return this.#show(em, known, now);
+          if (known) return { hold: await this.#show(em, known, now), opened: false };
         }
         const hold = await this.#insert(em, notify, tenantId, request, by, now, { source: 'proxy', idempotency });
-        return this.#show(em, hold, now);
+        return { hold: await this.#show(em, hold, now), opened: true };
       }),
     );
   }

@@ -196,6 +196,14 @@ export function escrowRouter(holds: Holds, signedRules: SignedRules) {
               schema: { type: 'string', pattern: '^[\\x21-\\x7e]{1,255}$' },
             },
           },
+          answer: {
+            201: {
+              'Idempotent-Replayed': {
+                description: 'true where a repeated call answers a hold that was there',
+                schema: { enum: ['true'] },
+              },
+            },
+          },
         },
       },
     )
@@ -203,7 +211,10 @@ export function escrowRouter(holds: Holds, signedRules: SignedRules) {
       .output(HoldOut)
       .mutation(async ({ ctx, input }) => {
         const request = await requested(signedRules, ctx.tenantId, input);
-        return holds.create(ctx.tenantId, request, by(ctx), { idempotencyKey: idempotencyKey(ctx) });
+        const more = { idempotencyKey: idempotencyKey(ctx) };
+        const { hold, opened } = await holds.create(ctx.tenantId, request, by(ctx), more);
+        if (!opened) ctx.answer['idempotent-replayed'] = 'true';
+        return hold;
       }),
 
     list: route(

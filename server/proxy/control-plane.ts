@@ -178,13 +178,13 @@ export class ControlPlane {
     return read(Ingested, body);
   }
 
-  /** The same key and request answer the same hold again, as it is by then. */
-  async createHold(request: Record<string, unknown>, idempotencyKey: string): Promise<Hold> {
-    const { body } = await this.#call('POST', '/v1/escrow', {
+  /** The same key and request answer the same hold again, as it is by then; `opened` when it is new. */
+  async createHold(request: Record<string, unknown>, idempotencyKey: string): Promise<{ hold: Hold; opened: boolean }> {
+    const { headers, body } = await this.#call('POST', '/v1/escrow', {
       json: request,
       headers: { 'idempotency-key': idempotencyKey },
     });
-    return read(Hold, body);
+    return { hold: read(Hold, body), opened: !headers.has('idempotent-replayed') };
   }
 
   async hold(id: string): Promise<Hold> {

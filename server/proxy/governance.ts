@@ -10,6 +10,7 @@ import type { Log } from '../lib/log.ts';
 import { BundleError, type BundleHeader, openBundle } from '../policy/bundle.ts';
 import { PolicyEngine } from '../policy/evaluation/evaluate.ts';
 import { parseMask } from '../policy/evaluation/masks.ts';
+import { readsSession } from '../policy/evaluation/protocol.ts';
 import { ConfigError } from './config.ts';
 import { type ControlPlane, ControlPlaneError, type ProxyConfiguration } from './control-plane.ts';
 
@@ -377,7 +378,7 @@ export class Governance {
       hash,
       seq: header.seq,
       notAfter: Date.parse(header.not_after),
-      readsSession: content.policies.some(({ cedar }) => /\bsession\b/.test(cedar)),
+      readsSession: readsSession(content.policies),
     };
     before?.engine.dispose();
     for (const listener of this.#listeners) listener();

@@ -37,8 +37,8 @@ export class Holds {
     this.#control = control;
   }
 
-  /** The open hold of this action, held or released, or a new one. Rejects with a ControlPlaneError. */
-  async open(action: HeldAction, terms: HoldTerms, bundleHash: string): Promise<Hold> {
+  /** The open hold of this action, held or released, or a new one (`opened`). Rejects with a ControlPlaneError. */
+  async open(action: HeldAction, terms: HoldTerms, bundleHash: string): Promise<{ hold: Hold; opened: boolean }> {
     const { conditions, delay_seconds, reason: _reason, rules, ...rest } = terms;
     const { policy_id, shown, ...what } = action;
     const { arguments: arguments_preview, context: context_preview, cut, ...held } = shown;
@@ -60,13 +60,13 @@ export class Holds {
     const began = this.#ended.get(same) ?? 0;
     for (let ended = began; ; ended++) {
       const last = ended - began >= MOST_ENDED;
-      const hold = await this.#control.createHold(
+      const answer = await this.#control.createHold(
         { ...request, bundle_hash: bundleHash },
         last ? `${same}:${crypto.randomUUID()}` : `${same}:${ended}`,
       );
-      if (last || hold.status === 'held' || hold.status === 'released') {
+      if (last || answer.hold.status === 'held' || answer.hold.status === 'released') {
         this.#remember(same, ended);
-        return hold;
+        return answer;
       }
     }
   }

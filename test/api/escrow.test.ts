@@ -435,6 +435,8 @@ describe('opening by a proxy', () => {
       Array.from({ length: 20 }, () => server.call<HoldAnswer>(201, 'POST /v1/escrow', keyed, body())),
     );
     expect(new Set(answers.map((answer) => answer.body.id)).size).toBe(1);
+    const replayed = answers.filter((answer) => answer.headers.get('idempotent-replayed') === 'true');
+    expect(replayed).toHaveLength(19);
     const other = await server.call(409, 'POST /v1/escrow', keyed, body({ ttl_seconds: 61 }));
     expect(other.body.code).toBe('CONFLICT');
     await server.call(400, 'POST /v1/escrow', { ...proxy, headers: { 'idempotency-key': 'a b' } }, body());

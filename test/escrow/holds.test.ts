@@ -45,7 +45,7 @@ async function tenant(): Promise<{ id: string; approvers: string[] }> {
 }
 
 const open = (tenantId: string, more: Partial<HoldRequest> = {}, through = holds) =>
-  through.create(tenantId, holdRequest(more), by);
+  through.create(tenantId, holdRequest(more), by).then(({ hold }) => hold);
 const action = { agent_role: 'clerk', agent_id: 'agent', action_hash: holdRequest().action_hash };
 
 async function codeOf(work: Promise<unknown>): Promise<string> {

@@ -1,0 +1,550 @@
+import fs from 'node:fs';
+import { syncBuiltinESMExports } from 'node:module';
+import path from 'node:path';
+import { expect, onTestFinished, test } from 'vitest';
+import { sha256Tag } from '../../server/lib/crypto.ts';
+import { createLog } from '../../server/lib/log.ts';
+import { type Mask, parseMask } from '../../server/policy/evaluation/masks.ts';
+import { ControlPlane } from '../../server/proxy/control-plane.ts';
+import { Enforcer, Refusal } from '../../server/proxy/decide.ts';
+import { Governance } from '../../server/proxy/governance.ts';
+import { Holds } from '../../server/proxy/holds.ts';
+import { Sender } from '../../server/proxy/sender.ts';
+import { Spool } from '../../server/proxy/spool.ts';
+import { sql } from '../helpers/api.ts';
+import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
+import { until } from '../helpers/until.ts';
+import { enforce, temporaryDirectory } from '../proxy/support.ts';
+
+/**
+ * Both decision points against one table: `POST /v1/evaluate`, and a proxy's enforcer with its real spool, policies and
+ * holds. Each scenario runs on a tenant of its own through each of them, and everything that can be seen afterwards must
+ * be equal: answers, records in the chain, holds, and what the audit log says of refused uses.
+ */
+
+const server = useServer({ SVC_POLL_SECONDS: '1' });
+
+interface Action {
+  tool_name: string;
+  tool_server?: string;
+  method?: string;
+  resource?: string;
+  arguments?: Record<string, unknown>;
+  session_id?: string;
+}
+
+interface Asked {
+  /** The hold that the agent waited for. */
+  hold?: string | undefined;
+  agent?: 'bot-1' | 'bot-2';
+  /** The record cannot be stored. */
+  unrecorded?: true;
+}
+
+/** What an agent is answered, in the same words for both points. */
+interface Answer {
+  decision?: string;
+  /** Of a refusal. */
+  code?: string;
+  deny_reason?: string | undefined;
+  masks?: readonly Mask[];
+  /** The seconds depend on the moment. */
+  retry?: boolean;
+  hold?: string | undefined;
+}
+
+interface Point {
+  ask(action: Action, agentKey: string, asked: Asked): Promise<Answer>;
+  /** Waits until the point decides by the tenant's newest policies. */
+  upToDate(): Promise<void>;
+  /** Waits until all records of the point are in the chain. */
+  delivered(): Promise<void>;
+}
+
+type MakePoint = (tenant: TestTenant) => Promise<Point>;
+
+const evaluate: MakePoint = async (tenant) => ({
+  async ask(action, key, { hold, unrecorded }) {
+    if (unrecorded) await sql(server, 'alter table forensic_record rename to gone');
+    try {
+      const response = await fetch(`${server.url}/v1/evaluate`, {
+        method: 'POST',
+        headers: {
+          authorization: `Bearer ${key}`,
+          'content-type': 'application/json',
+          'x-svc-tenant': tenant.id,
+          ...(hold !== undefined && { 'x-svc-escrow-id': hold }),
+        },
+        body: JSON.stringify({ action_type: 'tool_call', ...action }),
+      });
+      const body = (await response.json()) as Record<string, unknown> & { masks?: string[]; escrow?: { id: string } };
+      if (!response.ok) {
+        return { code: String(body.code), hold: response.headers.get('x-svc-escrow-id') ?? undefined };
+      }
+      return {
+        decision: String(body.decision),
+        deny_reason: body.deny_reason as string | undefined,
+        masks: (body.masks ?? []).map(parseMask),
+        retry: Number(body.retry_after) > 0,
+        hold: body.decision === 'escrow' ? body.escrow!.id : undefined,
+      };
+    } finally {
+      if (unrecorded) await sql(server, 'alter table gone rename to forensic_record');
+    }
+  },
+  upToDate: async () => {},
+  delivered: async () => {},
+});
+
+const proxy: MakePoint = async (tenant) => {
+  const { key } = await tenant.key('proxy');
+  const [clock, log, dir] = [server.clock, createLog('silent'), temporaryDirectory()];
+  const control = new ControlPlane(server.url, () => key!);
+  const governance = new Governance({ control, key: () => key!, dir, scopes: null, stale: 'deny', clock, log });
+  await governance.start();
+  const spool = Spool.open(path.join(dir, 'spool'), { maxBytes: 1024 * 1024, outcomeWaitMs: 0 })!;
+  const enforcer = new Enforcer({ governance, spool, holds: new Holds(control), proxyId: 'p', clock, log });
+  onTestFinished(async () => {
+    control.close();
+    await governance.stop();
+    await spool.close();
+  });
+  return {
+    async ask(action, agentKey, { hold, unrecorded }) {
+      const known = await governance.agent(sha256Tag(agentKey));
+      if (typeof known !== 'object') throw new Error('the proxy does not know the agent');
+      const { writeSync } = fs;
+      const failing = () => {
+        throw Object.assign(new Error('no space left on device'), { code: 'ENOSPC' });
+      };
+      const put = (write: typeof writeSync) => {
+        Object.assign(fs, { writeSync: write });
+        syncBuiltinESMExports();
+      };
+      if (unrecorded) put(failing);
+      try {
+        const ruling = await enforcer.rule({
+          agent: { id: known.agentId, role: known.agentRole, owner: known.owner ?? undefined },
+          action_type: 'tool_call',
+          arguments: undefined,
+          source_ip: '127.0.0.1',
+          summary: `tool_call ${action.tool_name}`,
+          escrowId: hold,
+          ...action,
+        });
+        return {
+          decision: ruling.decision,
+          deny_reason: ruling.decision === 'deny' ? ruling.reason : undefined,
+          masks: 'masks' in ruling ? ruling.masks : [],
+          retry: ruling.decision === 'rate_limited' && ruling.retryAfter > 0,
+          hold: ruling.decision === 'escrow' ? ruling.hold.id : undefined,
+        };
+      } catch (error) {
+        if (!(error instanceof Refusal)) throw error;
+        return { code: error.code, hold: error.more.escrowId };
+      } finally {
+        put(writeSync);
+      }
+    },
+    upToDate: async () => {
+      const newest = await server.call(200, 'GET /v1/policies/bundle', tenant.admin);
+      const hash = newest.headers.get('x-svc-bundle-hash');
+      await until(() => governance.bundle?.hash === hash, 'the proxy has the newest policies');
+    },
+    delivered: async () => {
+      await until(() => new Sender({ spool, control, log }).drain(), 'the records are sent');
+    },
+  };
+};
+
+/** A tenant with two agents of one role, governed at one point. */
+class World {
+  readonly answers: Answer[] = [];
+  readonly #tenant: TestTenant;
+  readonly #point: Point;
+  readonly #keys: Record<string, string>;
+  readonly #approvers: Credential[];
+
+  private constructor(tenant: TestTenant, point: Point, keys: Record<string, string>, approvers: Credential[]) {
+    this.#tenant = tenant;
+    this.#point = point;
+    this.#keys = keys;
+    this.#approvers = approvers;
+  }
+
+  static async create(make: MakePoint, policy: string): Promise<World> {
+    const tenant = await server.tenant();
+    await enforce(server, tenant, 'desk', policy);
+    const keys: Record<string, string> = {};
+    for (const name of ['bot-1', 'bot-2']) keys[name] = (await tenant.agent(name, 'clerk')).key!;
+    const approvers = [await tenant.person('approver'), await tenant.person('approver')];
+    return new World(tenant, await make(tenant), keys, approvers);
+  }
+
+  async ask(action: Action, asked: Asked = {}): Promise<Answer> {
+    const answer = await this.#point.ask(action, this.#keys[asked.agent ?? 'bot-1']!, asked);
+    this.answers.push(answer);
+    return answer;
+  }
+
+  /** Asks for an action that is held. Resolves to the id of its hold. */
+  async held(action: Action): Promise<string> {
+    return (await this.ask(action)).hold!;
+  }
+
+  async released(action: Action): Promise<string> {
+    const id = await this.held(action);
+    await this.vote(id, 'approve');
+    return id;
+  }
+
+  async vote(id: string, decision: 'approve' | 'reject', approver = 0): Promise<void> {
+    await server.call(200, `POST /v1/escrow/${id}/vote`, this.#approvers[approver], { decision, reason: 'r' });
+  }
+
+  async enforce(policy: string): Promise<void> {
+    await enforce(server, this.#tenant, 'desk', policy);
+    await this.#point.upToDate();
+  }
+
+  /** All that can be seen of the tenant's decisions, without what no two runs have in common. */
+  async seen() {
+    await this.#point.delivered();
+    const { admin } = this.#tenant;
+    const names = new Map<string, string>();
+    // holds are numbered by the answers that name them
+    const nameOf = (id: string | undefined) => {
+      if (id === undefined) return undefined;
+      if (!names.has(id)) names.set(id, `hold ${names.size + 1}`);
+      return names.get(id);
+    };
+    const answers = this.answers.map(({ hold, ...answer }) => ({ ...answer, hold: nameOf(hold) }));
+
+    const list = await server.call<{ events: { id: string }[] }>(200, 'GET /v1/events?order=asc', admin);
+    const records = [];
+    for (const { id } of list.body.events) {
+      const { body } = await server.call<Record<string, unknown>>(200, `GET /v1/events/${id}`, admin);
+      const { decision, deny_reason, rule_id, policy_id, obligations, escrow_id, action_hash, source_ip } = body;
+      const { agent_id, agent_role, session_id, tool_name, method, event_type } = body;
+      const { version, bundle_hash } = body.policy_snapshot as { version: number; bundle_hash: string };
+      expect(bundle_hash).toMatch(/^sha256:/);
+      expect(body.input_hash).toMatch(/^sha256:/);
+      records.push({
+        ...{ decision, event_type, deny_reason, rule_id, policy_id, version, obligations, action_hash, source_ip },
+        ...{ agent_id, agent_role, session_id, tool_name, method, hold: nameOf(escrow_id as string | undefined) },
+      });
+    }
+
+    const opened = await server.call<{ holds: Record<string, unknown>[] }>(200, 'GET /v1/escrow', admin);
+    const holds = [];
+    for (const hold of opened.body.holds.reverse()) {
+      const { status, hold_type, required_approvals, quorum, conditions, ttl_seconds, execute_within_seconds } = hold;
+      const { policy_id, rule_ids, rules, reason, notify_targets, action_hash, arguments_preview, cut } = hold;
+      const { agent_id, agent_role, action_type, action_summary, tool_server, tool_name, method, resource } = hold;
+      const log = await server.call<{ records: { detail: string }[] }>(
+        200,
+        `GET /v1/audit?target_id=${hold.id}&action=escrow.use_refused`,
+        admin,
+      );
+      holds.push({
+        ...{ status, hold_type, required_approvals, quorum, conditions, ttl_seconds, execute_within_seconds },
+        ...{ policy_id, rule_ids, rules, reason, notify_targets, action_hash, arguments_preview, cut },
+        ...{ agent_id, agent_role, action_type, action_summary, tool_server, tool_name, method, resource },
+        delayed: hold.release_at !== undefined,
+        refused: log.body.records.map(({ detail }) => detail).sort(),
+      });
+    }
+    return { answers, records, holds };
+  }
+}
+
+const permit = (tool: string, annotations = '', when = '') =>
+  `${annotations} permit(principal in AgentRole::"clerk", action, resource == Tool::"${tool}")${when && ` when { ${when} }`};\n`;
+const PAY = permit('pay', '@id("pay") @escrow("single") @ttl("1h") @reason("payments are looked at")');
+const pay = (amount: number): Action => ({ tool_name: 'pay', arguments: { amount } });
+
+interface Scenario {
+  name: string;
+  policy: string;
+  run(world: World): Promise<unknown>;
+  /** Of each answer the decision, or the code of the refusal. */
+  answers: string[];
+  /** Of each record its decision and reason; refusals leave none. */
+  records?: string[];
+  /** The status of each hold in the order of their opening. */
+  holds?: string[];
+}
+
+const SCENARIOS: Scenario[] = [
+  {
+    name: 'an action is allowed, and its record has all that it said',
+    policy: permit('read', '@id("read")'),
+    run: (w) =>
+      w.ask({
+        tool_name: 'read',
+        tool_server: 'prod',
+        method: 'GET',
+        resource: 'https://a.test/b?c',
+        arguments: { n: 1, deep: { list: ['é', null] } },
+        session_id: 's',
+      }),
+    answers: ['allow'],
+  },
+  {
+    name: 'an action is denied by a rule, and by none',
+    policy: '@id("wipe") @reason("never wiped") forbid(principal, action, resource == Tool::"wipe");',
+    run: async (w) => {
+      await w.ask({ tool_name: 'wipe' });
+      await w.ask({ tool_name: 'unheard-of' });
+    },
+    answers: ['deny', 'deny'],
+    records: ['deny never wiped', 'deny no policy permits this action'],
+  },
+  {
+    name: 'masks are obligations of the record',
+    policy: permit('card', '@id("card") @mask("$.card.number,$..ssn")'),
+    run: (w) => w.ask({ tool_name: 'card', arguments: { card: { number: '4111' } } }),
+    answers: ['allow_with_masking'],
+  },
+  {
+    name: 'of more masks than a record holds it says how many there are',
+    policy: permit('card', `@id("card") @mask("${Array.from({ length: 40 }, (_, n) => `$.m${n}`).join(',')}")`),
+    run: (w) => w.ask({ tool_name: 'card' }),
+    answers: ['allow_with_masking'],
+  },
+  {
+    name: 'a path longer than an obligation is cut, and never within a character',
+    policy: permit('card', `@id("card") @mask("$.${'x'.repeat(492)}😀${'y'.repeat(20)}")`),
+    run: (w) => w.ask({ tool_name: 'card' }),
+    answers: ['allow_with_masking'],
+  },
+  {
+    name: 'a rate limits each agent by itself until its window is over',
+    policy: permit('mail', '@id("mail") @rate("2/m")'),
+    run: async (w) => {
+      for (let n = 0; n < 3; n++) await w.ask({ tool_name: 'mail' });
+      await w.ask({ tool_name: 'mail' }, { agent: 'bot-2' });
+      server.clock.advance(61_000);
+      await w.ask({ tool_name: 'mail' });
+    },
+    answers: ['allow', 'allow', 'rate_limited', 'allow', 'allow'],
+  },
+  {
+    name: 'a rate is looked at before a hold is opened',
+    policy: PAY.replace('@id("pay")', '@id("pay") @rate("1/h")'),
+    run: async (w) => {
+      await w.ask(pay(1));
+      await w.ask(pay(2));
+    },
+    answers: ['escrow', 'rate_limited'],
+    holds: ['held'],
+  },
+  {
+    name: 'what cannot be read for sure, or not at all, is denied',
+    policy: permit(
+      'refund',
+      '@id("small")',
+      'context.num.hasTag("total") && context.num.getTag("total").lessThan(decimal("9.0"))',
+    ),
+    run: async (w) => {
+      await w.ask({ tool_name: 'refund', arguments: { total: '1e1' } });
+      await w.ask({ tool_name: 'refund', arguments: { 'a.b': 1, a: { b: 9 } } });
+    },
+    answers: ['deny', 'deny'],
+    records: ['deny argument_in_doubt: arguments.total', 'deny policy_error'],
+  },
+  {
+    name: 'the same action has one hold while it is held, named or not',
+    policy: PAY,
+    run: async (w) => {
+      const hold = await w.held(pay(1));
+      await w.ask(pay(1));
+      await w.ask(pay(1), { hold });
+      await w.ask(pay(2));
+    },
+    answers: ['escrow', 'escrow', 'escrow', 'escrow'],
+    holds: ['held', 'held'],
+  },
+  {
+    name: 'the terms of several rules are joined, and what approvers see is masked',
+    policy: [
+      permit('pay', '@id("two") @escrow("multi_party") @approvals("2") @ttl("2h") @reason("two people")'),
+      permit('pay', '@id("fraud") @escrow("conditional") @condition("fraud-check") @ttl("1h") @reason("no fraud")'),
+      permit('pay', '@id("told") @escrow("single") @execute_within("10m") @notify("https://hooks.test/a")'),
+      '@mask("$.iban") forbid(principal, action, resource == Tool::"pay");',
+    ].join('\n'),
+    run: (w) => w.ask({ tool_name: 'pay', method: 'POST', arguments: { iban: 'DE1', note: 'x\u202Ey' } }),
+    answers: ['escrow'],
+    holds: ['held'],
+  },
+  {
+    name: 'a delay holds until its time, and its release is used once',
+    policy: permit('pay', '@id("later") @escrow("time_delayed") @delay("5m") @ttl("1h")'),
+    run: async (w) => {
+      const hold = await w.held(pay(1));
+      await w.ask(pay(1), { hold });
+      server.clock.advance(301_000);
+      await w.ask(pay(1), { hold });
+    },
+    answers: ['escrow', 'escrow', 'allow'],
+    holds: ['consumed'],
+  },
+  {
+    name: 'a released hold is consumed once, and its masks bind',
+    policy: PAY.replace('@id("pay")', '@id("pay") @mask("$.iban")'),
+    run: async (w) => {
+      const hold = await w.released(pay(1));
+      await w.ask(pay(1), { hold });
+      await w.ask(pay(1), { hold });
+    },
+    answers: ['escrow', 'allow_with_masking', 'ALREADY_CONSUMED'],
+    holds: ['consumed'],
+  },
+  {
+    name: 'a released hold is used for no other action, by no other agent, and an unknown one for nothing',
+    policy: PAY,
+    run: async (w) => {
+      const hold = await w.released(pay(1));
+      await w.ask(pay(2), { hold });
+      await w.ask({ ...pay(1), tool_server: 'prod' }, { hold });
+      await w.ask(pay(1), { hold, agent: 'bot-2' });
+      await w.ask(pay(1), { hold: 'esc_0123456789' });
+      await w.ask(pay(1), { hold });
+    },
+    answers: ['escrow', 'HASH_MISMATCH', 'HASH_MISMATCH', 'AGENT_MISMATCH', 'NOT_FOUND', 'allow'],
+    holds: ['consumed'],
+  },
+  {
+    name: 'a rejected or expired hold is refused, and a new one is not opened for it',
+    policy: PAY,
+    run: async (w) => {
+      const rejected = await w.held(pay(1));
+      await w.vote(rejected, 'reject');
+      await w.ask(pay(1), { hold: rejected });
+      const expired = await w.held(pay(2));
+      server.clock.advance(3_601_000);
+      await w.ask(pay(2), { hold: expired });
+    },
+    answers: ['escrow', 'INVALID_STATUS', 'escrow', 'ESCROW_EXPIRED'],
+    holds: ['rejected', 'expired'],
+  },
+  {
+    name: 'an ended hold makes room for a new one',
+    policy: PAY,
+    run: async (w) => {
+      await w.vote(await w.held(pay(1)), 'reject');
+      await w.ask(pay(1));
+    },
+    answers: ['escrow', 'escrow'],
+    holds: ['rejected', 'held'],
+  },
+  {
+    name: 'a released hold of rules that were tightened is not used: a new one is opened and named',
+    policy: PAY,
+    run: async (w) => {
+      const hold = await w.released(pay(1));
+      await w.enforce(PAY.replace('@escrow("single")', '@escrow("multi_party") @approvals("2")'));
+      const next = (await w.ask(pay(1), { hold })).hold!;
+      await w.ask(pay(1), { hold: next });
+      for (const approver of [0, 1]) await w.vote(next, 'approve', approver);
+      await w.ask(pay(1), { hold: next });
+    },
+    answers: ['escrow', 'POLICY_CHANGED', 'escrow', 'allow'],
+    records: ['escrow', 'escrow POLICY_CHANGED', 'escrow', 'allow'],
+    holds: ['released', 'consumed'],
+  },
+  {
+    name: 'a denial consumes nothing, and names the hold that the agent waited for',
+    policy: PAY,
+    run: async (w) => {
+      const hold = await w.released(pay(1));
+      await w.enforce(`${PAY}@id("stop") forbid(principal, action, resource == Tool::"pay");`);
+      await w.ask(pay(1), { hold });
+      await w.enforce(PAY);
+      await w.ask(pay(1), { hold });
+    },
+    answers: ['escrow', 'deny', 'allow'],
+    holds: ['consumed'],
+  },
+  {
+    name: 'where nothing holds the action any more the hold is not consumed',
+    policy: PAY,
+    run: async (w) => {
+      const hold = await w.released(pay(1));
+      await w.enforce(permit('pay', '@id("pay")'));
+      await w.ask(pay(1), { hold });
+    },
+    answers: ['escrow', 'allow'],
+    holds: ['released'],
+  },
+  {
+    name: 'a session counts the decisions of its agent, and no refusals',
+    policy: `${PAY}${permit('few', '@id("few")', 'context.session.call_count < 3')}`,
+    run: async (w) => {
+      const few = { tool_name: 'few', session_id: 's' };
+      const hold = await w.held({ ...pay(1), session_id: 's' });
+      await w.ask({ ...pay(2), session_id: 's' }, { hold });
+      for (let n = 0; n < 3; n++) await w.ask(few);
+      await w.ask({ ...few, session_id: 't' });
+      for (let n = 0; n < 4; n++) await w.ask(few, { agent: 'bot-2' });
+    },
+    answers: ['escrow', 'HASH_MISMATCH', 'allow', 'allow', 'deny', 'allow', 'allow', 'allow', 'allow', 'deny'],
+    holds: ['held'],
+  },
+  {
+    name: 'without a record nothing is permitted, and a hold that was opened for it is withdrawn',
+    policy: `${PAY}${permit('read', '@id("read")')}`,
+    run: async (w) => {
+      await w.ask({ tool_name: 'read' }, { unrecorded: true });
+      await w.ask(pay(1), { unrecorded: true });
+      await w.ask(pay(1));
+    },
+    answers: ['UNAVAILABLE', 'UNAVAILABLE', 'escrow'],
+    holds: ['cancelled', 'held'],
+  },
+  {
+    name: 'a hold that an earlier record names stays when a later one cannot be stored',
+    policy: PAY,
+    run: async (w) => {
+      const hold = await w.held(pay(1));
+      await w.ask(pay(1), { unrecorded: true });
+      await w.ask(pay(1), { hold, unrecorded: true });
+      await w.ask(pay(1));
+    },
+    answers: ['escrow', 'UNAVAILABLE', 'UNAVAILABLE', 'escrow'],
+    holds: ['held'],
+  },
+  {
+    name: 'a hold that was consumed for a decision without a record stays consumed',
+    policy: PAY,
+    run: async (w) => {
+      const hold = await w.released(pay(1));
+      await w.ask(pay(1), { hold, unrecorded: true });
+      await w.ask(pay(1), { hold });
+    },
+    answers: ['escrow', 'UNAVAILABLE', 'ALREADY_CONSUMED'],
+    holds: ['consumed'],
+  },
+];
+
+test.each(SCENARIOS)('at both decision points: $name', async ({ policy, run, ...expected }) => {
+  const [at, through] = [await World.create(evaluate, policy), await World.create(proxy, policy)];
+  for (const world of [at, through]) await run(world);
+  const seen = await at.seen();
+  expect(seen.answers.map(({ decision, code }) => decision ?? code)).toEqual(expected.answers);
+  expect(seen.holds.map(({ status }) => status)).toEqual(expected.holds ?? []);
+  if (expected.records) {
+    const said = seen.records.map(({ decision, deny_reason }) => [decision, deny_reason].filter(Boolean).join(' '));
+    expect(said).toEqual(expected.records);
+  }
+  expect(await through.seen()).toEqual(seen);
+});
+
+test('the records of a decision have lengths that a chain takes, however long the texts are', async () => {
+  const world = await World.create(evaluate, SCENARIOS.find(({ name }) => name.startsWith('a path longer'))!.policy);
+  await world.ask({ tool_name: 'card' });
+  const [record] = (await world.seen()).records;
+  const [obligation] = record!.obligations as string[];
+  expect(obligation).toMatch(/^mask \$\.x+\uFFFD$/u);
+  expect(obligation).toHaveLength(500);
+});
