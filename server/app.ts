@@ -35,7 +35,7 @@ import { Checkpoints } from './chain/checkpoint.ts';
 import { AcknowledgedHeads } from './chain/heads.ts';
 import { auditExportRoute, verifyRoutes } from './chain/http.ts';
 import type { ChainName } from './chain/record.ts';
-import { Verifications } from './chain/verification.ts';
+import { Verifications } from './chain/verifications.ts';
 import { type Config, parseMasterKey } from './config.ts';
 import { Decider } from './decisions/decide.ts';
 import { registerIngest } from './decisions/ingest.ts';

@@ -14,7 +14,7 @@ import { checkpointFile, notesIn, setAside } from './checkpoint-file.ts';
 import { chainOrigin, isOriginOf, isSuperseded, lossId, RECORDS } from './loss.ts';
 import { openHead, signLoss } from './note.ts';
 import { auditColumns, type ChainName, chainHash, derivedColumn, genesisLine, lossLine, ZERO_HASH } from './record.ts';
-import type { ChainPlace } from './verify.ts';
+import type { ChainPosition } from './verify.ts';
 
 /** What was accepted. */
 export interface LossAccepted {
@@ -170,7 +170,7 @@ async function record(
     'update chain_head set seq = $3, hash = $4, fence = fence + 1 where tenant_id = $1 and chain = $2',
     [tenantId, chain, kept.seq, last.hash],
   );
-  let to: ChainPlace;
+  let to: ChainPosition;
   if (chain === 'audit') to = (await addAudit(execute, tenantId, entry, { ...how, id })).to;
   else {
     const seq = kept.seq + 1;

@@ -16,7 +16,7 @@ import {
   ZERO_HASH,
 } from './record.ts';
 import { firstSince, lastSeq, PLAN } from './seek.ts';
-import type { ChainPlace } from './verify.ts';
+import type { ChainPosition } from './verify.ts';
 
 /** The line of an audit record, version 1. INVARIANT: keys in sorted order, as in the decision record. */
 function auditLine(tenantId: string, seq: number, id: string, at: string, e: AuditEntry): string {
@@ -75,8 +75,8 @@ export type Execute = <R>(sql: string, values: unknown[]) => Promise<R[]>;
 
 /** A head that the transaction moves the audit chain to, and the one from which it does. */
 export interface AuditStep {
-  from: ChainPlace;
-  to: ChainPlace;
+  from: ChainPosition;
+  to: ChainPosition;
 }
 
 /**
@@ -93,7 +93,7 @@ export async function addAudit(
     now: number;
     fingerprint: () => string;
     id?: string | undefined;
-    allowed?: (head: ChainPlace, closed: boolean) => Promise<void>;
+    allowed?: (head: ChainPosition, closed: boolean) => Promise<void>;
   },
 ): Promise<AuditStep> {
   await execute(
@@ -146,11 +146,11 @@ export async function addAudit(
  */
 export function auditWriter(clock: Clock, fingerprint: () => string, checkpoints?: () => Checkpoints): WriteAudit {
   /** Where a transaction that is under way has left the chain: not committed, and so not to be acknowledged. */
-  const pending = new WeakMap<EntityManager, ChainPlace>();
+  const pending = new WeakMap<EntityManager, ChainPosition>();
   return async (em: EntityManager, tenantId: string, entry: AuditEntry) => {
     const execute: Execute = (sql, values) => em.execute(sql.replaceAll(/\$\d+/g, '?'), values as never);
     const known = checkpoints?.();
-    const allowed = async (head: ChainPlace, closed: boolean) => {
+    const allowed = async (head: ChainPosition, closed: boolean) => {
       if (pending.get(em)?.hash === head.hash) return;
       const local = known?.acknowledged.local(tenantId, 'audit');
       // as this process left it: nothing to compare

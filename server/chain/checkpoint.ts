@@ -12,7 +12,7 @@ import { AcknowledgedHeads, type KnownHead } from './heads.ts';
 import { type AcceptedLoss, chainOrigin, isOriginOf, isSuperseded, RECORDS, readLosses } from './loss.ts';
 import { openHead, signHead } from './note.ts';
 import { type ChainName, ZERO_HASH } from './record.ts';
-import type { ChainPlace } from './verify.ts';
+import type { ChainPosition } from './verify.ts';
 
 /** A signed statement of a chain's head. */
 export interface Checkpoint {
@@ -81,7 +81,7 @@ export interface Contradiction {
 /** How a chain stands against all that is known about it. */
 export interface Standing {
   /** As the head row states it. */
-  readonly head: ChainPlace;
+  readonly head: ChainPosition;
   /** The last record that is there. */
   readonly last: number;
   /** How many losses were accepted, by the number of the last. */

@@ -10,7 +10,8 @@ import { type AuditFilter, type AuditRecord, listAudit } from './audit.ts';
 import { ChainClosed } from './checkpoint.ts';
 import type { ChainName } from './record.ts';
 import { AUDIT_FILTER } from './router.ts';
-import type { Verifications, VerifyResult } from './verification.ts';
+import type { VerifyResult } from './verification.ts';
+import type { Verifications } from './verifications.ts';
 
 const VerifyOut = z
   .object({

@@ -4,9 +4,9 @@ import { AUDIT_ACTIONS, type AuditAction } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
 import { text, timestamp } from '../rpc/fields.ts';
 import { route, trpc } from '../rpc/procedure.ts';
-import { recordsAround } from './around.ts';
 import { getAudit, listAudit } from './audit.ts';
 import type { ChainName } from './record.ts';
+import { storedRecordsNear } from './stored-records.ts';
 
 const Checkpoint = z
   .object({
@@ -178,7 +178,7 @@ export function chainRouter(db: Database) {
           ),
         }),
       )
-      .query(async ({ ctx, input }) => ({ records: await recordsAround(db, ctx.tenantId, input) })),
+      .query(async ({ ctx, input }) => ({ records: await storedRecordsNear(db, ctx.tenantId, input) })),
 
     audit: route(
       'GET /v1/audit',

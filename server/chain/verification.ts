@@ -9,7 +9,7 @@ import type { KnownHead } from './heads.ts';
 import { type AcceptedLoss, isOriginOf, isSuperseded, RECORDS, readLosses } from './loss.ts';
 import { openHead } from './note.ts';
 import { AUDIT_COLUMNS, type AuditColumns, auditColumns, type ChainName, ZERO_HASH } from './record.ts';
-import { type ChainPlace, ChainVerifier, type DecisionColumns, type RecordMembers } from './verify.ts';
+import { type ChainPosition, ChainVerifier, type DecisionColumns, type RecordMembers } from './verify.ts';
 
 export interface VerifyOptions {
   /** The public keys that may have signed checkpoints, retired ones included. */
@@ -31,7 +31,7 @@ export interface VerifyResult {
   verified: boolean;
   linear: boolean;
   records_checked: number;
-  head: ChainPlace;
+  head: ChainPosition;
   last_checkpoint: { seq: number; hash: string; created_at: string } | null;
   /** The losses that an operator has accepted: what is known of the records between is not expected any more. */
   accepted_losses: { seq: number; kept_seq: number; lost_seq: number; accepted_at: string; reason: string }[];
@@ -68,7 +68,7 @@ export async function verifyChain(
     await client.query(SESSION);
     const start = await readStart(client, tenantId, chain);
     const losses = await readLosses(client, tenantId, chain, keys);
-    const head: ChainPlace = { seq: start.seq ?? 0, hash: start.hash?.toString('hex') ?? ZERO_HASH };
+    const head: ChainPosition = { seq: start.seq ?? 0, hash: start.hash?.toString('hex') ?? ZERO_HASH };
     const end = Math.max(head.seq, start.last ?? 0);
     const verifier = new ChainVerifier<Columns>({
       tenantId,
@@ -201,7 +201,7 @@ class Statements {
    * beyond `to` is left for later. One that comes late, after its record has gone by, is compared with what is stored.
    */
   async expectFiled(notes: Lookahead, from: number, to: number, stored: ReadonlyMap<number, string>): Promise<void> {
-    const late: ChainPlace[] = [];
+    const late: ChainPosition[] = [];
     for (let note = await notes.peek(); note && !(note.seq > to); note = await notes.peek()) {
       notes.take();
       // the same as in the database, byte by byte: it was opened there
@@ -222,7 +222,7 @@ class Statements {
     await this.#compareLate(late);
   }
 
-  async #compareLate(late: readonly ChainPlace[]): Promise<void> {
+  async #compareLate(late: readonly ChainPosition[]): Promise<void> {
     if (late.length === 0) return;
     const { tenantId, chain } = this.#of;
     const { rows } = await this.#client.query<{ seq: number; hash: Buffer }>(
@@ -453,107 +453,4 @@ class RowReader {
 
 function int8(data: Buffer, at: number): number {
   return data.readInt32BE(at) * 2 ** 32 + data.readUInt32BE(at + 4);
-}
-
-/**
- * Verifications, one at a time for each chain and a few at a time for all, because each keeps a connection and a core
- * busy. A caller never gets the result of one that had begun before the call; those who wait share the next.
- */
-export class Verifications {
-  readonly #db: Pick<Database, 'connectOwner'>;
-  readonly #defaults: () => VerifyOptions;
-  readonly #slots = new Map<string, { running: boolean; next: Shared | undefined }>();
-  readonly #queue: (() => void)[] = [];
-  #free: number;
-
-  /** `defaults` gives keys, directory and chunk at each start. */
-  constructor(db: Pick<Database, 'connectOwner'>, defaults: () => VerifyOptions, atOnce = 2) {
-    this.#db = db;
-    this.#defaults = defaults;
-    this.#free = atOnce;
-  }
-
-  /** As verifyChain. The signal ends this caller's wait; the work ends when nobody waits for it any more. */
-  verify(
-    tenantId: string,
-    chain: ChainName,
-    options: Pick<VerifyOptions, 'signal' | 'onProgress'> = {},
-  ): Promise<VerifyResult> {
-    const { signal, onProgress } = options;
-    if (signal?.aborted) return Promise.reject(signal.reason);
-    const key = `${chain} ${tenantId}`;
-    const slot = this.#slots.get(key) ?? { running: false, next: undefined };
-    this.#slots.set(key, slot);
-    if (!slot.next || slot.next.signal.aborted) slot.next = new Shared();
-    const result = slot.next.join(signal, onProgress);
-    if (!slot.running) void this.#run(key, slot, tenantId, chain);
-    return result;
-  }
-
-  async #run(
-    key: string,
-    slot: { running: boolean; next: Shared | undefined },
-    tenantId: string,
-    chain: ChainName,
-  ): Promise<void> {
-    slot.running = true;
-    while (slot.next) {
-      if (this.#free === 0) await new Promise<void>((resolve) => this.#queue.push(resolve));
-      else this.#free--;
-      const shared: Shared = slot.next;
-      slot.next = undefined;
-      try {
-        shared.resolve(
-          await verifyChain(this.#db, tenantId, chain, {
-            ...this.#defaults(),
-            signal: shared.signal,
-            onProgress: shared.progress,
-          }),
-        );
-      } catch (error) {
-        shared.reject(error);
-      }
-      const waiting = this.#queue.shift();
-      if (waiting) waiting();
-      else this.#free++;
-    }
-    this.#slots.delete(key);
-  }
-}
-
-/** One verification and those who wait for it. */
-class Shared {
-  readonly #result = Promise.withResolvers<VerifyResult>();
-  readonly #abort = new AbortController();
-  readonly #listeners = new Set<(progress: { checked: number; total: number }) => void>();
-  #members = 0;
-
-  constructor() {
-    // when all have left, nobody listens to its end
-    this.#result.promise.catch(() => undefined);
-  }
-
-  get signal(): AbortSignal {
-    return this.#abort.signal;
-  }
-  readonly progress = (progress: { checked: number; total: number }): void => {
-    for (const listener of this.#listeners) listener(progress);
-  };
-  readonly resolve = this.#result.resolve;
-  readonly reject = this.#result.reject;
-
-  async join(signal?: AbortSignal, onProgress?: VerifyOptions['onProgress']): Promise<VerifyResult> {
-    this.#members++;
-    if (onProgress) this.#listeners.add(onProgress);
-    const left = Promise.withResolvers<never>();
-    const leave = () => left.reject(signal?.reason);
-    signal?.addEventListener('abort', leave, { once: true });
-    try {
-      return await (signal ? Promise.race([this.#result.promise, left.promise]) : this.#result.promise);
-    } finally {
-      signal?.removeEventListener('abort', leave);
-      if (onProgress) this.#listeners.delete(onProgress);
-      if (--this.#members === 0) this.#abort.abort(new Error('nobody waits for this verification'));
-    }
-  }
 }

@@ -37,7 +37,7 @@ export type MismatchCode =
   | 'head_mismatch';
 
 /** A place in a chain: the hash (64 hex digits) of record `seq`; seq 0 has 64 zeros. */
-export interface ChainPlace {
+export interface ChainPosition {
   seq: number;
   hash: string;
 }
@@ -65,9 +65,9 @@ export interface ChainVerifierOptions<C extends object = DecisionColumns> {
   tenantId: string;
   chain: ChainName;
   /** Where to start: the record before the first row. Without it the rows begin with the genesis record. */
-  start?: ChainPlace | undefined;
+  start?: ChainPosition | undefined;
   /** Signed heads (already opened with the tenant's keys) of records that the rows will reach. See also `expect`. */
-  checkpoints?: Iterable<ChainPlace> | undefined;
+  checkpoints?: Iterable<ChainPosition> | undefined;
   /** Names the first column that differs from the text. By default the columns are those of a decision record. */
   compare?: ((record: RecordMembers, columns: C) => string | undefined) | undefined;
   /** Also demand that every line is canonical JSON of a known version; three times slower. For files from elsewhere. */
@@ -82,7 +82,7 @@ export interface ChainVerdict {
   /** All rows that were fed, those after a mismatch included. */
   records_checked: number;
   /** The last row as stored (the start, when there was none). */
-  head: ChainPlace;
+  head: ChainPosition;
   /** Where tampering starts: the first record found there now, when there is one and it has a readable id. */
   first_mismatch_id?: string;
   /** Its seq. After a cut tail, that of the first record missing. */
@@ -127,7 +127,7 @@ export class ChainVerifier<C extends object = DecisionColumns> {
    * Adds a checkpoint that a later row must agree with, so that a long chain's checkpoints need not be held at once.
    * One that lies before the last row fed is refused with a RangeError: it could no longer be compared.
    */
-  expect(checkpoint: ChainPlace): void {
+  expect(checkpoint: ChainPosition): void {
     if (checkpoint.seq < this.#seq) throw new RangeError(`record ${checkpoint.seq} has already gone by`);
     const entry = { seq: checkpoint.seq, hash: hashBytes(checkpoint.hash) };
     if (entry.seq === this.#seq) {
@@ -183,7 +183,7 @@ export class ChainVerifier<C extends object = DecisionColumns> {
   }
 
   /** The verdict over all rows. `head` is the stored head of the chain, where the rows were to reach it. */
-  finish(expected: { head?: ChainPlace | undefined } = {}): ChainVerdict {
+  finish(expected: { head?: ChainPosition | undefined } = {}): ChainVerdict {
     const { head } = expected;
     const stated = Math.max(head?.seq ?? 0, this.#checkpoints.at(-1)?.seq ?? 0);
     if (stated > this.#seq) {

@@ -2,7 +2,7 @@ import { createHash, type KeyObject } from 'node:crypto';
 import { hash as blake3, createHash as blake3Hash } from 'blake3';
 import { type ChainHead, openHead } from '../chain/note.ts';
 import { RECORD_ALG } from '../chain/record.ts';
-import { type ChainPlace, type ChainVerdict, ChainVerifier } from '../chain/verify.ts';
+import { type ChainPosition, type ChainVerdict, ChainVerifier } from '../chain/verify.ts';
 import { canonicalJson, type Json } from '../lib/canonical-json.ts';
 import { keyFingerprint, sha256 } from '../lib/crypto.ts';
 import { CHECK_SH, VERIFY_MD } from './auditor-files.ts';
@@ -260,7 +260,7 @@ export class RangeCheck {
   #afterLast: Buffer | undefined;
   readonly #bundleHashes = new Set<string>();
 
-  constructor(tenantId: string, start: number, prevHash: string, span: Span, heads: readonly ChainPlace[]) {
+  constructor(tenantId: string, start: number, prevHash: string, span: Span, heads: readonly ChainPosition[]) {
     const before = start - 1;
     this.#span = span;
     this.#seq = before;

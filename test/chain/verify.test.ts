@@ -3,7 +3,7 @@ import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { chainHash, genesisLine, ZERO_HASH } from '../../server/chain/record.ts';
 import {
-  type ChainPlace,
+  type ChainPosition,
   type ChainRow,
   type ChainVerdict,
   ChainVerifier,
@@ -21,11 +21,11 @@ const chainOf = (n: number) =>
   );
 const anyChain = (most: number) =>
   fc.array(anyEvent, { maxLength: most }).map((events) => storedChain(TENANT, 'sha256:00', events));
-const place = (row: StoredRecord): ChainPlace => ({ seq: row.seq, hash: row.hash.toString('hex') });
+const place = (row: StoredRecord): ChainPosition => ({ seq: row.seq, hash: row.hash.toString('hex') });
 
 function verify(
   rows: Iterable<ChainRow>,
-  { head, ...options }: Partial<ChainVerifierOptions> & { head?: ChainPlace } = {},
+  { head, ...options }: Partial<ChainVerifierOptions> & { head?: ChainPosition } = {},
 ): ChainVerdict {
   const verifier = new ChainVerifier({ tenantId: TENANT, chain: 'forensics', ...options });
   for (const row of rows) verifier.add(row);
@@ -441,7 +441,7 @@ describe('checkpoints', () => {
 describe('many checkpoints', () => {
   const rows = chainOf(2600);
   const places = rows.map(place);
-  const wrong = (at: number): ChainPlace => ({ seq: at, hash: 'ab'.repeat(32) });
+  const wrong = (at: number): ChainPosition => ({ seq: at, hash: 'ab'.repeat(32) });
 
   test('more than a thousand that are given on the way are each compared, and those done with are forgotten', () => {
     for (const at of [undefined, 1001, 1002, 1003, 2003, 2600]) {

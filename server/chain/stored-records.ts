@@ -14,7 +14,7 @@ export interface StoredRecord {
 }
 
 /** The records from `radius` before a place to `radius` after it. Nothing of them is trusted: they may be altered. */
-export async function recordsAround(
+export async function storedRecordsNear(
   db: Database,
   tenantId: string,
   { chain, seq, radius }: { chain: ChainName; seq: number; radius: number },

@@ -1,0 +1,826 @@
+import { setTimeout as delay } from 'node:timers/promises';
+import pg from 'pg';
+import { Fenced } from '../actors/host.ts';
+import type { DecisionEvent } from '../domain/decision.ts';
+import { AppError } from '../errors.ts';
+import type { AppendEvent, Appended, AppenderOptions, AppendResult } from './appender.ts';
+import { ChainClosed, type Checkpoint } from './checkpoint.ts';
+import { ConnectionLost, CopyRows, Pipeline, type ServerError } from './copy.ts';
+import { RecentIds, type RecentRecord } from './recent-ids.ts';
+import { chainHash, decisionLine, genesisLine, ZERO_HASH } from './record.ts';
+import { addInput, addRecord, BadEvent, remedyFor, SESSION, transaction } from './transaction.ts';
+
+const GROUP_EVENTS = 1000;
+const GROUP_INPUT_BYTES = 4 * 1024 * 1024;
+const MAILBOX_INPUT_BYTES = 64 * 1024 * 1024;
+/** Transactions under way at once. */
+const DEPTH = 2;
+/** A second transaction is begun beside the first for as many events as that has, or this many; fewer gather meanwhile. */
+const SECOND_GROUP_EVENTS = 200;
+/** A transaction that takes longer is given up: its connection is cut. */
+const TRANSACTION_MS = 5000;
+/** A caller whose events are not acknowledged by then is told that they may be stored or not. */
+const ACKNOWLEDGE_MS = 5000;
+const CONNECT_MS = 5000;
+/** A writer is busy for this long after its last events. */
+const BUSY_MS = 250;
+const ATTEMPTS = 5;
+
+/** A tenant's chain as this writer holds it: the head as it will be once everything under way is committed. */
+interface Chain {
+  readonly tenantId: string;
+  seq: number;
+  hash: Buffer;
+  fence: number;
+  /** received_at of the last record in milliseconds; time never goes back within a chain. */
+  at: number;
+  /** seq of the last checkpoint; undefined when this chain must not be signed. */
+  signed: number | undefined;
+  /** How many losses of the chain were accepted, see note.ts. */
+  generation: number;
+  /** For the genesis record, where there is none yet. */
+  readonly fingerprint: string;
+  /** False once the ownership is lost or unsure: whoever comes next opens the chain again. */
+  live: boolean;
+  /** Why what waits for it is refused, when it is not because another process has it. */
+  refusal: Error | undefined;
+}
+
+interface Batch {
+  readonly chain: Chain;
+  readonly events: readonly AppendEvent[];
+  readonly inputBytes: number;
+  readonly results: Appended[];
+  /** After a failure: which results are final. */
+  final: Uint8Array | undefined;
+  readonly resolve: (result: AppendResult) => void;
+  readonly reject: (error: Error) => void;
+}
+
+/** Where a chain stood before a group. */
+interface Move {
+  readonly chain: Chain;
+  readonly seq: number;
+  readonly hash: Buffer;
+  readonly signed: number | undefined;
+  /** The ids that the group added to the chain. */
+  readonly ids: string[];
+}
+
+/** The batches of one transaction. */
+interface Group {
+  readonly batches: readonly Batch[];
+  readonly moves: Map<Chain, Move>;
+  readonly checkpoints: Checkpoint[];
+  /** Where its commit leaves the chains. */
+  readonly heads: { readonly chain: Chain; readonly seq: number; readonly hash: Buffer }[];
+  readonly events: number;
+  state: 'under way' | 'committed' | 'failed';
+  error: Error | undefined;
+}
+
+export class Writer {
+  readonly #options: AppenderOptions;
+  readonly #mailbox: number;
+  readonly #recent: RecentIds;
+  readonly #chains = new Map<string, Chain | Promise<Chain>>();
+  readonly #queue: Batch[] = [];
+  #queuedEvents = 0;
+  #waitingEvents = 0;
+  #waitingBytes = 0;
+  #askedAt = Number.NEGATIVE_INFINITY;
+  #groups: Group[] = [];
+  #pipeline: Pipeline | undefined;
+  /** How many connections of the pipeline were lost. */
+  #losses = 0;
+  readonly #rows: CopyRows[] = [];
+  #scheduled = false;
+  /** Something failed and is being put right; no new transaction begins. */
+  #repairing: Promise<void> | undefined;
+  /** The database was away for longer than callers are asked to wait. */
+  #down = false;
+  #stopped = false;
+  #idle: (() => void) | undefined;
+  readonly #stopping = new AbortController();
+
+  constructor(options: AppenderOptions) {
+    this.#options = options;
+    this.#mailbox = options.mailbox ?? 20_000;
+    // INVARIANT: ids of records under way are never forgotten, or an id twice in one group would not be seen
+    this.#recent = new RecentIds(Math.max(options.recentIds ?? 50_000, 2 * (DEPTH + 1) * GROUP_EVENTS));
+  }
+
+  get waiting(): number {
+    return this.#waitingEvents;
+  }
+
+  get busy(): boolean {
+    return this.#waitingEvents > 0 || performance.now() - this.#askedAt < BUSY_MS;
+  }
+
+  async append(tenantId: string, events: readonly AppendEvent[]): Promise<AppendResult> {
+    if (events.length === 0) return { results: [] };
+    if (events.length > GROUP_EVENTS) throw new RangeError(`more than ${GROUP_EVENTS} events in one call`);
+    if (this.#stopped) throw unavailable('the server stops');
+    if (this.#down) throw unavailable('the database does not answer');
+    let inputBytes = 0;
+    for (const { input } of events) if (input !== undefined) inputBytes += input.length;
+    if (
+      this.#waitingEvents + events.length > this.#mailbox ||
+      (inputBytes > 0 && this.#waitingBytes + inputBytes > MAILBOX_INPUT_BYTES)
+    ) {
+      throw unavailable('too many events are waiting');
+    }
+    this.#askedAt = performance.now();
+    return inTime(this.#queued(tenantId, events, inputBytes));
+  }
+
+  /** Takes room in the mailbox until the events have their answer, whether or not the caller still waits for it. */
+  async #queued(tenantId: string, events: readonly AppendEvent[], inputBytes: number): Promise<AppendResult> {
+    this.#waitingEvents += events.length;
+    this.#waitingBytes += inputBytes;
+    try {
+      const known = this.#chains.get(tenantId);
+      const chain = known instanceof Promise || known === undefined ? await this.#chain(tenantId) : known;
+      return await new Promise<AppendResult>((resolve, reject) => {
+        this.#queue.push({ chain, events, inputBytes, results: [], final: undefined, resolve, reject });
+        this.#queuedEvents += events.length;
+        this.#schedule();
+      });
+    } finally {
+      this.#waitingEvents -= events.length;
+      this.#waitingBytes -= inputBytes;
+      if (this.#waitingEvents === 0) this.#idle?.();
+    }
+  }
+
+  async open(tenantId: string): Promise<void> {
+    await this.#chain(tenantId);
+  }
+
+  release(tenantId: string): void {
+    const chain = this.#chains.get(tenantId);
+    if (chain && !(chain instanceof Promise)) this.#chains.delete(tenantId);
+  }
+
+  async stop(): Promise<void> {
+    this.#stopped = true;
+    this.#stopping.abort();
+    if (this.#waitingEvents > 0) await new Promise<void>((resolve) => (this.#idle = resolve));
+    while (this.#repairing) await this.#repairing;
+    await this.#pipeline?.end();
+  }
+
+  // --- ownership
+
+  #chain(tenantId: string): Promise<Chain> | Chain {
+    const known = this.#chains.get(tenantId);
+    if (known) return known;
+    const losses = this.#losses;
+    const opening = this.#open(tenantId).then(
+      (chain): Chain | Promise<Chain> => {
+        if (this.#chains.get(tenantId) === opening) this.#chains.set(tenantId, chain);
+        if (losses === this.#losses) return chain;
+        // the database was away meanwhile: what was read of it may not be so any more
+        this.#abandon(chain);
+        return this.#chain(tenantId);
+      },
+      (error) => {
+        if (this.#chains.get(tenantId) === opening) this.#chains.delete(tenantId);
+        throw error;
+      },
+    );
+    this.#chains.set(tenantId, opening);
+    return opening;
+  }
+
+  /**
+   * INVARIANT: the fence is taken first and everything else is read after it. Raising it waits for a transaction of the
+   * former owner that holds the head; one that comes later fails its compare-and-swap. So what is read stays true.
+   */
+  async #open(tenantId: string): Promise<Chain> {
+    const { owner } = this.#options.db;
+    const { checkpoints } = this.#options;
+    checkpoints?.assertOpen(tenantId, 'forensics');
+    try {
+      const { rows } = await owner.query<{ seq: number; hash: Buffer; fence: number }>(
+        `insert into chain_head as h (tenant_id, chain, seq, hash, fence) values ($1, 'forensics', 0, $2, 1)
+         on conflict (tenant_id, chain) do update set fence = h.fence + 1
+         returning seq, hash, fence`,
+        [tenantId, Buffer.from(ZERO_HASH, 'hex')],
+      );
+      const { seq, hash, fence } = rows[0]!;
+      const last = await owner.query<{ received_at: Date }>(
+        'select received_at from forensic_record where tenant_id = $1 and seq = $2',
+        [tenantId, seq],
+      );
+      const at = last.rows[0]?.received_at.getTime() ?? 0;
+      const { signed, generation } = await this.#compared(tenantId);
+      const fingerprint = seq === 0 ? this.#options.fingerprint() : '';
+      return { tenantId, seq, hash, fence, at, signed, generation, fingerprint, live: true, refusal: undefined };
+    } catch (error) {
+      if (error instanceof ChainClosed) throw error;
+      if ((error as ServerError).code === '23503') throw new AppError('NOT_FOUND', 'there is no such tenant');
+      this.#options.log.error({ err: error, tenant: tenantId }, 'a chain cannot be opened');
+      throw unavailable('the database does not answer', error);
+    }
+  }
+
+  /**
+   * Compares the chain, whose fence was just taken, with what is known about it. The ids remembered of records that are
+   * not there any more are forgotten, so that an event that comes again is stored and not answered as a duplicate.
+   */
+  async #compared(tenantId: string): Promise<{ signed: number | undefined; generation: number }> {
+    const { checkpoints } = this.#options;
+    if (!checkpoints) return { signed: undefined, generation: 0 };
+    try {
+      const standing = await checkpoints.resume(tenantId, 'forensics');
+      if (standing.givenUp) this.#recent.forget(tenantId);
+      return standing;
+    } catch (error) {
+      if (error instanceof ChainClosed) this.#recent.forget(tenantId);
+      throw error;
+    }
+  }
+
+  #abandon(chain: Chain, refusal?: Error): void {
+    chain.refusal ??= refusal;
+    chain.live = false;
+    if (this.#chains.get(chain.tenantId) === chain) this.#chains.delete(chain.tenantId);
+  }
+
+  // --- the common path
+
+  /** Waits for the end of this turn of the event loop, so that the requests that came together go together. */
+  #schedule(): void {
+    if (this.#scheduled) return;
+    this.#scheduled = true;
+    setImmediate(() => {
+      this.#scheduled = false;
+      this.#pump();
+    });
+  }
+
+  #pump(): void {
+    if (this.#repairing || this.#queue.length === 0) return;
+    if (!this.#pipeline) {
+      this.#repair([]);
+      return;
+    }
+    while (this.#queue.length > 0) {
+      const under = this.#groups.at(-1);
+      const enough = under ? Math.min(under.events, SECOND_GROUP_EVENTS) : 1;
+      if (this.#groups.length === DEPTH || this.#queuedEvents < enough) return;
+      const batches = this.#take();
+      if (batches.length > 0) this.#begin(batches);
+    }
+  }
+
+  #take(): Batch[] {
+    const batches: Batch[] = [];
+    let events = 0;
+    let bytes = 0;
+    let taken = 0;
+    for (const batch of this.#queue) {
+      const fits = events + batch.events.length <= GROUP_EVENTS && bytes + batch.inputBytes <= GROUP_INPUT_BYTES;
+      if (taken > 0 && !fits) break;
+      taken++;
+      events += batch.events.length;
+      bytes += batch.inputBytes;
+      if (batch.chain.live) batches.push(batch);
+      else batch.reject(batch.chain.refusal ?? new Fenced());
+    }
+    this.#queue.splice(0, taken);
+    this.#queuedEvents -= events;
+    return batches;
+  }
+
+  #begin(batches: readonly Batch[]): void {
+    const { group, done } = this.#send(batches);
+    this.#groups.push(group);
+    done.then(
+      () => {
+        group.state = 'committed';
+        this.#drain();
+      },
+      (error: Error) => {
+        group.state = 'failed';
+        group.error = error;
+        this.#drain();
+      },
+    );
+  }
+
+  /** Answers committed groups in their order. A group behind one that failed has failed too. */
+  #drain(): void {
+    while (this.#groups[0]?.state === 'committed') {
+      const group = this.#groups.shift()!;
+      this.#published(group);
+      for (const batch of group.batches) batch.resolve({ results: batch.results });
+    }
+    if (this.#groups.length > 0) {
+      if (this.#groups.every((group) => group.state !== 'under way')) {
+        const failed = this.#groups;
+        this.#groups = [];
+        this.#repair(failed);
+      }
+    }
+    this.#pump();
+  }
+
+  #published(group: Group): void {
+    this.#options.hooks?.committed?.();
+    for (const { chain, seq, hash } of group.heads) {
+      const head = { seq, hash: hash.toString('hex'), generation: chain.generation };
+      this.#options.checkpoints?.acknowledged.acknowledge(chain.tenantId, 'forensics', head);
+    }
+    if (group.checkpoints.length > 0) this.#options.checkpoints!.publish(group.checkpoints);
+  }
+
+  /**
+   * Makes the records of a group and writes its transaction to the connection. Never throws: an event that no record
+   * can be made of fails the group as one that the database refuses does.
+   */
+  #send(batches: readonly Batch[], pick?: number): { group: Group; done: Promise<void> } {
+    const group: Group = {
+      batches,
+      moves: new Map(),
+      checkpoints: [],
+      heads: [],
+      events: batches.reduce((sum, batch) => sum + batch.events.length, 0),
+      state: 'under way',
+      error: undefined,
+    };
+    const rows = this.#rows.pop() ?? new CopyRows(1024 * 1024);
+    const inputs = new CopyRows(1024);
+    rows.reset();
+    const now = this.#options.clock.now();
+    try {
+      for (const batch of batches) this.#record(group, batch, pick, now, rows, inputs);
+    } catch (error) {
+      this.#rows.push(rows);
+      return { group, done: Promise.reject(new BadEvent('no record can be made', { cause: error })) };
+    }
+    if (rows.count === 0) {
+      this.#rows.push(rows);
+      // duplicates of records under way: answered in turn, after those are committed
+      return { group, done: Promise.resolve() };
+    }
+    this.#sign(group, now);
+    for (const chain of group.moves.keys()) group.heads.push({ chain, seq: chain.seq, hash: chain.hash });
+    const moves = [...group.moves.values()].map(({ chain, seq, hash }) => ({
+      tenantId: chain.tenantId,
+      fence: chain.fence,
+      from: { seq, hash },
+      to: { seq: chain.seq, hash: chain.hash },
+    }));
+    const sql = transaction(moves, inputs.count > 0, group.checkpoints);
+    const copies = inputs.count > 0 ? [rows.message(), inputs.message()] : [rows.message()];
+    // INVARIANT: a buffer is used again only when it was written and its transaction answered
+    let pending = 2;
+    const free = () => {
+      if (--pending === 0) this.#rows.push(rows);
+    };
+    const done = this.#pipeline!.run(sql, copies, free);
+    done.then(free, free);
+    this.#options.hooks?.sent?.(() => this.#pipeline?.destroy());
+    return { group, done };
+  }
+
+  /** Adds the records of a batch's events (or only of `pick`) to its chain and to the group's rows. */
+  #record(group: Group, batch: Batch, pick: number | undefined, now: number, rows: CopyRows, inputs: CopyRows): void {
+    const { chain, events, results, final } = batch;
+    const { tenantId } = chain;
+    const recent = this.#recent.of(tenantId, events.length);
+    let move = group.moves.get(chain);
+    let receivedAt = '';
+    let previous = chain.hash.toString('hex');
+    if (chain.seq === 0) {
+      move = begin(group, chain, now);
+      receivedAt = new Date(chain.at).toISOString();
+      const line = genesisLine(tenantId, 'forensics', receivedAt, chain.fingerprint);
+      const hash = chainHash(chain.hash, line);
+      const hex = hash.toString('hex');
+      addRecord(rows, { tenantId, seq: 1, at: chain.at, hash, id: GENESIS_ID, line });
+      recent.add(GENESIS_ID, { seq: 1, receivedAt, previous, hash: hex });
+      move.ids.push(GENESIS_ID);
+      chain.seq = 1;
+      chain.hash = hash;
+      previous = hex;
+    }
+    const end = pick === undefined ? events.length : pick + 1;
+    for (let i = pick ?? 0; i < end; i++) {
+      if (final?.[i]) continue;
+      const { event, input } = events[i]!;
+      const known = recent.get(event.event_id);
+      if (known) {
+        results[i] = sameContent(tenantId, event, known)
+          ? { seq: known.seq, hash: known.hash, duplicate: true }
+          : { conflict: true };
+        continue;
+      }
+      move ??= begin(group, chain, now);
+      if (receivedAt === '') receivedAt = new Date(chain.at).toISOString();
+      const seq = chain.seq + 1;
+      const line = decisionLine(tenantId, seq, receivedAt, event);
+      if (line.includes('\\ud') && !isWellFormed(event)) {
+        results[i] = { refused: true };
+        continue;
+      }
+      const hash = chainHash(chain.hash, line);
+      const hex = hash.toString('hex');
+      addRecord(rows, { tenantId, seq, at: chain.at, hash, id: event.event_id, line }, event);
+      if (input !== undefined) addInput(inputs, tenantId, event.event_id, chain.at, input);
+      recent.add(event.event_id, { seq, receivedAt, previous, hash: hex });
+      move.ids.push(event.event_id);
+      chain.seq = seq;
+      chain.hash = hash;
+      previous = hex;
+      results[i] = { seq, hash: hex, duplicate: false };
+    }
+  }
+
+  /** Checkpoints that fall due with this group commit with it. */
+  #sign(group: Group, now: number): void {
+    const { checkpoints } = this.#options;
+    if (!checkpoints) return;
+    for (const { chain } of group.moves.values()) {
+      if (chain.signed === undefined || chain.seq - chain.signed < checkpoints.everyRecords) continue;
+      const checkpoint = checkpoints.sign(chain.tenantId, 'forensics', chain, now);
+      if (!checkpoint) continue;
+      chain.signed = chain.seq;
+      group.checkpoints.push(checkpoint);
+    }
+  }
+
+  // --- the rare path: one transaction at a time until everything that failed has its answer
+
+  #repair(failed: Group[]): void {
+    this.#repairing = this.#repairAll(failed)
+      .catch((error: Error) => {
+        this.#options.log.error({ err: error }, 'the chain writer failed');
+        for (const { batches } of failed)
+          for (const batch of batches) this.#giveUp(batch, unavailable('failed', error));
+      })
+      .finally(() => {
+        this.#repairing = undefined;
+        this.#pump();
+      });
+  }
+
+  async #repairAll(failed: Group[]): Promise<void> {
+    for (const group of failed.toReversed()) this.#undo(group);
+    const error = failed.find((group) => group.error)?.error;
+    for (const { batches } of failed) for (const batch of batches) batch.final ??= new Uint8Array(batch.events.length);
+    if (!this.#pipeline || error instanceof ConnectionLost) {
+      if (!(await this.#reconnect(failed.flatMap((group) => group.batches)))) return;
+    } else await this.#rollBack();
+    for (const [index, group] of failed.entries()) {
+      // of a lost connection's transactions each may be committed; of others only the first tells why it failed
+      const cause = index === 0 || error instanceof ConnectionLost ? error : undefined;
+      await this.#redo(group.batches, undefined, cause);
+      for (const batch of group.batches) {
+        if (isDone(batch, undefined)) batch.resolve({ results: batch.results });
+        else this.#giveUp(batch, unavailable('the database refuses', error));
+      }
+    }
+  }
+
+  /** Takes a failed group's records back out of memory. */
+  #undo(group: Group): void {
+    for (const { chain, seq, hash, signed, ids } of group.moves.values()) {
+      Object.assign(chain, { seq, hash, signed });
+      const recent = this.#recent.of(chain.tenantId, 0);
+      for (const id of ids) recent.delete(id);
+    }
+  }
+
+  /**
+   * Gives every event of the batches (or only `pick`) its final result, or rejects the batch. `error` is why the last
+   * attempt failed; that attempt is undone and rolled back.
+   */
+  async #redo(batches: readonly Batch[], pick?: number, error?: Error): Promise<void> {
+    let cause = error;
+    let open = batches;
+    for (let attempt = 0; ; attempt++) {
+      if (cause) {
+        const remedy = remedyFor(cause);
+        this.#options.log.warn({ err: cause, remedy, attempt }, 'a group of records was not committed');
+        if (attempt >= ATTEMPTS || remedy === 'none') return this.#isolate(open, pick, cause);
+        if (remedy === 'lost') {
+          if (attempt > 0 && !(await this.#reconnect(open))) return;
+          await this.#lookUp(open, pick);
+        } else if (remedy === 'duplicate') {
+          if ((await this.#lookUp(open, pick)) === 0) {
+            // no id of ours is there: a record stands at a place that the head does not know of
+            this.#options.log.error({ err: cause }, 'records stand beyond the head of a chain: it was tampered with');
+            return this.#rejectAll(open, unavailable('the chain is damaged', cause));
+          }
+        } else if (remedy === 'head') await this.#compareHeads(open);
+        else if (remedy === 'data') return this.#divide(open, pick);
+      }
+      for (const batch of open) if (!batch.chain.live) this.#giveUp(batch, batch.chain.refusal ?? new Fenced());
+      open = open.filter((batch) => batch.chain.live && !isDone(batch, pick));
+      if (open.length === 0) return;
+      if (!this.#pipeline && !(await this.#reconnect(open))) return;
+      const { group, done } = this.#send(open, pick);
+      try {
+        await done;
+        this.#published(group);
+        for (const batch of open) {
+          if (pick === undefined) batch.final!.fill(1);
+          else batch.final![pick] = 1;
+        }
+        return;
+      } catch (failure) {
+        this.#undo(group);
+        cause = failure as Error;
+        if (!(cause instanceof ConnectionLost)) await this.#rollBack();
+      }
+    }
+  }
+
+  /**
+   * The database refuses for a reason that lies in no event: of several chains perhaps for one alone, as when its shard
+   * is away or its head is locked. Each is tried by itself; the only one is given up.
+   */
+  async #isolate(batches: readonly Batch[], pick: number | undefined, cause: Error): Promise<void> {
+    const chains = [...Map.groupBy(batches, (batch) => batch.chain).values()];
+    if (chains.length === 1 || pick !== undefined) {
+      return this.#rejectAll(batches, unavailable('the database refuses', cause));
+    }
+    for (const one of chains) await this.#redo(one);
+  }
+
+  async #rollBack(): Promise<void> {
+    try {
+      await this.#pipeline?.run('rollback');
+    } catch (error) {
+      // the next transaction meets the lost connection itself
+      if (!(error instanceof ConnectionLost)) throw error;
+    }
+  }
+
+  /** The data of one event is at fault: finds it by batch, then by event. */
+  async #divide(batches: readonly Batch[], pick: number | undefined): Promise<void> {
+    if (pick !== undefined) {
+      const batch = batches[0]!;
+      batch.results[pick] = { refused: true };
+      batch.final![pick] = 1;
+      this.#options.log.error(
+        { tenant: batch.chain.tenantId, event_id: batch.events[pick]!.event.event_id },
+        'the database refused an event that had passed validation',
+      );
+    } else if (batches.length > 1) {
+      for (const batch of batches) await this.#redo([batch]);
+    } else {
+      const batch = batches[0]!;
+      for (let i = 0; i < batch.events.length && batch.chain.live; i++) await this.#redo([batch], i);
+    }
+  }
+
+  /** Settles the events whose ids are in the chain by now. Returns how many it found. */
+  async #lookUp(batches: readonly Batch[], pick: number | undefined): Promise<number> {
+    let found = 0;
+    const byTenant = Map.groupBy(batches, (batch) => batch.chain);
+    for (const [chain, group] of byTenant) {
+      const ids = group.flatMap(({ events, final }) =>
+        events.filter((_, i) => !final![i] && (pick === undefined || pick === i)).map(({ event }) => event.event_id),
+      );
+      const rows = await within(CONNECT_MS, this.#stored(chain, ids)).catch((error: Error) => {
+        this.#rejectAll(group, unavailable('the database does not answer', error));
+        return [];
+      });
+      const stored = new Map(rows.map((row) => [row.event_id, row]));
+      for (const { events, final, results } of group) {
+        for (const [i, { event }] of events.entries()) {
+          const row = stored.get(event.event_id);
+          if (!row || final![i] || (pick !== undefined && pick !== i)) continue;
+          // the attempt before may itself have stored it: then it stands where that attempt meant it to
+          const meant = results[i];
+          const ours = meant && 'seq' in meant && !meant.duplicate && meant.hash === row.hash.toString('hex');
+          results[i] = sameLine(chain.tenantId, event, row.line)
+            ? { seq: row.seq, hash: row.hash.toString('hex'), duplicate: !ours }
+            : { conflict: true };
+          final![i] = 1;
+          found++;
+        }
+      }
+    }
+    return found;
+  }
+
+  async #stored({ tenantId }: Chain, ids: readonly string[]) {
+    const { rows } = await this.#options.db.owner.query<{ event_id: string; seq: number; hash: Buffer; line: string }>(
+      'select event_id, seq, hash, line from forensic_record where tenant_id = $1 and event_id = any($2)',
+      [tenantId, ids],
+    );
+    return rows;
+  }
+
+  /** The compare-and-swap found another head than ours: another owner's, or one that went on without us. */
+  async #compareHeads(batches: readonly Batch[]): Promise<void> {
+    for (const chain of new Set(batches.map((batch) => batch.chain))) {
+      const { rows } = await within(
+        CONNECT_MS,
+        this.#options.db.owner.query<{ seq: number; hash: Buffer; fence: number }>(
+          `select seq, hash, fence from chain_head where tenant_id = $1 and chain = 'forensics'`,
+          [chain.tenantId],
+        ),
+      );
+      const head = rows[0];
+      if (head?.fence !== chain.fence) {
+        this.#options.log.warn({ tenant: chain.tenantId }, 'another process took the chain over');
+        this.#abandon(chain);
+      } else if (head.seq !== chain.seq || !head.hash.equals(chain.hash)) {
+        // nobody else may move it under our fence: not for this writer to put right
+        this.#options.log.error({ tenant: chain.tenantId, seq: head.seq }, 'the head of a chain moved under its owner');
+        this.#abandon(chain);
+      }
+    }
+  }
+
+  /**
+   * Connects again and takes the fences of the batches' chains again, in a compare-and-swap so that a chain that
+   * another process took in the meantime is left to it. False when the database stays away: the batches are rejected
+   * then, and all that waits.
+   *
+   * Every other chain is let go of and opened again when it is asked for: the database that answers now may be an older
+   * copy of the one that was lost, and each chain has to be compared with what was acknowledged before it is believed.
+   *
+   * INVARIANT: fences first, look-ups after (see #open): the lost connection's transaction may still be running.
+   */
+  async #reconnect(batches: readonly Batch[]): Promise<boolean> {
+    // what waits for the first connection was opened a moment ago
+    const waiting = this.#losses === 0 ? batches : [...batches, ...this.#queue];
+    const chains = [...new Set(waiting.map((batch) => batch.chain))].filter((chain) => chain.live);
+    const { db, log } = this.#options;
+    const began = performance.now();
+    if (this.#losses > 0) {
+      for (const chain of this.#chains.values()) {
+        if (!(chain instanceof Promise) && !chains.includes(chain)) this.#abandon(chain);
+      }
+    }
+    for (let pause = 50; ; pause = Math.min(2 * pause, 2000)) {
+      let client: pg.Client | undefined;
+      try {
+        this.#pipeline?.destroy();
+        this.#pipeline = undefined;
+        client = await within(CONNECT_MS, db.connectOwner());
+        client.on('error', () => undefined);
+        await within(CONNECT_MS, client.query(SESSION));
+        for (const chain of chains) if (chain.live) await this.#takeAgain(client, chain, batches);
+        let pipeline: Pipeline | undefined;
+        pipeline = new Pipeline(client, {
+          timeoutMs: TRANSACTION_MS,
+          onLost: (error) => {
+            if (this.#pipeline !== pipeline) return;
+            this.#pipeline = undefined;
+            this.#losses++;
+            if (!this.#stopped) log.warn({ err: error.cause ?? error }, 'the chain writer lost its connection');
+          },
+        });
+        this.#pipeline = pipeline;
+        if (this.#down) log.info('the chain writer is connected again');
+        this.#down = false;
+        return true;
+      } catch (error) {
+        client?.connection.stream.destroy();
+        const waited = performance.now() - began;
+        if (waited > (this.#options.patienceMs ?? 3000) || this.#stopped) {
+          if (!this.#down) log.error({ err: error }, 'the chain writer has no database; events are refused');
+          this.#down = !this.#stopped;
+          const refusal = unavailable('the database does not answer', error);
+          for (const chain of chains) this.#abandon(chain);
+          for (const batch of batches) this.#giveUp(batch, refusal);
+          for (const batch of this.#queue.splice(0)) batch.reject(refusal);
+          this.#queuedEvents = 0;
+          if (this.#stopped) return false;
+        }
+        await delay(pause, undefined, { signal: this.#stopping.signal }).catch(() => undefined);
+      }
+    }
+  }
+
+  /** Takes the fence of a chain that was ours. A fault of this chain's alone gives up only its batches. */
+  async #takeAgain(client: pg.Client, chain: Chain, batches: readonly Batch[]): Promise<void> {
+    try {
+      const { rows } = await within(
+        CONNECT_MS,
+        client.query<{ seq: number; hash: Buffer; fence: number }>(
+          `update chain_head set fence = fence + 1 where tenant_id = $1 and chain = 'forensics' and fence = $2
+           returning seq, hash, fence`,
+          [chain.tenantId, chain.fence],
+        ),
+      );
+      if (!rows[0]) {
+        this.#abandon(chain);
+        return;
+      }
+      Object.assign(chain, rows[0]);
+      const known = this.#options.checkpoints?.acknowledged.local(chain.tenantId, 'forensics');
+      if (known?.seq === chain.seq && known.hash === chain.hash.toString('hex')) return;
+      Object.assign(chain, await within(CONNECT_MS, this.#compared(chain.tenantId)));
+    } catch (error) {
+      if (error instanceof ChainClosed) {
+        this.#abandon(chain, error);
+        return;
+      }
+      // the server itself answered, and the connection goes on: the fault is not the connection's
+      if (!('code' in (error as Error)) || client.connection.stream.destroyed) throw error;
+      await within(CONNECT_MS, client.query('select 1'));
+      this.#options.log.error({ err: error, tenant: chain.tenantId }, 'a chain cannot be taken again');
+      this.#abandon(chain);
+      this.#rejectAll(
+        batches.filter((batch) => batch.chain === chain),
+        unavailable('the database refuses', error),
+      );
+    }
+  }
+
+  #rejectAll(batches: readonly Batch[], error: Error): void {
+    for (const batch of batches) this.#giveUp(batch, error);
+  }
+
+  /** Rejects the batch; the events of it that are still open are not tried again. */
+  #giveUp(batch: Batch, error: Error): void {
+    batch.reject(error);
+    batch.final?.fill(1);
+  }
+}
+
+const GENESIS_ID = 'genesis_forensics';
+
+/** Notes where the chain stands before the group. Time never goes back, not even when the group is undone. */
+function begin(group: Group, chain: Chain, now: number): Move {
+  const { seq, hash, signed } = chain;
+  const move = { chain, seq, hash, signed, ids: [] };
+  group.moves.set(chain, move);
+  if (now > chain.at) chain.at = now;
+  return move;
+}
+
+function sameContent(tenantId: string, event: DecisionEvent, known: RecentRecord): boolean {
+  const line = decisionLine(tenantId, known.seq, known.receivedAt, event);
+  return chainHash(Buffer.from(known.previous, 'hex'), line).toString('hex') === known.hash;
+}
+
+function sameLine(tenantId: string, event: DecisionEvent, line: string): boolean {
+  const { seq, received_at } = JSON.parse(line) as { seq: number; received_at: string };
+  return decisionLine(tenantId, seq, received_at, event) === line;
+}
+
+/** JSON.stringify writes a lone surrogate as \udxxx, the database as U+FFFD: such a record would look altered. */
+function isWellFormed(event: DecisionEvent): boolean {
+  return Object.values(event)
+    .flat()
+    .every((value) => typeof value !== 'string' || value.isWellFormed());
+}
+
+function isDone(batch: Batch, pick: number | undefined): boolean {
+  return pick === undefined ? batch.final!.every((final) => final === 1) : batch.final![pick] === 1;
+}
+
+/** What the database answers, or an error when it takes longer. A connection that comes later is closed again. */
+async function within<T>(ms: number, answer: Promise<T>): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
+  let late = false;
+  answer.then(
+    (one) => {
+      if (late && one instanceof pg.Client) one.end().catch(() => undefined);
+    },
+    () => undefined,
+  );
+  const timeout = new Promise<never>((_resolve, reject) => {
+    timer = setTimeout(() => {
+      late = true;
+      reject(Object.assign(new Error(`PostgreSQL did not answer within ${ms} ms`), { code: 'ETIMEDOUT' }));
+    }, ms);
+  });
+  try {
+    return await Promise.race([answer, timeout]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** The result, or UNAVAILABLE when it takes longer than a caller is asked to wait. */
+async function inTime<T>(result: Promise<T>): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
+  const late = new Promise<never>((_resolve, reject) => {
+    timer = setTimeout(
+      () => reject(unavailable(`the database did not acknowledge within ${ACKNOWLEDGE_MS / 1000} s`)),
+      ACKNOWLEDGE_MS,
+    );
+  });
+  result.catch(() => undefined);
+  try {
+    return await Promise.race([result, late]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+function unavailable(detail: string, cause?: unknown): AppError {
+  return new AppError('UNAVAILABLE', detail, { headers: { 'retry-after': '1' }, cause });
+}
