@@ -1,7 +1,7 @@
 import { createHash, type KeyObject } from 'node:crypto';
 import { hash as blake3, createHash as blake3Hash } from 'blake3';
 import { type ChainHead, openHead } from '../chain/note.ts';
-import { RECORD_ALG } from '../chain/record.ts';
+import { LOSS_EVENT, RECORD_ALG } from '../chain/record.ts';
 import { type ChainPosition, type ChainVerdict, ChainVerifier } from '../chain/verify.ts';
 import { canonicalJson, type Json } from '../lib/canonical-json.ts';
 import { keyFingerprint, sha256 } from '../lib/crypto.ts';
@@ -235,6 +235,16 @@ export interface RangeFound {
   sessionSpan: { from: string; to: string } | undefined;
   /** The bundles that the records name, hex. */
   bundleHashes: Set<string>;
+  /** The records of accepted losses, in the range and in what leads on from it. Their notes are not opened here. */
+  losses: readonly LossRecord[];
+}
+
+/** A record of kind `chain.loss`, as it is in the package. */
+export interface LossRecord {
+  seq: number;
+  /** The stored hash of the record before it, hex. */
+  previous: string;
+  line: Buffer;
 }
 
 /**
@@ -259,12 +269,16 @@ export class RangeCheck {
   #last: Buffer | undefined;
   #afterLast: Buffer | undefined;
   readonly #bundleHashes = new Set<string>();
+  readonly #losses: LossRecord[] = [];
+  /** The stored hash of the last row. */
+  #hash: string;
 
   constructor(tenantId: string, start: number, prevHash: string, span: Span, heads: readonly ChainPosition[]) {
     const before = start - 1;
     this.#span = span;
     this.#seq = before;
     this.#headHash = prevHash;
+    this.#hash = prevHash;
     this.#verifier = new ChainVerifier({
       tenantId,
       chain: 'forensics',
@@ -310,6 +324,7 @@ export class RangeCheck {
       checkpointSeq: covered ? linked.head.seq : null,
       sessionSpan: from && last ? { from, to: after(last) } : undefined,
       bundleHashes: this.#bundleHashes,
+      losses: this.#losses,
     };
   }
 
@@ -342,6 +357,11 @@ export class RangeCheck {
     const text = line.toString('latin1');
     // the place that the text claims; where it claims none, the next
     this.#seq = Number(/"seq":([1-9]\d{0,15})[,}]/.exec(text)?.[1] ?? this.#seq + 1);
+    // exact: within a JSON string each quote is escaped
+    if (text.includes(`"event_type":"${LOSS_EVENT}"`)) {
+      this.#losses.push({ seq: this.#seq, previous: this.#hash, line: Buffer.from(line) });
+    }
+    this.#hash = hash;
     this.#verifier.add({ seq: this.#seq, hash: form ? Buffer.from(hash, 'hex') : Buffer.alloc(0), line });
     if (this.#inLead) {
       this.#leadCount++;
@@ -508,7 +528,7 @@ export function tarHeader(name: string, size: number): Buffer {
 /**
  * The members of a ustar archive of plain files. Refuses, with an ArchiveError: other kinds of members, names that are
  * absolute, climb, repeat or hold other characters than a package's, wrong checksums, cut or trailing data. Does not
- * look at modes, owners and times; whoever needs those exact compares with `writeTar` of the result.
+ * look at modes, owners and times: `isWrittenTar` does.
  */
 export function readTar(archive: Uint8Array): Map<string, Uint8Array> {
   const bytes = Buffer.from(archive.buffer, archive.byteOffset, archive.byteLength);
@@ -529,6 +549,22 @@ export function readTar(archive: Uint8Array): Map<string, Uint8Array> {
     throw new ArchiveError('the archive does not end where its members end');
   }
   return files;
+}
+
+/**
+ * Whether an archive is byte for byte what `writeTar` makes of its members, as `readTar` gave them: the same headers in
+ * the same order, and zeros as padding. It needs no second copy of the archive.
+ */
+export function isWrittenTar(archive: Uint8Array, members: ReadonlyMap<string, Uint8Array>): boolean {
+  const bytes = Buffer.from(archive.buffer, archive.byteOffset, archive.byteLength);
+  let at = 0;
+  for (const [name, { byteLength: size }] of sorted(members)) {
+    const end = at + TAR_BLOCK + size;
+    if (!bytes.subarray(at, at + TAR_BLOCK).equals(tarHeader(name, size))) return false;
+    at = end + tarPadding(size);
+    if (!bytes.subarray(end, at).equals(ZERO_BLOCK.subarray(0, at - end))) return false;
+  }
+  return bytes.subarray(at).equals(Buffer.alloc(2 * TAR_BLOCK));
 }
 
 /** The member that a header block at byte `at` begins; undefined at the end of the archive. Refuses as `readTar` does. */

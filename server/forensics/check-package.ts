@@ -1,4 +1,5 @@
 import { createPublicKey, type KeyObject, verify } from 'node:crypto';
+import { openLoss } from '../chain/note.ts';
 import { RECORD_ALG } from '../chain/record.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { keyFingerprint, keyThumbprint, sha256Tag } from '../lib/crypto.ts';
@@ -6,6 +7,8 @@ import { openBundle } from '../policy/bundle.ts';
 import {
   bundleName,
   fileSums,
+  isWrittenTar,
+  type LossRecord,
   MANIFEST,
   type Manifest,
   openNotes,
@@ -15,7 +18,6 @@ import {
   sameSums,
   splitNotes,
   sumLists,
-  writeTar,
 } from './archive.ts';
 
 /** One thing that was looked at. */
@@ -50,6 +52,24 @@ export interface Report {
   chain_intact?: boolean;
   first_mismatch_id?: string;
   public_key_fingerprint?: string;
+  /** The losses that the chain's operator accepted, as records of the package state them. */
+  losses?: StatedLoss[];
+}
+
+/** A record in the package says that an operator accepted the loss of records. */
+export interface StatedLoss {
+  /** Of the record that says so. */
+  seq: number;
+  id: string;
+  received_at: string;
+  /** The operator's words. */
+  reason: string;
+  /**
+   * What its note accepts: after record `kept_seq` the chain goes on, although records after `agreed_seq` and up to
+   * `lost_seq` are known to have been others. Null when no key of the package signed such a note for this place: then
+   * the record accepts nothing.
+   */
+  accepted: { kept_seq: number; agreed_seq: number; lost_seq: number; generation: number } | null;
 }
 
 /** What the one who checks knows of the signer from elsewhere. */
@@ -64,7 +84,7 @@ export function checkPackage(bytes: Uint8Array, trust: Trust = {}): Report {
   const report = newReport('package');
   const files = attempt(report, 'archive', () => {
     const members = readTar(bytes);
-    if (!writeTar(members).equals(bytes)) throw new Error('the headers or the padding were changed');
+    if (!isWrittenTar(bytes, members)) throw new Error('the headers or the padding were changed');
     return members;
   });
   if (files) inspect(files, trust, report);
@@ -159,7 +179,7 @@ function inspectV1(files: ReadonlyMap<string, Uint8Array>, trust: Trust, report:
     );
   const records = files.get('records.txt');
   const lead = files.get('lead.txt');
-  if (records && lead) inspectRecords(records, lead, manifest, heads ?? [], files, report);
+  if (records && lead) inspectRecords(records, lead, manifest, { heads: heads ?? [], keys: keys ?? [] }, files, report);
   if (keys) inspectBundles(files, keys, manifest, report);
 }
 
@@ -167,7 +187,7 @@ function inspectRecords(
   records: Uint8Array,
   lead: Uint8Array,
   manifest: Manifest,
-  heads: ReturnType<typeof openNotes>,
+  { heads, keys }: { heads: ReturnType<typeof openNotes>; keys: readonly KeyObject[] },
   files: ReadonlyMap<string, Uint8Array>,
   report: Report,
 ): void {
@@ -185,6 +205,7 @@ function inspectRecords(
   const found = check.finish();
   const { linked } = found;
   report.chain_intact = found.intact;
+  report.losses = found.losses.map((loss) => readLoss(loss, keys, manifest.tenant_id));
   if (found.firstMismatchId !== undefined) report.first_mismatch_id = found.firstMismatchId;
   report.checks.push({
     name: 'chain',
@@ -225,6 +246,26 @@ function inspectRecords(
     report.notes.push(
       `Bundles that records name and the package lacks: ${missing.map((h) => `sha256:${h}`).join(', ')}.`,
     );
+  }
+}
+
+function readLoss({ seq, previous, line }: LossRecord, keys: readonly KeyObject[], tenantId: string): StatedLoss {
+  let record: Record<string, unknown> = {};
+  try {
+    record = (JSON.parse(text(line)) ?? {}) as Record<string, unknown>;
+  } catch {
+    // the chain's check reports it
+  }
+  const said = (name: string) => (typeof record[name] === 'string' ? (record[name] as string) : '');
+  const stated = { seq, id: said('id'), received_at: said('received_at'), reason: said('reason') };
+  try {
+    const { origin, kept, agreed, lost, generation } = openLoss(said('note'), keys);
+    const here = origin === `${origin.split('/')[0]}/${tenantId}/forensics` && kept.seq === seq - 1;
+    if (!here || kept.hash !== previous) return { ...stated, accepted: null };
+    const accepted = { kept_seq: kept.seq, agreed_seq: agreed, lost_seq: lost.seq, generation };
+    return { ...stated, accepted };
+  } catch {
+    return { ...stated, accepted: null };
   }
 }
 

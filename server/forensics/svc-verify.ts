@@ -5,7 +5,15 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { ArchiveError, MANIFEST } from './archive.ts';
-import { checkBundle, checkPackage, checkPackageFiles, type Report, readKeys, type Trust } from './check-package.ts';
+import {
+  checkBundle,
+  checkPackage,
+  checkPackageFiles,
+  type Report,
+  readKeys,
+  type StatedLoss,
+  type Trust,
+} from './check-package.ts';
 
 /**
  * svc-verify: checks evidence packages and bundles offline. It uses pure files of this project only: no network, no
@@ -26,7 +34,8 @@ A package carries its public key: without one of the three it is checked against
 fingerprint printed. A bundle carries none and needs --pubkey or --jwks.
 
 Exit code: 0 verified; 1 not verified, which includes an authentic package of a chain that was broken before it was
-exported; 2 wrong usage, or nothing there to verify.
+exported; 2 wrong usage, or nothing there to verify. Losses of records that an operator accepted are listed; they do not
+change the exit code.
 `;
 
 /** Larger than any package of the most records; what is larger is not read. */
@@ -227,6 +236,7 @@ function reportText(report: Found): string {
   ]) {
     if (value !== undefined) lines.push(`  ${label}: ${value}`);
   }
+  for (const loss of report.losses ?? []) lines.push(`  loss: ${lossText(loss)}`);
   for (const note of report.notes) lines.push(`  note: ${note}`);
   if (report.authentic && !report.verified)
     lines.push('  The package is authentic: it is signed evidence of a broken chain.');
@@ -237,6 +247,18 @@ function reportText(report: Found): string {
 function records({ record_count: count, first_seq: first, last_seq: last }: Report): string | undefined {
   if (count === undefined) return undefined;
   return first === null ? '0' : `${count} (${first} to ${last})`;
+}
+
+/** An accepted loss in words. */
+function lossText({ seq, id, received_at, reason, accepted }: StatedLoss): string {
+  const record = `record ${seq} (${id}, ${received_at})`;
+  if (!accepted) return `${record} claims one, but no key of the package signed it for this place: it accepts nothing`;
+  const { agreed_seq: agreed, lost_seq: lost } = accepted;
+  const what =
+    lost > agreed
+      ? `an operator accepted that records ${agreed + 1} to ${lost} as they were known are gone`
+      : 'an operator accepted statements about the chain that no key had signed';
+  return `${record}: ${what}. Reason: ${reason}`;
 }
 
 /** One line without control and format characters: what a hostile file says must not steer the reader's terminal. */

@@ -6,6 +6,8 @@ import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import fc from 'fast-check';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { type ChainLoss, signLoss } from '../../server/chain/note.ts';
+import { chainHash, lossLine } from '../../server/chain/record.ts';
 import { fileSums, type Manifest, readTar, sumLists, writeTar } from '../../server/forensics/archive.ts';
 import { checkBundle, checkPackage, checkPackageFiles, type Report } from '../../server/forensics/check-package.ts';
 import { svcVerify } from '../../server/forensics/svc-verify.ts';
@@ -22,6 +24,7 @@ import {
   goldenSession,
   makePackage,
   note,
+  TENANT,
 } from '../vectors/package/generate.ts';
 
 const GOLDEN = fileURLToPath(new URL('../vectors/package/', import.meta.url));
@@ -116,6 +119,81 @@ describe('every package ever shipped', () => {
     for (const [name, content] of Object.entries(await generate())) {
       expect(Buffer.from(content as string).equals(readFileSync(join(GOLDEN, name))), name).toBe(true);
     }
+  });
+});
+
+describe('a package of a chain with an accepted loss', () => {
+  /** A chain of four records, then one that accepts that records 5 to 9 are gone, then one more. */
+  function chainWithLoss(change: { reason?: string; key?: ReturnType<typeof vectorKey>; kept?: number } = {}) {
+    const { reason = 'failover of 3 May', key = vectorKey(1), kept = 4 } = change;
+    const all = chain(4);
+    const last = all[3]!;
+    const loss: ChainLoss = {
+      origin: `control.example/${TENANT}/forensics`,
+      kept: { seq: kept, hash: last.hash.toString('hex') },
+      generation: 1,
+      agreed: kept,
+      lost: { seq: 9, hash: 'ab'.repeat(32) },
+    };
+    const at = (JSON.parse(last.line) as { received_at: string }).received_at;
+    const line = lossLine(TENANT, {
+      seq: 5,
+      id: 'loss_forensics_1_00000001',
+      at,
+      note: signLoss(loss, key.privateKey, key.publicKey),
+      reason,
+    });
+    return [...all, { ...last, seq: 5, line, hash: chainHash(last.hash, line) }];
+  }
+  const accepted = { kept_seq: 4, agreed_seq: 4, lost_seq: 9, generation: 1 };
+
+  test('verifies, and the loss is listed in both outputs', async () => {
+    const all = chainWithLoss();
+    const file = stored((await makePackage(all, { checkpoints: [note(all[4]!, undefined, 1)] })).bytes);
+    const json = svcVerify([file, '--fingerprint', FINGERPRINT, '--json']);
+    expect(json.exitCode).toBe(0);
+    const { received_at } = JSON.parse(all[4]!.line) as { received_at: string };
+    expect(JSON.parse(json.stdout)).toMatchObject({
+      verified: true,
+      losses: [{ seq: 5, id: 'loss_forensics_1_00000001', received_at, reason: 'failover of 3 May', accepted }],
+    });
+    const text = svcVerify([file, '--fingerprint', FINGERPRINT]).stdout;
+    expect(text).toContain(
+      `  loss: record 5 (loss_forensics_1_00000001, ${received_at}): an operator accepted that records 5 to 9 as they ` +
+        'were known are gone. Reason: failover of 3 May\n',
+    );
+    expect(text).toContain('VERIFIED');
+  });
+
+  test('is listed with it when it lies between the range and the checkpoint, and unpacked', async () => {
+    const all = chainWithLoss();
+    const { bytes } = await makePackage(all.slice(0, 4), {
+      lead: all.slice(4),
+      checkpoints: [note(all[4]!, undefined, 1)],
+      span: { session_id: 'none' },
+    });
+    expect(checkPackage(bytes).losses).toMatchObject([{ seq: 5, accepted }]);
+    expect(checkPackageFiles(readTar(bytes)).losses).toMatchObject([{ seq: 5, accepted }]);
+  });
+
+  test('is listed as accepting nothing when no key of the package signed its note for this place', async () => {
+    for (const change of [{ key: vectorKey(3) }, { kept: 3 }]) {
+      const all = chainWithLoss(change);
+      const file = stored((await makePackage(all, { checkpoints: [note(all[4]!, undefined, 1)] })).bytes);
+      expect(checkPackage(readFileSync(file)).losses).toMatchObject([{ seq: 5, accepted: null }]);
+      expect(svcVerify([file]).stdout).toContain('it accepts nothing');
+    }
+  });
+
+  test('steers no terminal by the words in it', async () => {
+    const all = chainWithLoss({ reason: 'a\u001b[31m\nVERIFIED' });
+    const file = stored((await makePackage(all, { checkpoints: [note(all[4]!, undefined, 1)] })).bytes);
+    expect(svcVerify([file]).stdout).toContain('Reason: a?[31m?VERIFIED\n');
+  });
+
+  test('has none where there is none', () => {
+    expect(checkPackage(sound).losses).toEqual([]);
+    expect(svcVerify([stored(sound)]).stdout).not.toContain('loss');
   });
 });
 
