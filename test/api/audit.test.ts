@@ -5,8 +5,8 @@ import {
   BODIES,
   changed,
   deploy,
-  dump,
   fill,
+  fingerprint,
   idOf,
   makeWorld,
   operations,
@@ -184,7 +184,7 @@ describe('every route that changes something', () => {
     '%s leaves a record with its request, and does nothing where that cannot be stored',
     async (line) => {
       const world = await ready(line);
-      const before = await dump(server);
+      const before = await fingerprint(server);
       await sql(server, 'alter table audit_record rename to audit_record_gone');
       let refused: Awaited<ReturnType<typeof perform>> | undefined;
       try {
@@ -195,7 +195,7 @@ describe('every route that changes something', () => {
       }
       if (refused) {
         expect(refused.status, refused.text).toBe(500);
-        expect(changed(before, await dump(server))).toEqual([]);
+        expect(changed(before, await fingerprint(server))).toEqual([]);
       }
       const done = await perform(world, line);
       expect(done.status, done.text).toBeLessThan(300);
@@ -218,7 +218,7 @@ describe('every route that changes something', () => {
 
 test('what is refused for its state leaves nothing', async () => {
   const world = await makeWorld(server);
-  const before = await dump(server);
+  const before = await fingerprint(server);
   for (const [status, line, body] of [
     [409, 'POST /v1/policies', { id: 'guard', dsl_source: source }],
     [422, 'PUT /v1/policies/guard', { dsl_source: '(' }],
@@ -232,7 +232,7 @@ test('what is refused for its state leaves nothing', async () => {
   ] as const) {
     await server.call(status, line, world.tenant.admin, body);
   }
-  expect(changed(before, await dump(server))).toEqual([]);
+  expect(changed(before, await fingerprint(server))).toEqual([]);
 });
 
 test('changes of one policy at once are serial: each version once, one winner of each review', async () => {

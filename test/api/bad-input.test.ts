@@ -5,9 +5,9 @@ import {
   allowed,
   BODIES,
   changed,
-  dump,
   event,
   fill,
+  fingerprint,
   idOf,
   makeWorld,
   type Operation,
@@ -88,10 +88,10 @@ const target = (operation: Operation) =>
 describe('nothing of this is accepted, answered with 5xx, or leaves a trace', () => {
   let before: Record<string, string>;
   beforeEach(async () => {
-    before = await dump(server);
+    before = await fingerprint(server);
   });
   afterEach(async () => {
-    expect(changed(before, await dump(server))).toEqual([]);
+    expect(changed(before, await fingerprint(server))).toEqual([]);
   });
 
   test('bodies that are not a JSON object', async () => {

@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import { OPERATOR } from '../../server/domain/audit.ts';
 import { sha256 } from '../../server/lib/crypto.ts';
-import { changed, dump, fill, operations } from '../helpers/api.ts';
+import { changed, dump, fill, fingerprint, operations } from '../helpers/api.ts';
 import { type TestServer, type TestTenant, useServer } from '../helpers/server.ts';
 
 const server = useServer();
@@ -253,7 +253,7 @@ describe('a request from another site', () => {
   test('changes nothing by a cookie, on any route, whatever its form', async () => {
     const tenant = await server.tenant();
     const person = await tenant.person('admin');
-    const before = await dump(server);
+    const before = await fingerprint(server);
     const host = new URL(server.origin).host;
     const origins = [
       undefined,
@@ -326,7 +326,7 @@ describe('a request from another site', () => {
       headers: { cookie: person.cookie! },
     });
     expect(byGet.status).toBe(405);
-    expect(changed(before, await dump(server))).toEqual([]);
+    expect(changed(before, await fingerprint(server))).toEqual([]);
   });
 
   test('reads no answer: there is no leave for other origins', async () => {

@@ -310,10 +310,7 @@ export async function sql<R extends pg.QueryResultRow>(server: TestServer, text:
   }
 }
 
-/**
- * Every row of every table as text, by table; without what changes by itself: the coarse times of last use, what the
- * workers note of events, and the events of checkpoints.
- */
+/** Every row of every table as text, by table. */
 export async function dump(server: TestServer): Promise<Record<string, string>> {
   const client = new pg.Client(server.databaseUrl);
   await client.connect();
@@ -323,10 +320,7 @@ export async function dump(server: TestServer): Promise<Record<string, string>> 
     );
     const found: Record<string, string> = {};
     for (const { name } of rows) {
-      const all = await client.query<{ line: string }>(
-        `select (to_jsonb(t) - '{last_used_at,fanned_out_at}'::text[])::text as line from ${name} t
-         where ${name === 'event_outbox' ? `event_type <> 'forensics.checkpoint'` : 'true'} order by 1`,
-      );
+      const all = await client.query<{ line: string }>(`select to_jsonb(t)::text as line from ${name} t order by 1`);
       found[name] = all.rows.map((row) => row.line).join('\n');
     }
     return found;
@@ -335,10 +329,35 @@ export async function dump(server: TestServer): Promise<Record<string, string>> 
   }
 }
 
+/**
+ * The number of rows of every table and a checksum over them, to find what a request changed; without what changes by
+ * itself: the coarse times of last use, what the workers note of events, and the events of checkpoints.
+ */
+export async function fingerprint(server: TestServer): Promise<Record<string, string>> {
+  const client = new pg.Client(server.databaseUrl);
+  await client.connect();
+  try {
+    const { rows: tables } = await client.query<{ name: string; columns: string }>(
+      `select c.table_name as name, string_agg(quote_ident(c.column_name::text), ', ' order by c.ordinal_position) as columns
+       from information_schema.columns c join pg_tables t on t.schemaname = c.table_schema and t.tablename = c.table_name
+       where c.table_schema = 'public' and c.column_name not in ('last_used_at', 'fanned_out_at') group by 1 order by 1`,
+    );
+    const sums = tables.map(
+      ({ name, columns }) =>
+        `select '${name}' as name, count(*) || ' ' || coalesce(sum(hashtextextended(row(${columns})::text, 0)), 0) as sum
+         from ${name} where ${name === 'event_outbox' ? `event_type <> 'forensics.checkpoint'` : 'true'}`,
+    );
+    const { rows } = await client.query<{ name: string; sum: string }>(sums.join(' union all '));
+    return Object.fromEntries(rows.map(({ name, sum }) => [name, sum]));
+  } finally {
+    await client.end();
+  }
+}
+
 /** What jobs write at any time, whoever asks for what: checkpoints are taken, and mails leave the outbox. */
 const BY_JOBS = ['chain_checkpoint', 'mail_message'];
 
-/** The tables that differ. */
+/** The tables whose fingerprints differ. */
 export function changed(before: Record<string, string>, after: Record<string, string>): string[] {
   return Object.keys(after).filter((table) => after[table] !== before[table] && !BY_JOBS.includes(table));
 }

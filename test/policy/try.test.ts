@@ -1,5 +1,5 @@
 import { beforeAll, describe, expect, test } from 'vitest';
-import { changed, deploy, dump, GUARD } from '../helpers/api.ts';
+import { changed, deploy, fingerprint, GUARD } from '../helpers/api.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 
 const server = useServer();
@@ -63,8 +63,8 @@ describe('a text that is tried out', () => {
   });
 
   test('leaves no trace', async () => {
-    const before = await dump(server);
+    const before = await fingerprint(server);
     await tryOut({ dsl_source: '@rate("1/m") permit(principal, action, resource);' });
-    expect(changed(before, await dump(server))).toEqual([]);
+    expect(changed(before, await fingerprint(server))).toEqual([]);
   });
 });
