@@ -27,7 +27,9 @@ beforeAll(async () => {
     symlinkSync(path.join(root, name), path.join(dir, name));
   const port = await freePort();
   url = `http://localhost:${port}`;
-  const env = { ...process.env, PORT: String(port), SVC_DATA_DIR: path.join(dir, '.data') };
+  // what is compiled is the copy's, of no use to a later run
+  const compiled = { NODE_COMPILE_CACHE: path.join(dir, '.data/compiled') };
+  const env = { ...process.env, ...compiled, PORT: String(port), SVC_DATA_DIR: path.join(dir, '.data') };
   dev = spawn('npm', ['run', '--silent', 'dev'], { cwd: dir, env, stdio: ['ignore', 'pipe', 'pipe'] });
   for (const stream of [dev.stdout!, dev.stderr!]) {
     stream.on('data', (data) => {

@@ -1,6 +1,7 @@
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { defineConfig } from 'vitest/config';
+import { LongestFirst } from './helpers/sequencer.ts';
 
 // the processes of the tests, and those that they start, need not compile the same files each time
 process.env.NODE_COMPILE_CACHE ??= path.join(tmpdir(), 'svc-test-compile-cache');
@@ -12,10 +13,11 @@ export default defineConfig({
     globalSetup: ['test/helpers/global-setup.ts'],
     setupFiles: ['test/helpers/setup.ts'],
     pool: 'forks',
-    // a process takes one file after the other: loading the program anew for each takes a seventh more time
+    // a process takes one file after the other: loading the program again for each takes a seventh more time
     isolate: false,
     // more than a small machine has cores: the tests of several processes mostly wait
     maxWorkers: 3,
+    sequence: { sequencer: LongestFirst },
     testTimeout: 30_000,
     hookTimeout: 60_000,
     // of a poll that names no other limit: only what hangs exceeds it

@@ -1,7 +1,6 @@
 import { createPublicKey } from 'node:crypto';
 import { existsSync, readdirSync, rmSync, statfsSync, statSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
-import { Redis } from 'ioredis';
 import type pg from 'pg';
 import { objectionTo } from '../../db/applied.ts';
 import { chainOfFile, highestInFile } from '../chain/checkpoint-file.ts';
@@ -239,6 +238,7 @@ async function checkMail(config: Config, tell: Tell): Promise<void> {
 }
 
 async function checkRedis(url: string, tell: Tell): Promise<void> {
+  const { Redis } = await import('ioredis');
   const redis = new Redis(url, { lazyConnect: true, connectTimeout: 3000, commandTimeout: 3000, retryStrategy: null });
   let fault: Error | undefined;
   redis.on('error', (error) => {

@@ -1,6 +1,6 @@
 import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } from 'node:crypto';
-import { Redis } from 'ioredis';
-import { createClient, type RedisClientType } from 'redis';
+import type { RedisClientType } from '@redis/client';
+import type { Redis } from 'ioredis';
 import type { Log } from './log.ts';
 
 /** A command that takes longer counts as failed; whoever sent it goes on without Redis. */
@@ -11,6 +11,14 @@ const RECONNECT_MS = 2000;
 /** Keys whose values a process remembers until Redis says that they changed. */
 const TRACKED_KEYS = 20_000;
 const TRACKED_MS = 60_000;
+
+interface RedisOptions {
+  log: Log;
+  secret: Buffer;
+  installation: string;
+}
+
+type Clients = Pick<typeof import('ioredis'), 'Redis'> & Pick<typeof import('@redis/client'), 'createClient'>;
 
 /**
  * The connections of a process to Redis. None of them ever queues what cannot be sent now: with Redis away a command
@@ -34,7 +42,7 @@ export class RedisLink {
   #watch: NodeJS.Timeout | undefined;
   #heardAt = performance.now();
 
-  private constructor(url: string, options: { log: Log; secret: Buffer; installation: string }) {
+  private constructor(url: string, options: RedisOptions, { Redis, createClient }: Clients) {
     this.#key = Buffer.from(hkdfSync('sha256', options.secret, Buffer.alloc(0), 'svc redis v1', 32));
     this.#prefix = `svc:${this.#mac('installation', options.installation).slice(0, 8)}`;
     const common = {
@@ -78,8 +86,10 @@ export class RedisLink {
    * Connects. Resolves also when Redis is away: the connections come up when it does. `installation` keeps installations
    * apart that share a Redis.
    */
-  static async open(url: string, options: { log: Log; secret: Buffer; installation: string }): Promise<RedisLink> {
-    const link = new RedisLink(url, options);
+  static async open(url: string, options: RedisOptions): Promise<RedisLink> {
+    // loaded here, since a process without Redis would pay a tenth of its start for them
+    const [{ Redis }, { createClient }] = await Promise.all([import('ioredis'), import('@redis/client')]);
+    const link = new RedisLink(url, options, { Redis, createClient });
     const connecting = [link.commands.connect(), link.subscriber.connect(), link.tracked.connect()];
     // failures were logged by the listener; reconnecting goes on behind
     await Promise.race([Promise.allSettled(connecting), new Promise((resolve) => setTimeout(resolve, 2500).unref())]);

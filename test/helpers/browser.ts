@@ -1,9 +1,7 @@
-import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { tmpdir } from 'node:os';
-import path from 'node:path';
 import { type Browser, type BrowserContext, chromium, type Page } from 'playwright-core';
-import { afterAll, afterEach, beforeAll, describe, expect, vi } from 'vitest';
+import { afterEach, beforeAll, describe, expect, vi } from 'vitest';
 import type { Credential } from './server.ts';
 
 /** Debian's browser, which these tests drive; elsewhere name another one. */
@@ -37,8 +35,12 @@ export interface Visitor {
   assertAccessible(): Promise<void>;
 }
 
+let launched: Browser | undefined;
+
+/** The browser of this process, which ends with it: test files that run in it one after the other share it. */
 async function launch(): Promise<Browser> {
-  return chromium.launch({ executablePath: PROGRAM, args: FLAGS });
+  if (!launched?.isConnected()) launched = await chromium.launch({ executablePath: PROGRAM, args: FLAGS });
+  return launched;
 }
 
 /**
@@ -48,11 +50,10 @@ async function launch(): Promise<Browser> {
 export function useBrowser(url: () => string) {
   // a browser on a busy machine is slow; each wait within a test has its own, shorter limit
   vi.setConfig({ testTimeout: 90_000 });
-  const state = {} as { browser: Browser; dir: string };
+  let browser: Browser;
   const open: { context: BrowserContext; faults: string[]; expected: RegExp[] }[] = [];
   beforeAll(async () => {
-    state.dir = mkdtempSync(path.join(tmpdir(), 'svc-browser-'));
-    state.browser = await launch();
+    browser = await launch();
   });
   afterEach(async () => {
     const visitors = open.splice(0);
@@ -61,14 +62,10 @@ export function useBrowser(url: () => string) {
       expect(faults.filter((fault) => !expected.some((pattern) => pattern.test(fault)))).toEqual([]);
     }
   });
-  afterAll(async () => {
-    await state.browser?.close();
-    if (state.dir) rmSync(state.dir, { recursive: true, force: true });
-  });
   return {
     /** A new browser profile, of this person where one is given. */
     async visitor(who?: Credential, options: { width?: number; height?: number } = {}): Promise<Visitor> {
-      const context = await state.browser.newContext({
+      const context = await browser.newContext({
         viewport: { width: options.width ?? 1280, height: options.height ?? 900 },
         reducedMotion: 'reduce',
       });
@@ -133,7 +130,7 @@ const COLORS = ['color-contrast', 'link-in-text-block'];
 
 async function violations(page: Page, runOnly: readonly string[]): Promise<string[]> {
   // evaluated by the debugger, which the page's policy for scripts does not bind
-  await page.evaluate(axe);
+  if (!(await page.evaluate(() => 'axe' in globalThis))) await page.evaluate(axe);
   return page.evaluate(async (runOnly) => {
     const { axe } = globalThis as unknown as {
       axe: {
