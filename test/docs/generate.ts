@@ -2,10 +2,14 @@ import { globSync, readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { COMMANDS } from '../../server/cli/main.ts';
 import { settingsHelp } from '../../server/config.ts';
+import { ANNOTATIONS, escrowNeededBy, isAnnotationName } from '../../server/domain/annotations.ts';
 import { AUDIT_ACTIONS } from '../../server/domain/audit.ts';
+import { FIELD_NAMES, fieldOf } from '../../server/domain/decision.ts';
 import { EVENTS } from '../../server/domain/events.ts';
+import { HOLD_KIND_NAMES, holdKind } from '../../server/domain/hold-kinds.ts';
 import { schemaFor } from '../../server/policy/language/schema.ts';
 import { proxySettingsHelp } from '../../server/proxy/config.ts';
+import { DESTINATIONS } from '../../server/subscriptions/destinations/index.ts';
 import { GUARDED_SETTINGS, Settings, settingsOf } from '../../server/tenants/settings.ts';
 
 /**
@@ -37,6 +41,37 @@ function tenantSettings(): string {
   return table(['setting', 'default', 'guarded', 'meaning'], rows);
 }
 
+function annotations(): string {
+  const rows = Object.entries(ANNOTATIONS).map(([name, { example, form, meaning, obligation }]) => {
+    const needs = isAnnotationName(name) ? escrowNeededBy(name) : undefined;
+    const on = needs ? `with ${code(needs)}` : obligation ? 'any; makes a forbid a guardrail' : 'any';
+    return [code(`@${name}("${example || '…'}")`), on, form, meaning];
+  });
+  return table(['annotation', 'on', 'value', 'meaning'], rows);
+}
+
+function recordFields(): string {
+  const types = {
+    decision: 'a decision',
+    text: 'text',
+    agent_name: 'text',
+    time: 'time',
+    count: 'integer',
+    sequence: 'integer',
+    fraction: 'number from 0 to 1',
+    texts: 'list of texts',
+  } satisfies Record<ReturnType<typeof fieldOf>['type'], string>;
+  const presences = { required: 'always', empty: 'always, empty or 0 if there is none', optional: 'if known' };
+  return table(
+    ['member', 'value', 'there', 'meaning'],
+    FIELD_NAMES.map((name) => {
+      const { type, presence, label, unit, description } = fieldOf(name);
+      const meaning = description === undefined ? label : `${label}: ${description}`;
+      return [code(name), unit ? `${types[type]}, ${unit}` : types[type], presences[presence], meaning];
+    }),
+  );
+}
+
 /** Every generated part by the name of its markers, with the page that it is on. */
 export const PARTS: Record<string, { page: string; text: () => string }> = {
   'server-settings': { page: 'docs/operation.md', text: () => settings(settingsHelp()) },
@@ -54,6 +89,32 @@ export const PARTS: Record<string, { page: string; text: () => string }> = {
       ),
   },
   schema: { page: 'docs/policy-language.md', text: () => `\`\`\`cedarschema\n${schemaFor()}\`\`\`\n` },
+  annotations: { page: 'docs/policy-language.md', text: annotations },
+  'record-fields': { page: 'docs/formats.md', text: recordFields },
+  'hold-kinds': {
+    page: 'docs/holds.md',
+    text: () =>
+      table(
+        ['hold type', 'what releases it', 'approvals, at least'],
+        HOLD_KIND_NAMES.map((name) => [
+          code(name),
+          holdKind(name).description,
+          String(holdKind(name).leastApprovals),
+        ]),
+      ),
+  },
+  destinations: {
+    page: 'docs/webhooks.md',
+    text: () =>
+      table(
+        ['`destination_type`', 'what it gets', 'signed'],
+        Object.entries(DESTINATIONS).map(([type, { description, signed }]) => [
+          code(type),
+          description,
+          signed ? 'yes, with `secret`' : 'no secret needed',
+        ]),
+      ),
+  },
   'event-types': {
     page: 'docs/webhooks.md',
     text: () =>
