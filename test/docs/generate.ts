@@ -96,11 +96,7 @@ export const PARTS: Record<string, { page: string; text: () => string }> = {
     text: () =>
       table(
         ['hold type', 'what releases it', 'approvals, at least'],
-        HOLD_KIND_NAMES.map((name) => [
-          code(name),
-          holdKind(name).description,
-          String(holdKind(name).leastApprovals),
-        ]),
+        HOLD_KIND_NAMES.map((name) => [code(name), holdKind(name).description, String(holdKind(name).leastApprovals)]),
       ),
   },
   destinations: {
