@@ -1,10 +1,10 @@
 import { assign, initialTransition, type SnapshotFrom, setup, transition } from 'xstate';
 
 /**
- * The life of an escrow hold: one machine for every hold type. What differs between the types is data: the requirement
- * that releases the hold (`HoldInput.release`), written by the type's file in server/escrow/kinds.
+ * The life of a hold: one machine for every hold kind. What differs between the kinds is data: the requirement that
+ * releases the hold (`HoldInput.release`), from server/escrow/kinds.ts.
  *
- * Nothing is looked up here. Time enters as the `at` of an event, in milliseconds; who may vote, and how many of the
+ * Nothing is looked up here. Time enters as the `at` of an event, in milliseconds; whether a person may vote, and how many
  * approvals count by now, enter as the `barred` and `tally` of an event. So a hold can be replayed from its events, and
  * what it will be at any later time is a function of what is stored. Effects are only named: `audit` becomes a record of
  * the audit chain, `emit` a row of the outbox and `wakeAt` the row's timer, all in the transaction that stores the state.
@@ -14,11 +14,11 @@ export const HOLD_MACHINE_VERSION = 1;
 export const HOLD_STATES = ['held', 'released', 'rejected', 'consumed', 'expired', 'cancelled'] as const;
 export type HoldState = (typeof HOLD_STATES)[number];
 
-/** What releases a hold. A type composes these; the machine knows no types. */
+/** What releases a hold. A kind composes these; the machine knows no kinds. */
 export type Requirement =
   | { all: Requirement[] }
   | { any: Requirement[] }
-  /** So many approvals that count, with every seat of the quorum taken. */
+  /** This many approvals that count, with every seat of the quorum taken. */
   | { approvals: number }
   | { condition: string }
   /** Milliseconds since the epoch. */
@@ -29,7 +29,7 @@ export interface Tally {
   approvals: number;
   /** Every seat of the quorum is taken; true where there is no quorum. */
   seated: boolean;
-  /** The seats that are not, by group; absent where there are none. */
+  /** The seats that are not taken, by group; absent where there are none. */
   missing?: { group: string; count: number }[];
 }
 
@@ -67,7 +67,7 @@ export type HoldEvent =
       type: 'vote';
       userId: string;
       decision: 'approve' | 'reject';
-      /** Why this person has no vote on this hold; absent when they have. */
+      /** Why this person may not vote on this hold; absent when they may. */
       barred?: string;
       /** With this vote counted. */
       tally: Tally;
@@ -110,7 +110,7 @@ export function metAt(requirement: Requirement, context: Pick<HoldContext, 'cond
   return met ? -Infinity : Infinity;
 }
 
-/** When the machine must be woken although nothing happens to the hold; null when never. */
+/** When the machine must be woken if nothing else happens to the hold; null when never. */
 function dueAt(state: HoldState, context: HoldContext): number | null {
   if (state === 'released') return context.executeBy;
   if (state !== 'held') return null;
@@ -119,13 +119,13 @@ function dueAt(state: HoldState, context: HoldContext): number | null {
 
 const isTime = (time: number) => Number.isFinite(time);
 
-/** Whether the hold is released by `at`. An expiry wins over a release at the same moment, and over one that came late. */
+/** Whether the hold is released by `at`. An expiry wins over a release at the same moment, and over a late one. */
 function isReleased(context: HoldContext, at: number): boolean {
   const met = metAt(context.release, context);
   return met <= at && met < context.expiresAt && (at < context.expiresAt || isTime(met));
 }
 
-/** The context with what the event tells about conditions and approvals. */
+/** The context with what the event reports about conditions and approvals. */
 function informed(context: HoldContext, event: HoldEvent): HoldContext {
   switch (event.type) {
     case 'vote': {
@@ -161,7 +161,7 @@ const definition = setup({
     wakeAt: (_, _params: { at: number | null }) => undefined,
     note: assign(({ context, event }) => informed(context, event)),
     stampRelease: assign(({ context, event }) => {
-      // a late timer does not make the release late: what time alone released counts from the time that did it
+      // a late timer does not make the release late: a release by time counts from that time
       const met = metAt(context.release, context);
       const releasedAt = event.type === 'wake' && isTime(met) ? met : event.at;
       const executeBy = context.executeWithin === null ? context.expiresAt : releasedAt + context.executeWithin;
@@ -226,7 +226,7 @@ export const holdMachine = definition.createMachine({
     ...input,
     conditions: conditions.map((id) => ({ id, satisfied: false, reportedAt: null })),
     votes: [],
-    // no vote yet; a quorum's seats, if there are any, are told by the first tally
+    // no vote yet; the first tally brings the seats of the quorum, if there is one
     tally: { approvals: 0, seated: false },
     releasedAt: null,
     executeBy: null,
@@ -235,7 +235,7 @@ export const holdMachine = definition.createMachine({
   initial: 'held',
   states: {
     held: {
-      description: 'the action waits for what its hold type asks for',
+      description: 'the action waits for what its hold requires',
       entry: [audit('created'), emit('created'), wakeHeld],
       on: {
         vote: [
@@ -263,7 +263,7 @@ export const holdMachine = definition.createMachine({
       },
     },
     released: {
-      description: 'the agent may carry the action out, once, until execute_by',
+      description: 'the agent may carry out the action, once, until execute_by',
       entry: [
         'stampRelease',
         audit('released'),
@@ -277,7 +277,7 @@ export const holdMachine = definition.createMachine({
       },
     },
     rejected: {
-      description: 'an approver said no',
+      description: 'an approver rejected it',
       type: 'final',
       entry: ['stampEnd', audit('rejected'), emit('rejected'), asleep],
     },
@@ -287,7 +287,7 @@ export const holdMachine = definition.createMachine({
       entry: ['stampEnd', audit('consumed'), emit('consumed'), asleep],
     },
     expired: {
-      description: 'nothing released it in time, or nobody carried the action out in time',
+      description: 'nothing released it in time, or nobody carried out the action in time',
       type: 'final',
       entry: ['stampExpiry', audit('expired'), emit('expired'), asleep],
     },
@@ -312,11 +312,11 @@ export type HoldRefusal =
   | 'NOT_FOUND';
 
 /**
- * Why the machine does not take an event, in the order in which the reasons are told; undefined when it does. It goes
- * by the state that the hold has at the time of the event, so a late timer lets nothing through.
+ * Why the machine refuses an event, by the first reason that applies; undefined when it accepts it. It goes by the state
+ * that the hold has at the time of the event, so a late timer lets nothing through.
  *
  * - consume: another agent learns nothing about the hold, so AGENT_MISMATCH comes first; then ALREADY_CONSUMED and
- *   ESCROW_EXPIRED, which no other request can mend; HASH_MISMATCH; and INVALID_STATUS for a hold that is not released.
+ *   ESCROW_EXPIRED, which no other request can fix; HASH_MISMATCH; and INVALID_STATUS for a hold that is not released.
  * - vote: INVALID_STATUS, ALREADY_VOTED, FORBIDDEN. satisfy: NOT_FOUND, INVALID_STATUS. cancel: INVALID_STATUS.
  */
 export function holdRefusal(
@@ -339,7 +339,7 @@ export function holdRefusal(
     case 'vote':
       if (state !== 'held') return refuse('INVALID_STATUS', `there is nothing to vote on: the hold is ${state}`);
       if (context.votes.some(({ userId }) => userId === event.userId)) {
-        return refuse('ALREADY_VOTED', 'you have voted on this hold already');
+        return refuse('ALREADY_VOTED', 'you have already voted on this hold');
       }
       return event.barred === undefined ? undefined : refuse('FORBIDDEN', event.barred);
     case 'satisfy':
@@ -364,15 +364,15 @@ export interface StoredHold {
   version: number;
 }
 
-/** version n -> what a hold stored by version n is in version n + 1. Entries stay for as long as the program is used. */
+/** version n -> what a hold stored by version n is in version n + 1. Entries are never removed. */
 export type HoldUpgrades = Readonly<Record<number, (stored: { state: string; context: unknown }) => StoredHold>>;
 const UPGRADES: HoldUpgrades = {};
 
-/** A stored hold as a snapshot of the machine, lifted from the version that stored it. Throws when nothing can read it. */
+/** A stored hold as a snapshot of the machine, upgraded from the version that stored it. Throws when that is unknown. */
 export function restoreHold(stored: StoredHold, upgrades: HoldUpgrades = UPGRADES): HoldSnapshot {
   let { state, context, version } = stored;
-  for (let lift = upgrades[version]; lift && version !== HOLD_MACHINE_VERSION; lift = upgrades[version]) {
-    ({ state, context, version } = lift({ state, context }));
+  for (let upgrade = upgrades[version]; upgrade && version !== HOLD_MACHINE_VERSION; upgrade = upgrades[version]) {
+    ({ state, context, version } = upgrade({ state, context }));
   }
   const known = HOLD_STATES.find((name) => name === state);
   if (version !== HOLD_MACHINE_VERSION || !known) {
@@ -381,7 +381,7 @@ export function restoreHold(stored: StoredHold, upgrades: HoldUpgrades = UPGRADE
   return holdMachine.resolveState({ value: known, context: context as HoldContext });
 }
 
-/** Whether every stored combination can be read: asked at start, so that a program that is too old does not run. */
+/** The stored combinations that this program cannot read: checked at start, so that an outdated program does not run. */
 export function unreadableHolds(
   stored: readonly { version: number; state: string }[],
   upgrades: HoldUpgrades = UPGRADES,
@@ -394,20 +394,20 @@ export function unreadableHolds(
     .map(({ version, state }) => `${state} of version ${version}`);
 }
 
-/** A new hold and what must happen with it. Throws a RangeError when nothing is asked for: that would hold nothing. */
+/** A new hold and its effects. Throws a RangeError when it requires nothing: that would hold nothing. */
 export function createHold(input: HoldInput): [HoldSnapshot, HoldEffect[]] {
   const [snapshot, actions] = initialTransition(holdMachine, input);
-  if (metAt(input.release, snapshot.context) === -Infinity) throw new RangeError('the hold asks for nothing');
+  if (metAt(input.release, snapshot.context) === -Infinity) throw new RangeError('the hold requires nothing');
   return [snapshot, effects(actions)];
 }
 
-/** One step. Ask `holdRefusal` first: on an event that is refused there the machine stays where it is. */
+/** One step. Ask `holdRefusal` first: an event that it refuses leaves the machine as it is. */
 export function stepHold(snapshot: HoldSnapshot, event: HoldEvent): [HoldSnapshot, HoldEffect[]] {
   const [next, actions] = transition(holdMachine, snapshot, event);
   return [next, effects(actions)];
 }
 
-/** What time alone has done to the hold by `at`, step by step for `each`. Send no event to a hold before this. */
+/** What time alone has done to the hold by `at`, step by step for `each`. Call it before you send an event to a hold. */
 export function elapse(
   snapshot: HoldSnapshot,
   at: number,
@@ -438,7 +438,7 @@ export function timeline(snapshot: HoldSnapshot): { releasesAt: number | null; e
   return { releasesAt: met, endsAt: released.context.executeBy };
 }
 
-/** The named actions alone: XState hands them over with the machinery around them, which nobody may store. */
+/** The named actions alone, as plain data: XState adds what would run them, which must not be stored. */
 function effects(actions: readonly { type: string; params?: unknown }[]): HoldEffect[] {
   return actions
     .filter(({ type }) => ['audit', 'emit', 'wakeAt'].includes(type))

@@ -2,8 +2,8 @@ import { assign, initialTransition, type SnapshotFrom, setup, transition } from 
 
 /**
  * The life of a policy. Its state is that of the newest revision; `liveVersion` is what proxies enforce, which may be
- * an older one. Time, settings and who acts enter only through events, so the machine can be replayed.
- * Side effects are only named here: `audit` becomes a record of the audit chain, `review` a record with the revision
+ * an older one. Time, settings and the actor enter only through events, so the machine can be replayed.
+ * Side effects are only named here: `audit` becomes a record of the audit chain, `review` a record of the revision
  * that was reviewed, and `publish` makes new bundles due, all in the transaction that stores the state.
  */
 export const POLICY_MACHINE_VERSION = 1;
@@ -18,21 +18,21 @@ export interface PolicyContext {
   /** Who submitted it; null while nobody has. */
   submitter: string | null;
   /**
-   * Break-glass deployments that nobody but their actor has looked at yet, the oldest first. Whatever becomes of the
-   * policy, each stays until another person closes it.
+   * Break-glass deployments that nobody but their actor has reviewed yet, oldest first. Whatever happens to the policy,
+   * each stays until another person closes it.
    */
   openReviews: { version: number; actor: string }[];
 }
 
-/** Who acts, and what the tenant demands at that time. */
+/** Who acts, and what the tenant requires at that time. */
 interface Circumstances {
-  /** The person, whichever key or session they use; of a key that belongs to nobody, its id. */
+  /** The person, whichever key or session they use; for a key that belongs to nobody, its id. */
   actor: string;
-  /** A person who is signed in, and no key. */
+  /** A signed-in person, not a key. */
   signedIn: boolean;
   admin: boolean;
   approvalRequired: boolean;
-  /** Who wrote or submitted a version may approve it although approval is required. */
+  /** The person who wrote or submitted a version may approve it although approval is required. */
   selfApproval: boolean;
 }
 
@@ -233,7 +233,7 @@ function reviewsClosedBy(context: PolicyContext, event: PolicyEvent): PolicyCont
   return event.type === 'approve' ? context.openReviews.filter(({ version }) => version === event.version) : [];
 }
 
-/** What speaks against an event in every state: who acts, which version they have read, and whose it is. */
+/** Why an event is refused in every state: who acts, which version they have read, and whose it is. */
 function refusedAnywhere(context: PolicyContext, event: PolicyEvent): Refused | undefined {
   const governs = event.type !== 'update' && event.type !== 'rollback' && event.type !== 'comment';
   if (governs && event.approvalRequired && !event.signedIn) {
@@ -244,9 +244,9 @@ function refusedAnywhere(context: PolicyContext, event: PolicyEvent): Refused | 
   }
   const closes = reviewsClosedBy(context, event);
   if (closes.length > 0) {
-    if (!event.signedIn) return { code: 'FORBIDDEN', detail: 'a signed-in person closes a review' };
+    if (!event.signedIn) return { code: 'FORBIDDEN', detail: 'only a signed-in person can close a review' };
     if (closes.some(({ actor }) => actor === event.actor)) {
-      return { code: 'SELF_APPROVAL', detail: 'who broke the glass cannot close its review' };
+      return { code: 'SELF_APPROVAL', detail: 'the person who broke the glass cannot close its review' };
     }
     return undefined;
   }
@@ -256,17 +256,17 @@ function refusedAnywhere(context: PolicyContext, event: PolicyEvent): Refused | 
   }
   const own = event.actor === context.author || event.actor === context.submitter;
   if (event.type === 'approve' && event.approvalRequired && !event.selfApproval && own) {
-    return { code: 'SELF_APPROVAL', detail: 'who wrote or submitted a version cannot approve it' };
+    return { code: 'SELF_APPROVAL', detail: 'the person who wrote or submitted a version cannot approve it' };
   }
   return undefined;
 }
 
-/** What speaks against an event in this state. */
+/** Why an event is refused in this state. */
 function refusedHere(state: PolicyState, context: PolicyContext, event: PolicyEvent): Refused | undefined {
   const refuse = (detail: string): Refused => ({ code: 'INVALID_STATUS', detail });
   switch (event.type) {
     case 'submit':
-      return state === 'draft' ? undefined : refuse(`only a draft is submitted; this is ${state}`);
+      return state === 'draft' ? undefined : refuse(`only a draft can be submitted; the policy is ${state}`);
     case 'approve':
       if (reviewsClosedBy(context, event).length > 0 || state === 'pending_approval') return undefined;
       if (state !== 'draft') return refuse(`there is nothing to approve: the policy is ${state}`);
@@ -275,9 +275,9 @@ function refusedHere(state: PolicyState, context: PolicyContext, event: PolicyEv
     case 'request_changes':
       return state === 'pending_approval' ? undefined : refuse(`there is no review to decide: the policy is ${state}`);
     case 'revoke':
-      return state === 'revoked' ? refuse('the policy is revoked already') : undefined;
+      return state === 'revoked' ? refuse('the policy is already revoked') : undefined;
     case 'break_glass':
-      return state === 'deployed' ? refuse('the newest version is live already') : undefined;
+      return state === 'deployed' ? refuse('the newest version is already live') : undefined;
     default:
       return undefined;
   }
@@ -286,8 +286,8 @@ function refusedHere(state: PolicyState, context: PolicyContext, event: PolicyEv
 const ORDER: readonly PolicyRefusal[] = ['FORBIDDEN', 'VERSION_CHANGED', 'INVALID_STATUS', 'SELF_APPROVAL'];
 
 /**
- * Why the machine does not take an event, the first reason in the order FORBIDDEN, VERSION_CHANGED, INVALID_STATUS,
- * SELF_APPROVAL; undefined when it does. On an event that is refused here the machine stays where it is.
+ * Why the machine refuses an event: the first reason in the order FORBIDDEN, VERSION_CHANGED, INVALID_STATUS,
+ * SELF_APPROVAL; undefined when it accepts it. An event that is refused here leaves the machine as it is.
  */
 export function policyRefusal(state: PolicyState, context: PolicyContext, event: PolicyEvent): Refused | undefined {
   const reasons = [refusedAnywhere(context, event), refusedHere(state, context, event)].filter(
@@ -296,7 +296,7 @@ export function policyRefusal(state: PolicyState, context: PolicyContext, event:
   return reasons.sort((a, b) => ORDER.indexOf(a.code) - ORDER.indexOf(b.code))[0];
 }
 
-/** A stored policy as a snapshot of the machine. Older machine versions are lifted here when there are any. */
+/** A stored policy as a snapshot of the machine. Throws when another machine version stored it. */
 export function restorePolicy(state: PolicyState, context: PolicyContext, machineVersion: number): PolicySnapshot {
   if (machineVersion !== POLICY_MACHINE_VERSION) {
     throw new Error(`policy machine version ${machineVersion} is unknown to this program`);
@@ -304,13 +304,13 @@ export function restorePolicy(state: PolicyState, context: PolicyContext, machin
   return policyMachine.resolveState({ value: state, context });
 }
 
-/** A new policy and what must happen with it. */
+/** A new policy and its effects. */
 export function createPolicy(author: string): [PolicySnapshot, PolicyEffect[]] {
   const [snapshot] = initialTransition(policyMachine, { author });
   return [snapshot, [audit('created')]];
 }
 
-/** One step. Ask `policyRefusal` first: on an event that is refused there the machine stays where it is. */
+/** One step. Ask `policyRefusal` first: an event that it refuses leaves the machine as it is. */
 export function stepPolicy(snapshot: PolicySnapshot, event: PolicyEvent): [PolicySnapshot, PolicyEffect[]] {
   const [next, actions] = transition(policyMachine, snapshot, event);
   // plain data: the library's actions also carry what would run them

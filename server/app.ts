@@ -43,6 +43,7 @@ import { INGEST_ACCESS, ingestRoutes } from './decisions/router.ts';
 import type { Doer } from './domain/audit.ts';
 import type { SignInPolicyOf } from './domain/principal.ts';
 import { Holds } from './escrow/holds.ts';
+import { HoldQueries } from './escrow/queries.ts';
 import { holdRecounts, holdTimers } from './escrow/timers.ts';
 import { Evidence } from './forensics/export.ts';
 import { downloadRoute } from './forensics/router.ts';
@@ -239,6 +240,7 @@ export async function openCore(parts: Parts): Promise<Core> {
   const fleet = new Fleet(db, clock);
   // the database's time, unless the program was given another one
   const holds = new Holds({ db, audit, settings, clock: parts.clock });
+  const holdQueries = new HoldQueries({ db, settings, clock: parts.clock });
   const signedRules = new SignedRules({ db, clock, keyFor: (kid) => keyring.find(kid) });
   const directory = path.join(config.dataDir, 'checkpoints');
   const publicKeys = () => keyring.all.map((key) => key.publicKey);
@@ -360,6 +362,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     policies,
     fleet,
     holds,
+    holdQueries,
     signedRules,
     evidence,
     subscriptions,
@@ -487,7 +490,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
     mountApi(server, buildRouter(services));
     registerIngest(app, {
       append: (tenantId, events) => services.actors.send(tenantId, { events }),
-      holders: (tenantId, ids) => services.holds.holders(tenantId, ids),
+      holders: (tenantId, ids) => services.holdQueries.holders(tenantId, ids),
       authenticate: async (request, reply) => {
         const { principal, stillValid } = await server.begin(request, reply, 'ingest');
         assertAccess(INGEST_ACCESS, principal);

@@ -6,7 +6,7 @@ import { HOLD_MACHINE_VERSION, type HoldEvent, holdMachine } from '../../machine
 import { POLICY_MACHINE_VERSION, type PolicyEvent, policyMachine } from '../../machines/policy.ts';
 import { type Access, type Principal, ROLES, refusal, SCOPES } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
-import type { Holds } from '../escrow/holds.ts';
+import type { HoldQueries } from '../escrow/queries.ts';
 import { type Policies, whoOf } from '../policy/policies.ts';
 import { text } from '../rpc/fields.ts';
 import { type Line, type Meta, route, trpc } from '../rpc/procedure.ts';
@@ -112,7 +112,7 @@ const StandingOut = z
 
 /** The machines: what they are, and where one policy, hold or delivery stands. `access` is the rule of a route. */
 export function machinesRouter(
-  features: { policies: Policies; holds: Holds; subscriptions: Subscriptions },
+  features: { policies: Policies; holdQueries: HoldQueries; subscriptions: Subscriptions },
   access: (line: Line) => Access,
 ) {
   const sentBy = (sender: Sender): z.input<typeof SentBy> => {
@@ -174,7 +174,12 @@ export function machinesRouter(
       .output(StandingOut)
       .query(async ({ ctx, input }) => {
         const person = ctx.principal.kind === 'session' ? ctx.principal.userId : null;
-        return show('escrow', input.id, await features.holds.standing(ctx.tenantId, input.id, person), ctx.principal);
+        return show(
+          'escrow',
+          input.id,
+          await features.holdQueries.standing(ctx.tenantId, input.id, person),
+          ctx.principal,
+        );
       }),
 
     delivery: route(

@@ -11,6 +11,7 @@ import { chainRouter } from '../chain/router.ts';
 import type { Decider } from '../decisions/decide.ts';
 import { evaluateProcedure, eventsRouter } from '../decisions/router.ts';
 import type { Holds } from '../escrow/holds.ts';
+import type { HoldQueries } from '../escrow/queries.ts';
 import { escrowRouter } from '../escrow/router.ts';
 import type { Evidence } from '../forensics/export.ts';
 import { forensicsRouter } from '../forensics/router.ts';
@@ -49,6 +50,7 @@ export interface Services {
   bundles: Bundles;
   fleet: Fleet;
   holds: Holds;
+  holdQueries: HoldQueries;
   signedRules: SignedRules;
   evidence: Evidence;
   subscriptions: Subscriptions;
@@ -76,7 +78,7 @@ export function buildRouter(s: Services) {
     tokenIssuers: tokenIssuersRouter(s.tokenIssuers),
     policies: policyRouter(s.policies),
     proxies: fleetRouter(s.fleet, s.pollSeconds, (tenantId) => s.tokenIssuers.list(tenantId), s.bundles),
-    escrow: escrowRouter(s.holds, s.signedRules),
+    escrow: escrowRouter(s.holds, s.holdQueries, s.signedRules),
     subscriptions: subscriptionsRouter(s.subscriptions),
     evaluate: evaluateProcedure(s.decider),
     events: eventsRouter(s.db),

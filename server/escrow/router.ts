@@ -2,7 +2,7 @@ import { z } from 'zod';
 import { HOLD_STATES } from '../../machines/escrow.ts';
 import { AgentName } from '../domain/agent-names.ts';
 import { seatsOf } from '../domain/annotations.ts';
-import { actorOf } from '../domain/audit.ts';
+import { actorOf, type Doer } from '../domain/audit.ts';
 import { HOLD_KIND_NAMES, HOLD_KINDS, holdKind, holdKindsWith } from '../domain/hold-kinds.ts';
 import type { BundleStatement } from '../domain/policy.ts';
 import type { Principal } from '../domain/principal.ts';
@@ -14,8 +14,10 @@ import { shownAction } from '../policy/evaluation/shown.ts';
 import type { SignedRules } from '../policy/signed-rules.ts';
 import { text } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
-import { type By, HOLD_ORDERS, type HoldRequest, type Holds, type HoldView } from './holds.ts';
+import type { HoldRequest, Holds } from './holds.ts';
+import { HOLD_ORDERS, type HoldQueries } from './queries.ts';
 import { looserThan } from './terms.ts';
+import type { HoldView } from './view.ts';
 
 const Quorum = z.object({ group: z.string(), count: z.int() });
 
@@ -26,23 +28,23 @@ const HoldOut = z
     id: z.string(),
     agent_role: z.string(),
     agent_id: z.string(),
-    source: z.enum(['evaluate', 'proxy']).describe('who says what the action is: the control plane, or a proxy'),
+    source: z.enum(['evaluate', 'proxy']).describe('who described the action: the control plane, or a proxy'),
     opened_by: z.string().describe('the key that it was opened with'),
     action_type: z.string(),
     tool_server: z.string().nullable(),
     tool_name: z.string().nullable(),
     method: z.string().nullable(),
     resource: z.string().nullable(),
-    arguments_preview: z.unknown().describe('masked, at most 32 KiB; what cannot be seen is made visible'),
-    context_preview: z.unknown().describe('what the caller told beside the arguments, shown as they are'),
-    cut: z.array(HeldPart).describe('what was too long to be shown whole'),
+    arguments_preview: z.unknown().describe('masked, at most 32 KiB; invisible characters are made visible'),
+    context_preview: z.unknown().describe('what the caller sent besides the arguments, unmasked'),
+    cut: z.array(HeldPart).describe('what was too long to be shown in full'),
     erased: z.boolean().describe('retention has erased arguments and context'),
     estimated_value: z.number().nullable(),
     value_currency: z.string().nullable(),
-    action_summary: z.string().describe('what the agent says of the action; nobody has checked it'),
-    risk_score: z.number().nullable().describe('what the agent says of the risk; nobody has checked it'),
+    action_summary: z.string().describe('what the agent says about the action, unverified'),
+    risk_score: z.number().nullable().describe('what the agent says about the risk, unverified'),
     action_hash: z.string(),
-    status: z.enum(HOLD_STATES).describe('as of now, whether or not a timer has run'),
+    status: z.enum(HOLD_STATES).describe('as of now, whether or not its timer has run'),
     hold_type: z.enum(HOLD_KIND_NAMES),
     required_approvals: z.int(),
     current_approvals: z.int().describe('approvals of people who may still vote'),
@@ -54,7 +56,7 @@ const HoldOut = z
     rule_ids: z.array(z.string()),
     rules: z
       .array(z.object({ id: z.string(), hash: z.string() }))
-      .describe('the statements that it stands for, with the sha256 of their text: it covers no other text'),
+      .describe('the statements that it covers, with the sha256 of their text: it covers no other text'),
     reason: z.string().optional(),
     quorum: z.array(Quorum).optional(),
     conditions: z.array(
@@ -81,7 +83,9 @@ const HoldOut = z
     barred_voters: z
       .array(z.string())
       .optional()
-      .describe('who owned or made a key of the agent, or the key that opened it; not shown to agent keys'),
+      .describe(
+        'people who owned or created a key of the agent, or created the key that opened it; not shown to agent keys',
+      ),
     session_id: z.string().optional(),
     notify_targets: z.array(z.string()),
     release_at: z.iso.datetime().optional().describe('when time releases it'),
@@ -116,7 +120,7 @@ const CreateIn = z.strictObject({
     .min(0)
     .max(100)
     .optional()
-    .describe('absent: what the hold type needs at least, and as many as the quorum has seats'),
+    .describe('when absent: as many as the hold type needs, and at least as many as the quorum has seats'),
   quorum: z
     .array(z.strictObject({ group: text(64), count: z.int().min(1).max(100) }))
     .max(20)
@@ -130,7 +134,7 @@ const CreateIn = z.strictObject({
     `for ${holdKindsWith(({ takesDelay }) => takesDelay).join(' and ')}`,
   ),
   ttl_seconds: Seconds,
-  execute_within_seconds: Seconds.optional().describe('absent: until expires_at'),
+  execute_within_seconds: Seconds.optional().describe('when absent: until expires_at'),
   estimated_value: z.number().min(0).max(1e14).optional(),
   value_currency: text(10).optional(),
   risk_score: z.number().min(0).max(1).optional(),
@@ -141,11 +145,9 @@ const CreateIn = z.strictObject({
     .max(200)
     .optional()
     .describe(
-      'rules with @escrow of the bundle; the hold must ask for as much as they do. Without them it covers no rule',
+      'rules of the bundle with @escrow; the hold must ask for at least as much as they do. Without them it covers no rule',
     ),
-  bundle_hash: ActionHash.optional().describe(
-    'the bundle that the rules are of: one that was signed and has not ended',
-  ),
+  bundle_hash: ActionHash.optional().describe('the bundle that has the rules; it must be signed and not past its end'),
   session_id: text(200).optional(),
   tool_server: text(200).optional(),
   tool_name: text(200).optional(),
@@ -153,18 +155,18 @@ const CreateIn = z.strictObject({
   resource: text(8000).optional(),
   arguments_preview: z.unknown().optional(),
   context_preview: z.unknown().optional(),
-  cut: z.array(HeldPart).max(2).optional().describe('what the previews do not show whole'),
+  cut: z.array(HeldPart).max(2).optional().describe('what the previews do not show in full'),
   notify_targets: z.array(HttpUrl).max(20).optional(),
 });
 
 const Id = { id: text(100) };
 const tag = 'escrow';
 
-function by(ctx: Context & { principal: Principal }): By {
+function by(ctx: Context & { principal: Principal }): Doer {
   return { actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId };
 }
 
-/** The header as a key: 1 to 255 printable characters. */
+/** The header's value: 1 to 255 printable characters. */
 function idempotencyKey(ctx: Context): string | undefined {
   const key = ctx.headers['idempotency-key'];
   if (key === undefined) return undefined;
@@ -172,12 +174,12 @@ function idempotencyKey(ctx: Context): string | undefined {
   throw new AppError('VALIDATION_FAILED', 'the header Idempotency-Key must be 1 to 255 printable characters');
 }
 
-/** What an agent sees of its hold: not who voted how, nor what was reported by whom. */
+/** What an agent sees of its hold: neither the votes nor the evidence of conditions. */
 function forAgent({ votes: _votes, barred_voters: _barred, ...hold }: HoldView): z.input<typeof HoldOut> {
   return { ...hold, conditions: hold.conditions.map(({ evidence: _evidence, ...condition }) => condition) };
 }
 
-export function escrowRouter(holds: Holds, signedRules: SignedRules) {
+export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: SignedRules) {
   return trpc.router({
     create: route(
       'POST /v1/escrow',
@@ -185,7 +187,7 @@ export function escrowRouter(holds: Holds, signedRules: SignedRules) {
       {
         summary: 'Hold an action',
         description:
-          'With the header Idempotency-Key a repeated call with the same body answers the same hold, as it is by then.',
+          'With the header Idempotency-Key, a repeated call with the same body returns the same hold, as it is then.',
         tag,
         status: 201,
         problems: ['CONFLICT', 'TERMS_REFUSED'],
@@ -199,7 +201,7 @@ export function escrowRouter(holds: Holds, signedRules: SignedRules) {
           answer: {
             201: {
               'Idempotent-Replayed': {
-                description: 'true where a repeated call answers a hold that was there',
+                description: 'true when a repeated call returns the hold of an earlier one',
                 schema: { enum: ['true'] },
               },
             },
@@ -221,9 +223,9 @@ export function escrowRouter(holds: Holds, signedRules: SignedRules) {
       'GET /v1/escrow',
       { keys: [], role: 'viewer' },
       {
-        summary: 'List holds, the newest first',
+        summary: 'List holds, newest first',
         description:
-          'With order=expires_at the one first that ends soonest. `after` goes on from the page before, whatever came or ended meanwhile; it keeps its order and takes no offset. `total` counts all pages.',
+          'With order=expires_at, the soonest to expire first. `after` continues from the previous page, even when holds were opened or ended in between; it needs the same order and takes no offset. `total` counts all pages.',
         tag,
       },
     )
@@ -237,13 +239,13 @@ export function escrowRouter(holds: Holds, signedRules: SignedRules) {
             min_value: z.number().optional(),
             max_value: z.number().optional(),
             order: z.enum(HOLD_ORDERS).default('created_at'),
-            after: text(300).optional().describe('next_cursor of the page before'),
+            after: text(300).optional().describe('next_cursor of the previous page'),
             limit: z.int().min(1).max(200).default(50),
             offset: z.int().min(0).max(1_000_000).default(0),
           })
           .refine(({ after, offset }) => after === undefined || offset === 0, {
             path: ['offset'],
-            message: 'does not go with after',
+            message: 'cannot be combined with after',
           }),
       )
       .output(
@@ -257,7 +259,7 @@ export function escrowRouter(holds: Holds, signedRules: SignedRules) {
         }),
       )
       .query(async ({ ctx, input }) => {
-        const { next, ...page } = await holds.list(ctx.tenantId, input);
+        const { next, ...page } = await queries.list(ctx.tenantId, input);
         const { limit, offset } = input;
         return { ...page, limit, offset, next_cursor: next, has_more: next !== null };
       }),
@@ -273,7 +275,7 @@ export function escrowRouter(holds: Holds, signedRules: SignedRules) {
         const hold = await holds.get(ctx.tenantId, input.id);
         const { principal } = ctx;
         if (principal.kind !== 'agent_key') return hold;
-        // another agent's hold is not found rather than forbidden: its existence is not the agent's business
+        // another agent's hold is not found rather than forbidden: the agent must not learn that it exists
         if (hold.agent_id !== principal.agentId || hold.agent_role !== principal.agentRole) {
           throw new AppError('NOT_FOUND', 'there is no such hold');
         }
@@ -322,7 +324,7 @@ export function escrowRouter(holds: Holds, signedRules: SignedRules) {
       'POST /v1/escrow/{id}/consume',
       { keys: ['proxy'] },
       {
-        summary: 'Use a released hold up, once',
+        summary: 'Consume a released hold, once',
         tag,
         problems: [
           'NOT_FOUND',
@@ -362,7 +364,7 @@ export function escrowRouter(holds: Holds, signedRules: SignedRules) {
     cancel: route(
       'POST /v1/escrow/{id}/cancel',
       { keys: ['proxy'], role: 'admin' },
-      { summary: 'Take a hold back', tag, problems: ['NOT_FOUND', 'INVALID_STATUS'] },
+      { summary: 'Cancel a hold', tag, problems: ['NOT_FOUND', 'INVALID_STATUS'] },
     )
       .input(z.strictObject({ ...Id, reason: text(2000) }))
       .output(HoldOut)
@@ -370,7 +372,7 @@ export function escrowRouter(holds: Holds, signedRules: SignedRules) {
   });
 }
 
-/** What a proxy asks for, with what the rules that it names say. TERMS_REFUSED when it asks for less than they do. */
+/** What a proxy asks for, completed by the rules that it names. TERMS_REFUSED when it asks for less than they do. */
 async function requested(signedRules: SignedRules, tenantId: string, input: CreateInput): Promise<HoldRequest> {
   const { action_type, tool_server, tool_name, method, resource, estimated_value, value_currency } = input;
   const { arguments_preview, context_preview, cut = [], bundle_hash, rule_ids, ...rest } = input;
@@ -386,7 +388,7 @@ async function requested(signedRules: SignedRules, tenantId: string, input: Crea
   };
   const refused = (...faults: Fault[]) => new AppError('TERMS_REFUSED', undefined, { faults });
   const action = exact(() => {
-    // what is shown is well formed; what was sent must be so too
+    // what is shown is well formed; what was sent must be as well
     canonicalJson([arguments_preview ?? null, context_preview ?? null]);
     return shownAction(
       {
@@ -399,19 +401,19 @@ async function requested(signedRules: SignedRules, tenantId: string, input: Crea
   });
   const request: HoldRequest = { ...asked, action: { ...action, cut: [...new Set([...cut, ...action.cut])].sort() } };
   if (rule_ids === undefined) return request;
-  if (bundle_hash === undefined) throw refused({ pointer: '/bundle_hash', message: 'must say whose rules these are' });
+  if (bundle_hash === undefined) throw refused({ pointer: '/bundle_hash', message: 'is required with rule_ids' });
   const known = await signedRules.of(tenantId, bundle_hash);
   if (!known)
-    throw refused({ pointer: '/bundle_hash', message: 'is no bundle that was signed here and has not ended' });
+    throw refused({ pointer: '/bundle_hash', message: 'is not a bundle that was signed here and has not ended' });
   const rules = [...new Set(rule_ids)].map((id) => known.get(id));
   const unknown = rules.indexOf(undefined);
   if (unknown >= 0)
-    throw refused({ pointer: `/rule_ids/${unknown}`, message: 'is no rule with @escrow of the bundle' });
+    throw refused({ pointer: `/rule_ids/${unknown}`, message: 'is not a rule of the bundle with @escrow' });
   const terms = joinedTerms(rules as BundleStatement[]);
   const faults = looserThan(terms, asked);
   const policies = new Set(rules.map((rule) => rule!.policy_id));
   if (input.policy_id !== undefined && !policies.has(input.policy_id)) {
-    faults.push({ pointer: '/policy_id', message: 'is not the policy of a rule that it names' });
+    faults.push({ pointer: '/policy_id', message: 'is not the policy of any of the rules' });
   }
   if (faults.length > 0) throw refused(...faults);
   return {
@@ -424,7 +426,7 @@ async function requested(signedRules: SignedRules, tenantId: string, input: Crea
 }
 type CreateInput = z.output<typeof CreateIn>;
 
-/** Refuses what has no exact canonical form: votes are bound to the hash of what is shown. */
+/** Refuses what has no exact canonical form: a vote is bound to the hash of what is shown. */
 function exact<T>(made: () => T): T {
   try {
     return made();

@@ -28,11 +28,11 @@ export function looserThan(terms: HoldTerms, asked: Asked): Fault[] {
   const kinds = [terms.hold_type, ...stricter];
   if (!kinds.includes(asked.hold_type)) fault('hold_type', `the rules ask for ${kinds.join(' or ')}`);
 
-  // approvals release a delayed hold before its time: none of them is the strictest
+  // approvals release a delayed hold early: requiring none is the strictest
   const delayed = holdKind(asked.hold_type).takesDelay;
   const never = delayed && asked.required_approvals === 0;
   if (delayed && terms.required_approvals === 0 && !never) {
-    fault('required_approvals', 'the rules let no approval release it before its time');
+    fault('required_approvals', 'the rules do not let approvals release it early');
   }
   if (!never && asked.required_approvals < terms.required_approvals) {
     fault('required_approvals', `the rules ask for at least ${terms.required_approvals}`);
@@ -55,8 +55,32 @@ export function looserThan(terms: HoldTerms, asked: Asked): Fault[] {
       fault('execute_within_seconds', `the rules allow at most ${terms.execute_within_seconds}`);
     }
   } else if (within !== undefined && asked.ttl_seconds + within > terms.ttl_seconds) {
-    // without it, a release is good until the hold expires
+    // without it, a release is valid until the hold expires
     fault('execute_within_seconds', `must end with the ${terms.ttl_seconds} seconds that the rules allow in all`);
+  }
+  return faults;
+}
+
+/** What is wrong with a request for a hold of its kind. */
+export function holdFaults(request: HoldRequest): Fault[] {
+  const kind = holdKind(request.hold_type);
+  const faults: Fault[] = [];
+  const fault = (field: string, message: string) => faults.push({ pointer: `/${field}`, message });
+  const type = request.hold_type;
+  const delay = request.release_after_seconds;
+  const ids = (request.conditions ?? []).map(({ condition_id }) => condition_id);
+  if (request.required_approvals < kind.leastApprovals) {
+    fault('required_approvals', `a ${type} hold needs at least ${kind.leastApprovals}`);
+  }
+  if (kind.needsConditions && ids.length === 0) fault('conditions', `a ${type} hold needs at least one condition`);
+  if (new Set(ids).size < ids.length) fault('conditions', 'names a condition twice');
+  if (kind.takesDelay && delay === undefined) fault('release_after_seconds', `a ${type} hold needs it`);
+  if (!kind.takesDelay && delay !== undefined) fault('release_after_seconds', `a ${type} hold is not released by time`);
+  if (delay !== undefined && delay >= request.ttl_seconds) {
+    fault('release_after_seconds', 'must be shorter than ttl_seconds, or the hold expires before it is released');
+  }
+  if (new Set((request.quorum ?? []).map(({ group }) => group)).size < (request.quorum ?? []).length) {
+    fault('quorum', 'names a group twice');
   }
   return faults;
 }

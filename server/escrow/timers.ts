@@ -6,16 +6,16 @@ import type { DueHold, Holds } from './holds.ts';
 
 /** Holds of one tenant that change in one transaction. */
 const BATCH = 50;
-/** Due holds that are looked up at once. */
+/** Due holds that are looked up together. */
 const LOOK_UP = 500;
 const LONGEST_SLEEP_MS = 1000;
-/** How long a hold that could not be woken is left alone, so that it does not keep the others waiting. */
+/** How long a hold that could not be woken is left alone, so that it does not delay the others. */
 const SET_ASIDE_MS = 60_000;
 
 /**
- * Releases and expires holds by time. One of these runs in each worker process; any number may run at once, and any may
- * be killed anywhere: a hold's time stands in its row until the transaction that acts on it commits. Nothing depends on
- * it being punctual, since every reader and every change goes by the time itself; it makes the events.
+ * Releases and expires holds by time. It runs in each worker process; any number may run at once, and each may be killed
+ * at any point: a hold's time stays in its row until the transaction that acts on it commits. Nothing depends on it being
+ * punctual, since every reader and every change goes by the time itself; it only causes the events.
  */
 export function holdTimers(holds: Holds, log: Log): Job {
   const asideUntil = new Map<string, number>();
@@ -35,7 +35,7 @@ export function holdTimers(holds: Holds, log: Log): Job {
     }
   };
 
-  /** One look at the holds that are due. Resolves to how long there is nothing to do. */
+  /** Wakes the holds that are due once. Resolves to the milliseconds until there is something to do again. */
   const look = async (signal: AbortSignal): Promise<number> => {
     for (const [id, until] of asideUntil) if (until <= performance.now()) asideUntil.delete(id);
     const { holds: due, next } = await holds.due(LOOK_UP, [...asideUntil.keys()]);
@@ -46,7 +46,7 @@ export function holdTimers(holds: Holds, log: Log): Job {
         changed += await wake(tenantId, ids.slice(at, at + BATCH));
       }
     }
-    // all of them are in other hands: those need a moment
+    // other processes have all of them locked and need a moment
     return changed > 0 ? 0 : 50;
   };
 
@@ -67,13 +67,13 @@ export function holdTimers(holds: Holds, log: Log): Job {
 }
 
 /**
- * Counts approvals again after roles, members or settings changed, so that what is shown agrees soon. Decisions do not
- * wait for it: each event counts anew.
+ * Counts approvals again after roles, members or settings changed, so that what is shown is soon correct. Decisions do not
+ * wait for it: each event counts again.
  */
 export function holdRecounts(holds: Holds, notices: Notices): Job {
   const changed = new Set<string>();
   for (const topic of ['members', 'settings'] as const) {
-    // after a time without notices (`*`) nothing is lost but the early showing
+    // after a time without notices (`*`) what is shown is corrected later; nothing else is lost
     notices.on(topic, ({ tenantId }) => {
       if (tenantId !== '*') changed.add(tenantId);
     });

@@ -41,7 +41,7 @@ describeInBrowser('a policy', () => {
 
     // their own version: not theirs to approve, and the page says why
     await page.getByRole('link', { name: 'Review', exact: true }).last().click();
-    await page.getByText('who wrote or submitted a version cannot approve it').waitFor();
+    await page.getByText('the person who wrote or submitted a version cannot approve it').waitFor();
     expect(await page.getByRole('button', { name: 'Approve version 1' }).isDisabled()).toBe(true);
     await author.assertAccessible();
 
@@ -164,7 +164,7 @@ describeInBrowser('a policy', () => {
     await queue.nth(2).getByText('In review').waitFor();
     await approver.assertAccessible();
     await page.getByRole('link', { name: 'close the review' }).click();
-    await page.getByText('who broke the glass cannot close its review').waitFor();
+    await page.getByText('the person who broke the glass cannot close its review').waitFor();
     await approver.page.getByRole('link', { name: 'guard' }).click();
     // also when the policy has gone on since
     await server.call(200, 'PUT /v1/policies/guard', author, { dsl_source: GUARD });

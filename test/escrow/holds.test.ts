@@ -5,6 +5,7 @@ import { auditWriter } from '../../server/chain/audit.ts';
 import { OPERATOR } from '../../server/domain/audit.ts';
 import { AppError } from '../../server/errors.ts';
 import { type HoldRequest, Holds } from '../../server/escrow/holds.ts';
+import { HoldQueries } from '../../server/escrow/queries.ts';
 import { holdTimers } from '../../server/escrow/timers.ts';
 import { startJobs } from '../../server/jobs/jobs.ts';
 import { createLog } from '../../server/lib/log.ts';
@@ -21,10 +22,12 @@ const audit = auditWriter(clock, () => 'fingerprint');
 const by = { actor: { type: 'api_key' as const, id: 'key_test' } };
 let tenants: Tenants;
 let holds: Holds;
+let queries: HoldQueries;
 
 beforeAll(() => {
   tenants = new Tenants(box.db, clock, audit, { poll_seconds: 15 });
   holds = make();
+  queries = new HoldQueries({ db: box.db, settings: (id) => tenants.settings(id), clock });
 });
 
 function make(write: WriteAudit = audit, time: TestClock | undefined = clock): Holds {
@@ -267,7 +270,7 @@ describe('timers', () => {
     clock.advance(20_000);
     expect(await codeOf(holds.consume(t.id, two.id, action, by))).toBe('ESCROW_EXPIRED');
     expect(
-      (await holds.list(t.id, { status: 'expired', order: 'created_at', limit: 9, offset: 0 })).holds.map(
+      (await queries.list(t.id, { status: 'expired', order: 'created_at', limit: 9, offset: 0 })).holds.map(
         ({ id }) => id,
       ),
     ).toEqual([two.id]);

@@ -321,7 +321,7 @@ function CloseReview({ policy, open }: { policy: PolicyDetail; open: NonNullable
   const why = !me.has('approver')
     ? 'this needs the role approver'
     : open.actor === me.id
-      ? 'who broke the glass cannot close its review'
+      ? 'the person who broke the glass cannot close its review'
       : undefined;
   return (
     <Paper component="section" aria-labelledby="close-review" mb="md">

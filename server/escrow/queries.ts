@@ -1,0 +1,194 @@
+import type { QBFilterQuery } from '@mikro-orm/postgresql';
+import { Hold, type HoldRow } from '../../db/entities/index.ts';
+import type { Database } from '../../db/index.ts';
+import { elapse, HOLD_MACHINE_VERSION, type HoldEvent, type HoldState, holdRefusal } from '../../machines/escrow.ts';
+import { AppError } from '../errors.ts';
+import type { Clock } from '../lib/clock.ts';
+import { electorateOf, type VoteSettings } from './electorate.ts';
+import { type HoldView, holdNotFound, holdView, restore, timeOf, votesOn } from './view.ts';
+
+/** A hold's machine, and why each event would be refused now; null when it would not. */
+interface Standing {
+  state: HoldState;
+  version: number;
+  refusals: Record<'vote' | 'satisfy' | 'consume' | 'cancel', { code: string; detail: string } | null>;
+}
+
+/** Questions about holds; none of them changes one. Holds are shown as of now, by the same time as in `Holds`. */
+export class HoldQueries {
+  readonly #db: Database;
+  readonly #clock: Clock | undefined;
+  readonly #settings: (tenantId: string) => Promise<VoteSettings>;
+
+  constructor(parts: {
+    db: Database;
+    settings: (tenantId: string) => Promise<VoteSettings>;
+    clock?: Clock | undefined;
+  }) {
+    this.#db = parts.db;
+    this.#settings = parts.settings;
+    this.#clock = parts.clock;
+  }
+
+  /**
+   * The newest first, or the soonest to expire first. A status is the one that a hold has by now, whether or not its timer
+   * has run. `next` is the cursor of the following page: a position in the order, so that holds which are opened or end
+   * meanwhile neither repeat nor hide another one. Reads few holds at a time: no more than it returns.
+   */
+  async list(
+    tenantId: string,
+    filter: {
+      status?: HoldState | undefined;
+      agent_role?: string | undefined;
+      agent_id?: string | undefined;
+      action_type?: string | undefined;
+      min_value?: number | undefined;
+      max_value?: number | undefined;
+      order: HoldOrder;
+      after?: string | undefined;
+      limit: number;
+      offset: number;
+    },
+  ): Promise<{ holds: HoldView[]; total: number; next: string | null }> {
+    const { order, limit } = filter;
+    const value = {
+      ...(filter.min_value !== undefined && { $gte: filter.min_value }),
+      ...(filter.max_value !== undefined && { $lte: filter.max_value }),
+    };
+    const start = filter.after === undefined ? undefined : positionOf(filter.after, order);
+    return this.#db.transaction(tenantId, async (em) => {
+      const now = await timeOf(em, this.#clock);
+      const where: QBFilterQuery<HoldRow> = {
+        ...(filter.status && statusIs(filter.status, new Date(now))),
+        ...(filter.agent_role !== undefined && { agentRole: filter.agent_role }),
+        ...(filter.agent_id !== undefined && { agentId: filter.agent_id }),
+        ...(filter.action_type !== undefined && { actionType: filter.action_type }),
+        ...(Object.keys(value).length > 0 && { estimatedValue: value }),
+      };
+      const total = await em.count(Hold, where);
+      const orderBy =
+        order === 'expires_at'
+          ? ({ expiresAt: 'asc', id: 'asc' } as const)
+          : ({ createdAt: 'desc', id: 'desc' } as const);
+      const holds: HoldView[] = [];
+      let last: HoldRow | undefined;
+      let bytes = 0;
+      for (
+        let from = start;
+        ;
+        from = { at: order === 'expires_at' ? last!.expiresAt : last!.createdAt, id: last!.id }
+      ) {
+        const rows = await em.find(Hold, from ? { $and: [where, after(from, order)] } : where, {
+          orderBy,
+          limit: Math.min(PAGE_STEP, limit - holds.length) + 1,
+          offset: last ? 0 : filter.offset,
+        });
+        const step = rows.slice(0, Math.min(PAGE_STEP, limit - holds.length));
+        const votes = await votesOn(em, step);
+        for (const [n, hold] of step.entries()) {
+          const view = holdView(hold, now, votes.get(hold.id));
+          bytes += Buffer.byteLength(JSON.stringify(view));
+          if (bytes > PAGE_BYTES && holds.length > 0) return { holds, total, next: cursorOf(last!, order) };
+          holds.push(view);
+          last = hold;
+          const more = n + 1 < rows.length;
+          if (!more) return { holds, total, next: null };
+        }
+        if (!last || step.length === 0) return { holds, total, next: null };
+        if (holds.length >= limit) return { holds, total, next: cursorOf(last, order) };
+        em.clear();
+      }
+    });
+  }
+
+  /**
+   * The state of a hold's machine, and for each event that a person or a proxy can send, why it would be refused now.
+   * With `userId` null, `vote` is judged without a person.
+   */
+  async standing(tenantId: string, id: string, userId: string | null): Promise<Standing> {
+    const settings = await this.#settings(tenantId);
+    return this.#db.transaction(tenantId, async (em) => {
+      const hold = await em.findOne(Hold, { id });
+      if (!hold) throw holdNotFound();
+      const at = await timeOf(em, this.#clock);
+      const [snapshot] = elapse(restore(hold), at);
+      const { context } = snapshot;
+      const electorate = await electorateOf(em, hold, userId === null ? [] : [userId], settings);
+      const barred = userId === null ? undefined : electorate.barred(userId);
+      const { tally, agentId, agentRole, actionHash, conditions } = context;
+      const ask = (event: HoldEvent) => holdRefusal(snapshot, event) ?? null;
+      const condition = conditions.find(({ satisfied }) => !satisfied) ?? conditions[0];
+      return {
+        state: snapshot.value,
+        version: HOLD_MACHINE_VERSION,
+        refusals: {
+          vote: ask({ type: 'vote', userId: userId ?? '', decision: 'approve', ...(barred && { barred }), tally, at }),
+          satisfy: ask({ type: 'satisfy', conditionId: condition?.id ?? '', satisfied: true, tally, at }),
+          consume: ask({ type: 'consume', agentId, agentRole, actionHash, at }),
+          cancel: ask({ type: 'cancel', at }),
+        },
+      };
+    });
+  }
+
+  /** The agent of each of these holds; one that the tenant does not have is left out. */
+  async holders(
+    tenantId: string,
+    ids: readonly string[],
+  ): Promise<Map<string, { agent_id: string; agent_role: string }>> {
+    const rows = await this.#db.query<{ id: string; agent_id: string; agent_role: string }>(
+      tenantId,
+      'select id, agent_id, agent_role from escrow_hold where tenant_id = $1 and id = any($2)',
+      [tenantId, ids],
+    );
+    return new Map(rows.map(({ id, ...holder }) => [id, holder]));
+  }
+}
+
+/** The rows with this status by `now`: what time will do to a hold is in its row in advance. */
+function statusIs(status: HoldState, now: Date): QBFilterQuery<HoldRow> {
+  switch (status) {
+    case 'held':
+      return { status, wakeAt: { $gt: now } };
+    case 'released':
+      return { endsAt: { $gt: now }, $or: [{ status }, { status: 'held', releasesAt: { $lte: now } }] };
+    case 'expired':
+      return { $or: [{ status }, { status: { $in: ['held', 'released'] }, endsAt: { $lte: now } }] };
+    default:
+      return { status };
+  }
+}
+
+/** Holds that are read at once. */
+const PAGE_STEP = 20;
+/** A page ends before the hold that would make it longer than this; it has at least one. */
+const PAGE_BYTES = 2 * 1024 * 1024;
+
+export const HOLD_ORDERS = ['created_at', 'expires_at'] as const;
+export type HoldOrder = (typeof HOLD_ORDERS)[number];
+/** The position of the last hold of a page in the order of the list. */
+interface Position {
+  at: Date;
+  id: string;
+}
+
+/** The holds after a position. The bound on the time alone is there for the index. */
+function after({ at, id }: Position, order: HoldOrder): QBFilterQuery<HoldRow> {
+  return order === 'expires_at'
+    ? { expiresAt: { $gte: at }, $or: [{ expiresAt: { $gt: at } }, { id: { $gt: id } }] }
+    : { createdAt: { $lte: at }, $or: [{ createdAt: { $lt: at } }, { id: { $lt: id } }] };
+}
+
+/** `h1`, the order and the position. Opaque to clients, so that it may change; `h1` is its version. */
+function cursorOf(last: HoldRow, order: HoldOrder): string {
+  const at = order === 'expires_at' ? last.expiresAt : last.createdAt;
+  return Buffer.from(`h1:${order}:${at.getTime()}:${last.id}`).toString('base64url');
+}
+
+function positionOf(cursor: string, order: HoldOrder): Position {
+  const text = Buffer.from(cursor, 'base64url').toString('latin1');
+  const [, of, at, id] = /^h1:(\w{1,20}):(\d{1,15}):(esc_\w{1,60})$/.exec(text) ?? [];
+  const message = of && of !== order ? 'is a cursor for another order' : 'is not a cursor of this list';
+  if (of !== order) throw new AppError('VALIDATION_FAILED', undefined, { faults: [{ pointer: '?after', message }] });
+  return { at: new Date(Number(at)), id: id! };
+}
