@@ -912,14 +912,14 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * List holds, the newest first
-         * @description With order=expires_at the one first that ends soonest. `after` goes on from the page before, whatever came or ended meanwhile; it keeps its order and takes no offset. `total` counts all pages.
+         * List holds, newest first
+         * @description With order=expires_at, the soonest to expire first. `after` continues from the previous page, even when holds were opened or ended in between; it needs the same order and takes no offset. `total` counts all pages.
          */
         get: operations["escrow-list"];
         put?: never;
         /**
          * Hold an action
-         * @description With the header Idempotency-Key a repeated call with the same body answers the same hold, as it is by then.
+         * @description With the header Idempotency-Key, a repeated call with the same body returns the same hold, as it is then.
          */
         post: operations["escrow-create"];
         delete?: never;
@@ -974,7 +974,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Use a released hold up, once */
+        /** Consume a released hold, once */
         post: operations["escrow-consume"];
         delete?: never;
         options?: never;
@@ -1011,7 +1011,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Take a hold back */
+        /** Cancel a hold */
         post: operations["escrow-cancel"];
         delete?: never;
         options?: never;
@@ -2564,7 +2564,7 @@ export interface components {
             agent_role: string;
             agent_id: string;
             /**
-             * @description who says what the action is: the control plane, or a proxy
+             * @description who described the action: the control plane, or a proxy
              * @enum {string}
              */
             source: "evaluate" | "proxy";
@@ -2575,23 +2575,23 @@ export interface components {
             tool_name: string | null;
             method: string | null;
             resource: string | null;
-            /** @description masked, at most 32 KiB; what cannot be seen is made visible */
+            /** @description masked, at most 32 KiB; invisible characters are made visible */
             arguments_preview: unknown;
-            /** @description what the caller told beside the arguments, shown as they are */
+            /** @description what the caller sent besides the arguments, unmasked */
             context_preview: unknown;
-            /** @description what was too long to be shown whole */
+            /** @description what was too long to be shown in full */
             cut: ("arguments" | "context")[];
             /** @description retention has erased arguments and context */
             erased: boolean;
             estimated_value: number | null;
             value_currency: string | null;
-            /** @description what the agent says of the action; nobody has checked it */
+            /** @description what the agent says about the action, unverified */
             action_summary: string;
-            /** @description what the agent says of the risk; nobody has checked it */
+            /** @description what the agent says about the risk, unverified */
             risk_score: number | null;
             action_hash: string;
             /**
-             * @description as of now, whether or not a timer has run
+             * @description as of now, whether or not its timer has run
              * @enum {string}
              */
             status: "held" | "released" | "rejected" | "consumed" | "expired" | "cancelled";
@@ -2615,7 +2615,7 @@ export interface components {
             created_at: string;
             policy_id: string | null;
             rule_ids: string[];
-            /** @description the statements that it stands for, with the sha256 of their text: it covers no other text */
+            /** @description the statements that it covers, with the sha256 of their text: it covers no other text */
             rules: {
                 id: string;
                 hash: string;
@@ -2645,7 +2645,7 @@ export interface components {
                 /** Format: date-time */
                 at: string;
             }[];
-            /** @description who owned or made a key of the agent, or the key that opened it; not shown to agent keys */
+            /** @description people who owned or created a key of the agent, or created the key that opened it; not shown to agent keys */
             barred_voters?: string[];
             session_id?: string;
             notify_targets: string[];
@@ -6945,7 +6945,7 @@ export interface operations {
                      * @enum {string}
                      */
                     hold_type: "single" | "multi_party" | "conditional" | "time_delayed";
-                    /** @description absent: what the hold type needs at least, and as many as the quorum has seats */
+                    /** @description when absent: as many as the hold type needs, and at least as many as the quorum has seats */
                     required_approvals?: number;
                     quorum?: {
                         group: string;
@@ -6958,15 +6958,15 @@ export interface operations {
                     /** @description for time_delayed */
                     release_after_seconds?: number;
                     ttl_seconds: number;
-                    /** @description absent: until expires_at */
+                    /** @description when absent: until expires_at */
                     execute_within_seconds?: number;
                     estimated_value?: number;
                     value_currency?: string;
                     risk_score?: number;
                     policy_id?: string;
-                    /** @description rules with @escrow of the bundle; the hold must ask for as much as they do. Without them it covers no rule */
+                    /** @description rules of the bundle with @escrow; the hold must ask for at least as much as they do. Without them it covers no rule */
                     rule_ids?: string[];
-                    /** @description the bundle that the rules are of: one that was signed and has not ended */
+                    /** @description the bundle that has the rules; it must be signed and not past its end */
                     bundle_hash?: string;
                     session_id?: string;
                     tool_server?: string;
@@ -6975,7 +6975,7 @@ export interface operations {
                     resource?: string;
                     arguments_preview?: unknown;
                     context_preview?: unknown;
-                    /** @description what the previews do not show whole */
+                    /** @description what the previews do not show in full */
                     cut?: ("arguments" | "context")[];
                     notify_targets?: string[];
                 };
@@ -6988,7 +6988,7 @@ export interface operations {
                     "X-Request-Id": components["headers"]["X-Request-Id"];
                     RateLimit: components["headers"]["RateLimit"];
                     "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
-                    /** @description true where a repeated call answers a hold that was there */
+                    /** @description true when a repeated call returns the hold of an earlier one */
                     "Idempotent-Replayed"?: "true";
                     [name: string]: unknown;
                 };
