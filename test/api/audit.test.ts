@@ -13,28 +13,19 @@ import {
   sql,
   type World,
 } from '../helpers/api.ts';
-import { TestDns } from '../helpers/dns.ts';
+import { useDns } from '../helpers/dns.ts';
 import { CLIENT, HostileProvider } from '../helpers/hostile-provider.ts';
 import { mailsSent, mailsTo } from '../helpers/mail.ts';
 import { useServer } from '../helpers/server.ts';
 import { setProvider, verifyDomain } from '../helpers/sso.ts';
 
-let dns: TestDns;
+const dns = useDns();
 let provider: HostileProvider;
 beforeAll(async () => {
-  dns = await TestDns.start();
   provider = await HostileProvider.start(() => server.clock.now());
 });
-const server = useServer({
-  SVC_EGRESS_ALLOW: '127.0.0.1/32',
-  get SVC_DNS_SERVERS() {
-    return dns.server;
-  },
-});
-afterAll(async () => {
-  await provider?.stop();
-  await dns?.stop();
-});
+const server = useServer(dns.settings({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }));
+afterAll(() => provider?.stop());
 
 /**
  * What changes nothing that people govern: decisions have a chain of their own, checking a text saves nothing, and of

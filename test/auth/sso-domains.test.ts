@@ -1,24 +1,14 @@
-import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { describe, expect, test } from 'vitest';
 import { normalDomain, normalEmail } from '../../server/auth/sso/domains.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { sql } from '../helpers/api.ts';
-import { TestDns } from '../helpers/dns.ts';
+import { useDns } from '../helpers/dns.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 import { audited, verifyDomain } from '../helpers/sso.ts';
 
 const DAY = 24 * 3600 * 1000;
-let dns: TestDns;
-beforeAll(async () => {
-  dns = await TestDns.start();
-});
-const server = useServer({
-  get SVC_DNS_SERVERS() {
-    return dns.server;
-  },
-});
-afterAll(async () => {
-  await dns?.stop();
-});
+const dns = useDns();
+const server = useServer(dns.settings());
 
 interface Domain {
   domain: string;

@@ -4,7 +4,7 @@ import { exportJWK, generateKeyPair, type JWK } from 'jose';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { AUDIT_ACTIONS } from '../../server/domain/audit.ts';
 import { sql } from '../helpers/api.ts';
-import { TestDns } from '../helpers/dns.ts';
+import { useDns } from '../helpers/dns.ts';
 import { CLIENT, HostileProvider, type Misbehavior, type Person } from '../helpers/hostile-provider.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 import {
@@ -18,16 +18,8 @@ import {
   verifyDomain,
 } from '../helpers/sso.ts';
 
-let dns: TestDns;
-beforeAll(async () => {
-  dns = await TestDns.start();
-});
-const server = useServer({
-  SVC_EGRESS_ALLOW: '127.0.0.1/32',
-  get SVC_DNS_SERVERS() {
-    return dns.server;
-  },
-});
+const dns = useDns();
+const server = useServer(dns.settings({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }));
 let provider: HostileProvider;
 let tenant: TestTenant;
 let ann: string;
@@ -40,10 +32,7 @@ beforeAll(async () => {
   await addMember(server, tenant, 'bob@example.test', 'admin');
   await configure();
 });
-afterAll(async () => {
-  await provider?.stop();
-  await dns?.stop();
-});
+afterAll(() => provider?.stop());
 
 const GOOD: Person = { sub: 'subject-1', email: 'ann@example.test', email_verified: true, name: 'Ann' };
 beforeEach(() => {

@@ -6,7 +6,7 @@ import Provider, { type ClientMetadata } from 'oidc-provider';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { AUDIT_ACTIONS, OPERATOR } from '../../server/domain/audit.ts';
 import { dump } from '../helpers/api.ts';
-import { TestDns } from '../helpers/dns.ts';
+import { useDns } from '../helpers/dns.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 import {
   addMember,
@@ -21,16 +21,8 @@ import {
 import type { Visitor } from '../helpers/visitor.ts';
 
 /** Single sign-on with a certified OpenID provider, from the settings page to the session, through its own login form. */
-let dns: TestDns;
-beforeAll(async () => {
-  dns = await TestDns.start();
-});
-const server = useServer({
-  SVC_EGRESS_ALLOW: '127.0.0.1/32',
-  get SVC_DNS_SERVERS() {
-    return dns.server;
-  },
-});
+const dns = useDns();
+const server = useServer(dns.settings({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }));
 
 const SECRETS = { basic: 'first secret: 100% + more', post: 'a secret for the form' };
 const client = (id: string, more: Partial<ClientMetadata>): ClientMetadata => ({
@@ -105,7 +97,6 @@ afterAll(async () => {
     http.closeAllConnections();
     http.close();
   }
-  await dns?.stop();
 });
 
 /** A tenant that has registered its redirect URI. */

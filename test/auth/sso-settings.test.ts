@@ -4,29 +4,15 @@ import { createServer, type Server } from 'node:net';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { FORBIDDEN_ADDRESSES, forbiddenUrls } from '../helpers/addresses.ts';
 import { sql } from '../helpers/api.ts';
-import { TestDns } from '../helpers/dns.ts';
+import { useDns } from '../helpers/dns.ts';
 import { CLIENT, HostileProvider } from '../helpers/hostile-provider.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 import { addMember, audited, setProvider, verifyDomain } from '../helpers/sso.ts';
 
-let dns: TestDns;
-beforeAll(async () => {
-  dns = await TestDns.start();
-});
-const dnsServers = {
-  get SVC_DNS_SERVERS() {
-    return dns.server;
-  },
-};
+const dns = useDns();
 /** A server as it comes, and one whose operator lets loopback through. */
-const server = useServer(dnsServers);
-const open = useServer({
-  SVC_EGRESS_ALLOW: '127.0.0.1/32',
-  SVC_BASE_URL: 'https://control.test',
-  get SVC_DNS_SERVERS() {
-    return dns.server;
-  },
-});
+const server = useServer(dns.settings());
+const open = useServer(dns.settings({ SVC_EGRESS_ALLOW: '127.0.0.1/32', SVC_BASE_URL: 'https://control.test' }));
 
 let provider: HostileProvider;
 let listener: Server;
@@ -42,7 +28,6 @@ beforeAll(async () => {
 afterAll(async () => {
   await provider?.stop();
   listener?.close();
-  await dns?.stop();
 });
 
 const reason = 'as agreed';

@@ -5,29 +5,18 @@ import { exportJWK, generateKeyPair } from 'jose';
 import Provider from 'oidc-provider';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
-import { TestDns } from '../helpers/dns.ts';
+import { useDns } from '../helpers/dns.ts';
 import { mailsSent, mailsTo } from '../helpers/mail.ts';
 import { useServer } from '../helpers/server.ts';
 
-let dns: TestDns;
+const dns = useDns();
 let http: Server;
 let issuer: string;
 const CLIENT = { id: 'governance', secret: 'a secret of the test' };
 
-beforeAll(async () => {
-  dns = await TestDns.start();
-});
 /** The redirect URIs that the provider knows. */
 const registered = new Set<string>();
-const server = useServer(
-  {
-    SVC_EGRESS_ALLOW: '127.0.0.1/32',
-    get SVC_DNS_SERVERS() {
-      return dns.server;
-    },
-  },
-  { browsed: true },
-);
+const server = useServer(dns.settings({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }), { browsed: true });
 beforeAll(async () => {
   http = createServer();
   await once(http.listen(0, '127.0.0.1'), 'listening');
@@ -54,10 +43,9 @@ beforeAll(async () => {
   provider.Client.prototype.redirectUriAllowed = (uri: string) => registered.has(uri);
   http.on('request', provider.callback());
 });
-afterAll(async () => {
+afterAll(() => {
   http.closeAllConnections();
   http.close();
-  await dns.stop();
 });
 
 describeInBrowser('people', () => {

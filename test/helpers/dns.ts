@@ -2,6 +2,7 @@ import { createSocket, type Socket } from 'node:dgram';
 import { once } from 'node:events';
 import { type AddressInfo, createServer, type Server } from 'node:net';
 import packet, { type Answer } from 'dns-packet';
+import { afterAll, beforeAll } from 'vitest';
 
 /**
  * What a name answers. A list of addresses, families mixed, goes to A and AAAA questions alike, each taking its own;
@@ -108,4 +109,26 @@ export class TestDns {
     if (!udp || whole.length <= UDP_LIMIT) return whole;
     return packet.encode({ ...message, flags: message.flags | packet.TRUNCATED_RESPONSE, answers: [] });
   }
+}
+
+/** A DNS server for the test file. To be called before the servers that ask it are declared. */
+export function useDns(names: Record<string, Script> = {}) {
+  let dns: TestDns | undefined;
+  beforeAll(async () => {
+    dns = await TestDns.start(names);
+  });
+  afterAll(() => dns?.stop());
+  return {
+    names,
+    get asked(): readonly string[] {
+      return dns!.asked;
+    },
+    /** The settings of a server that asks it. */
+    settings: (more: Record<string, string> = {}): Record<string, string> => ({
+      ...more,
+      get SVC_DNS_SERVERS() {
+        return dns!.server;
+      },
+    }),
+  };
 }

@@ -45,7 +45,12 @@ export async function addMember(server: TestServer, tenant: TestTenant, email: s
 }
 
 /** Claims a domain, puts its record into DNS, and verifies it. */
-export async function verifyDomain(server: TestServer, dns: TestDns, who: Credential, domain: string): Promise<void> {
+export async function verifyDomain(
+  server: TestServer,
+  dns: Pick<TestDns, 'names'>,
+  who: Credential,
+  domain: string,
+): Promise<void> {
   const { body } = await server.call<{ domain_records: { txt_name: string; txt_value: string }[] }>(
     201,
     'POST /v1/settings/sso/domains',
