@@ -2,14 +2,14 @@ import type { EntityManager } from '@mikro-orm/postgresql';
 
 /** What a person may do at this moment. */
 export interface Standing {
-  /** Empty for who was removed. */
+  /** Empty for a person who was removed. */
   roles: readonly string[];
   removed: boolean;
 }
 
 /**
- * Locks people within the caller's transaction and tells what they may do: their roles cannot change before it ends, so
- * that of an act and a demotion at the same time one sees the other. Without ids, everybody. An id that nobody has is
+ * Locks people within the caller's transaction and returns what they may do: their roles cannot change before it ends, so
+ * that of an action and a demotion at the same time one sees the other. Without ids, everybody. An id that nobody has is
  * not in the answer.
  *
  * INVARIANT: rows are locked in one order everywhere: people by id, then the tenant, then what belongs to it, the head
@@ -26,4 +26,10 @@ export async function lockPeople(
     ids ? [tenantId, JSON.stringify(ids)] : [tenantId],
   );
   return new Map(rows.map(({ id, roles, removed }) => [id, { roles: removed ? [] : roles, removed }]));
+}
+
+/** Locks the row of the tenant, and with it its settings, until the caller's transaction ends; readers do not wait. */
+export async function lockTenant(em: EntityManager): Promise<void> {
+  // row-level security leaves one row
+  await em.execute('select 1 from tenant for no key update');
 }

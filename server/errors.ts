@@ -103,3 +103,8 @@ export function problemBody(error: AppError, requestId?: string, instance?: stri
     ...(error.faults.length > 0 && { errors: [...error.faults] }),
   };
 }
+
+/** VALIDATION_FAILED for one fault of a request. */
+export function invalid(pointer: string, message: string): AppError {
+  return new AppError('VALIDATION_FAILED', undefined, { faults: [{ pointer, message }] });
+}

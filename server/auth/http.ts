@@ -1,11 +1,11 @@
 import { z } from 'zod';
+import { originOf } from '../domain/audit.ts';
 import { AppError } from '../errors.ts';
-import { html, page, wantsPage } from '../lib/page.ts';
+import { html, page, wantsJson } from '../lib/page.ts';
 import { text } from '../rpc/fields.ts';
 import { type PlainCall, type PlainRoute, sendPage } from '../rpc/plain.ts';
 import { assertSameOrigin } from './authenticate.ts';
 import type { MagicLinks } from './magic-links.ts';
-import { originOf } from './sessions.ts';
 
 /**
  * What works once is used by a person who opens it as a page, or by a program that is no browser. Throws, so that nothing is
@@ -51,8 +51,7 @@ export function authRoutes(links: MagicLinks, origins: readonly string[]): Plain
     }
     if (result.kind === 'confirm') return sendPage(reply, 200, confirmPage(token!, result, signedIn?.email));
     reply.header('set-cookie', result.cookie);
-    const accept = request.headers.accept;
-    if (String(accept ?? '').includes('application/json') && !wantsPage(accept)) {
+    if (wantsJson(request.headers.accept)) {
       return { tenant_id: result.tenantId, session_expires_at: result.expiresAt.toISOString() };
     }
     // 303 after a form: the browser goes on by GET

@@ -1,13 +1,14 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
+import { addCredential } from '../../db/credentials.ts';
 import { AgentKey, type AgentKeyRow, ApiKey, type ApiKeyRow, Member } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
+import { lockPeople } from '../../db/locks.ts';
 import { addEvent } from '../../db/outbox.ts';
-import { lockPeople } from '../../db/people.ts';
 import type { Actor, Doer } from '../domain/audit.ts';
 import type { EventPayload } from '../domain/events.ts';
 import type { Scope } from '../domain/principal.ts';
 import { newSecret, type SecretKind, secretHash, secretPrefix } from '../domain/secret.ts';
-import { AppError } from '../errors.ts';
+import { AppError, invalid } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
 
@@ -30,7 +31,7 @@ export class Keys {
   async createApiKey(
     tenantId: string,
     input: { label: string; scopes: readonly Scope[]; expiresAt?: Date | undefined; owner: string | null },
-    by: { actor: Actor; requestId?: string | undefined },
+    by: Doer,
   ): Promise<{ row: ApiKeyRow; secret: string }> {
     this.#assertAhead(input.expiresAt);
     return this.#db.transaction(tenantId, async (em) => {
@@ -47,7 +48,7 @@ export class Keys {
         expiresAt: input.expiresAt ?? null,
       });
       await em.flush();
-      await this.#tell(em, tenantId, 'key.created', by.actor, {
+      await this.#announce(em, tenantId, 'key.created', by.actor, {
         key_id: id,
         kind: 'api_key',
         label: row.label,
@@ -76,7 +77,7 @@ export class Keys {
       maker?: string | null;
       expiresAt?: Date | undefined;
     },
-    by: { actor: Actor; requestId?: string | undefined },
+    by: Doer,
   ): Promise<{ row: AgentKeyRow; secret: string }> {
     this.#assertAhead(input.expiresAt);
     return this.#db.transaction(tenantId, async (em, notify) => {
@@ -97,7 +98,7 @@ export class Keys {
       });
       await em.flush();
       await notify('settings');
-      await this.#tell(em, tenantId, 'key.created', by.actor, {
+      await this.#announce(em, tenantId, 'key.created', by.actor, {
         key_id: id,
         kind: 'agent_key',
         label: row.label,
@@ -126,12 +127,7 @@ export class Keys {
   }
 
   /** When it resolves, no process accepts the key any more. NOT_FOUND when there is no such key that still works. */
-  async revoke(
-    tenantId: string,
-    kind: 'api_key' | 'agent_key',
-    id: string,
-    by: { actor: Actor; requestId?: string | undefined },
-  ): Promise<void> {
+  async revoke(tenantId: string, kind: 'api_key' | 'agent_key', id: string, by: Doer): Promise<void> {
     await this.#db.transaction(tenantId, async (em, notify) => {
       const live = { tenantId, id, revokedAt: null };
       const revoked = { revokedAt: new Date(this.#clock.now()) };
@@ -142,7 +138,7 @@ export class Keys {
       if (changed !== 1) throw new AppError('NOT_FOUND', 'there is no such key');
       await em.execute('delete from credential where tenant_id = ? and id = ?', [tenantId, id]);
       await notify('credential', id);
-      await this.#tell(em, tenantId, 'key.revoked', by.actor, { key_id: id, kind });
+      await this.#announce(em, tenantId, 'key.revoked', by.actor, { key_id: id, kind });
       await this.#audit(em, tenantId, {
         ...by,
         action: kind === 'api_key' ? 'key.revoked' : 'agent_key.revoked',
@@ -214,12 +210,10 @@ export class Keys {
   /** The owner of an agent's key does not vote on its holds: an id that nobody has would leave no one out. */
   async assertOwner(tenantId: string, userId: string): Promise<void> {
     if (await this.#db.reader(tenantId).count(Member, { id: userId, removedAt: null })) return;
-    throw new AppError('VALIDATION_FAILED', undefined, {
-      faults: [{ pointer: '/owner_id', message: 'is no member of this tenant' }],
-    });
+    throw invalid('/owner_id', 'is no member of this tenant');
   }
 
-  #tell(
+  #announce(
     em: EntityManager,
     tenantId: string,
     type: 'key.created' | 'key.revoked',
@@ -233,20 +227,14 @@ export class Keys {
 
   #assertAhead(end: Date | undefined): void {
     if (!end || end.getTime() > this.#clock.now()) return;
-    throw new AppError('VALIDATION_FAILED', undefined, {
-      faults: [{ pointer: '/expires_at', message: 'must be in the future' }],
-    });
+    throw invalid('/expires_at', 'must be in the future');
   }
 
   async #issue(em: EntityManager, tenantId: string, kind: SecretKind): Promise<{ id: string; secret: string }> {
     const secret = newSecret(kind);
     const id = newId(kind === 'key' ? 'key' : 'agk', this.#clock.now());
-    await em.execute('insert into credential (hash, kind, tenant_id, id) values (?, ?, ?, ?)', [
-      secretHash(secret),
-      kind === 'key' ? 'api_key' : 'agent_key',
-      tenantId,
-      id,
-    ]);
+    const hash = secretHash(secret);
+    await addCredential(em, tenantId, { hash, kind: kind === 'key' ? 'api_key' : 'agent_key', id });
     return { id, secret };
   }
 }

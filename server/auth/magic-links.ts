@@ -1,8 +1,9 @@
 import { randomBytes } from 'node:crypto';
 import type { EntityManager } from '@mikro-orm/postgresql';
+import { addCredential, tenantOfCredential } from '../../db/credentials.ts';
 import { Member, type MemberRow } from '../../db/entities/index.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
-import type { Doer } from '../domain/audit.ts';
+import type { Doer, Origin } from '../domain/audit.ts';
 import type { SignInPolicyOf } from '../domain/principal.ts';
 import { newSecret, secretHash, secretKind } from '../domain/secret.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -12,7 +13,7 @@ import type { Log } from '../lib/log.ts';
 import type { Letter, QueueMail } from '../lib/mail.ts';
 import { html, page } from '../lib/page.ts';
 import { networkOf, type RateLimiter } from '../lib/rate-limit.ts';
-import type { OpenedSession, Origin, SessionPrincipal, Sessions } from './sessions.ts';
+import type { OpenedSession, SessionPrincipal, Sessions } from './sessions.ts';
 
 /** How long a mailed link signs in. */
 const LINK_SECONDS = 15 * 60;
@@ -242,11 +243,7 @@ export class MagicLinks {
 
   async #tenantOf(token: string): Promise<string | undefined> {
     if (secretKind(token) !== 'link') return undefined;
-    const { rows } = await this.#parts.db.owner.query<{ tenant_id: string }>(
-      `select tenant_id from credential where hash = $1 and kind = 'sign_in_link'`,
-      [secretHash(token)],
-    );
-    return rows[0]?.tenant_id;
+    return tenantOfCredential(this.#parts.db, 'sign_in_link', secretHash(token));
   }
 
   /** One mail for each tenant of which the address is a member: each says which, and its link leads there. */
@@ -337,12 +334,7 @@ export class MagicLinks {
       ],
     );
     if (stored.length === 0) return false;
-    await em.execute('insert into credential (hash, kind, tenant_id, id) values (?, ?, ?, ?)', [
-      hash,
-      'sign_in_link',
-      tenantId,
-      id,
-    ]);
+    await addCredential(em, tenantId, { hash, kind: 'sign_in_link', id });
     return true;
   }
 }

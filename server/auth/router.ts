@@ -1,14 +1,14 @@
 import { z } from 'zod';
 import type { SessionRow } from '../../db/entities/index.ts';
 import { AgentName } from '../domain/agent-names.ts';
-import { actorOf } from '../domain/audit.ts';
+import { doerOf, originOf } from '../domain/audit.ts';
 import { ownerOf, type Principal, ROLES, SCOPES } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import { emailAddress, text, timestamp } from '../rpc/fields.ts';
-import { type Context, publicRoute, route, trpc } from '../rpc/procedure.ts';
+import { publicRoute, route, trpc } from '../rpc/procedure.ts';
 import type { Keys } from './keys.ts';
 import type { MagicLinks } from './magic-links.ts';
-import { originOf, type Sessions } from './sessions.ts';
+import type { Sessions } from './sessions.ts';
 
 const iso = (date: Date | null | undefined) => date?.toISOString();
 
@@ -92,7 +92,7 @@ export function keysRouter(keys: Keys) {
             expiresAt: input.expires_at ? new Date(input.expires_at) : undefined,
             owner: ownerOf(ctx.principal),
           },
-          { actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId },
+          doerOf(ctx),
         );
         return {
           id: row.id,
@@ -112,12 +112,7 @@ export function keysRouter(keys: Keys) {
     )
       .input(z.strictObject({ id: text(100) }))
       .output(z.void())
-      .mutation(({ ctx, input }) =>
-        keys.revoke(ctx.tenantId, 'api_key', input.id, {
-          actor: actorOf(ctx.principal, ctx.ip),
-          requestId: ctx.requestId,
-        }),
-      ),
+      .mutation(({ ctx, input }) => keys.revoke(ctx.tenantId, 'api_key', input.id, doerOf(ctx))),
   });
 }
 
@@ -182,7 +177,7 @@ export function agentKeysRouter(keys: Keys) {
             maker: ownerOf(ctx.principal),
             expiresAt: input.expires_at ? new Date(input.expires_at) : undefined,
           },
-          { actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId },
+          doerOf(ctx),
         );
         return {
           id: row.id,
@@ -203,12 +198,7 @@ export function agentKeysRouter(keys: Keys) {
     )
       .input(z.strictObject({ id: text(100) }))
       .output(z.void())
-      .mutation(({ ctx, input }) =>
-        keys.revoke(ctx.tenantId, 'agent_key', input.id, {
-          actor: actorOf(ctx.principal, ctx.ip),
-          requestId: ctx.requestId,
-        }),
-      ),
+      .mutation(({ ctx, input }) => keys.revoke(ctx.tenantId, 'agent_key', input.id, doerOf(ctx))),
   });
 }
 
@@ -248,10 +238,6 @@ export function sessionsRouter(sessions: Sessions) {
     if (principal.kind !== 'session') throw new AppError('FORBIDDEN', 'only people have sessions');
     return principal;
   };
-  const by = (ctx: Context & { principal: Principal }) => ({
-    actor: actorOf(ctx.principal, ctx.ip),
-    requestId: ctx.requestId,
-  });
   return trpc.router({
     list: route('GET /v1/sessions', { role: 'any' }, { summary: 'List your own sessions', tag })
       .input(z.strictObject({}))
@@ -266,7 +252,7 @@ export function sessionsRouter(sessions: Sessions) {
       .output(Ended)
       .mutation(async ({ ctx }) => {
         const { userId, id } = own(ctx.principal);
-        return { ended: await sessions.endAll(ctx.tenantId, userId, by(ctx), id) };
+        return { ended: await sessions.endAll(ctx.tenantId, userId, doerOf(ctx), id) };
       }),
 
     end: route(
@@ -276,7 +262,7 @@ export function sessionsRouter(sessions: Sessions) {
     )
       .input(z.strictObject({ id: text(64) }))
       .output(z.void())
-      .mutation(({ ctx, input }) => sessions.endOne(ctx.tenantId, own(ctx.principal).userId, input.id, by(ctx))),
+      .mutation(({ ctx, input }) => sessions.endOne(ctx.tenantId, own(ctx.principal).userId, input.id, doerOf(ctx))),
 
     listOf: route('GET /v1/users/{id}/sessions', people, {
       summary: 'List the sessions of a person',
@@ -297,7 +283,7 @@ export function sessionsRouter(sessions: Sessions) {
     })
       .input(z.strictObject({ id: text(64) }))
       .output(Ended)
-      .mutation(async ({ ctx, input }) => ({ ended: await sessions.endAll(ctx.tenantId, input.id, by(ctx)) })),
+      .mutation(async ({ ctx, input }) => ({ ended: await sessions.endAll(ctx.tenantId, input.id, doerOf(ctx)) })),
 
     endOneOf: route('DELETE /v1/users/{id}/sessions/{session_id}', people, {
       summary: 'End one session of a person',
@@ -307,7 +293,7 @@ export function sessionsRouter(sessions: Sessions) {
     })
       .input(z.strictObject({ id: text(64), session_id: text(64) }))
       .output(z.void())
-      .mutation(({ ctx, input }) => sessions.endOne(ctx.tenantId, input.id, input.session_id, by(ctx))),
+      .mutation(({ ctx, input }) => sessions.endOne(ctx.tenantId, input.id, input.session_id, doerOf(ctx))),
   });
 }
 

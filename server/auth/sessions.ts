@@ -7,9 +7,10 @@ import {
   Lucia,
   TimeSpan,
 } from 'lucia';
+import { addCredential, tenantOfCredential } from '../../db/credentials.ts';
 import { Member, type MemberRow, SessionEntity, type SessionRow } from '../../db/entities/index.ts';
 import type { Database, WriteAudit } from '../../db/index.ts';
-import type { Doer } from '../domain/audit.ts';
+import type { Doer, Origin } from '../domain/audit.ts';
 import type { Principal, Role } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -31,22 +32,6 @@ type UserAttributes = Pick<MemberRow, 'email' | 'name' | 'avatarUrl' | 'roles'>;
 export const SESSION_COOKIE = 'svc_session';
 /** A session ends this long after sign-in, whatever happens in it. */
 const SESSION_SECONDS = 24 * 3600;
-
-/** Where a request that signs in came from. */
-export interface Origin {
-  ip: string;
-  requestId: string;
-  userAgent?: string | undefined;
-}
-
-export function originOf(context: {
-  ip: string;
-  requestId: string;
-  headers: Readonly<Record<string, string | string[] | undefined>>;
-}): Origin {
-  const userAgent = context.headers['user-agent'];
-  return { ip: context.ip, requestId: context.requestId, userAgent: userAgent && String(userAgent) };
-}
 
 /** A session that was just started. */
 export interface OpenedSession {
@@ -96,12 +81,8 @@ export class Sessions {
   /** The signed-in person of a cookie value, with the roles of this moment, until when; null when the session is over. */
   async validate(secret: string): Promise<{ principal: SessionPrincipal; until: number } | null> {
     const hash = sha256(secret);
-    const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
-      `select tenant_id from credential where hash = $1 and kind = 'session'`,
-      [hash],
-    );
-    if (!rows[0]) return null;
-    const tenantId = rows[0].tenant_id;
+    const tenantId = await tenantOfCredential(this.#db, 'session', hash);
+    if (!tenantId) return null;
     const lucia = this.#lucia(this.#db.reader(tenantId), tenantId);
     const { session, user } = await lucia.validateSession(hash.toString('hex'));
     if (!session) return null;
@@ -282,12 +263,7 @@ function adapter(em: EntityManager, tenantId: string, clock: Clock): Adapter {
     },
     getUserSessions: async (userId) => (await em.find(SessionEntity, { tenantId, userId })).map(sessionOf),
     setSession: async ({ id, userId, attributes: { endsAt, ...attributes } }) => {
-      await em.execute('insert into credential (hash, kind, tenant_id, id) values (?, ?, ?, ?)', [
-        Buffer.from(id, 'hex'),
-        'session',
-        tenantId,
-        id,
-      ]);
+      await addCredential(em, tenantId, { hash: Buffer.from(id, 'hex'), kind: 'session', id });
       em.create(SessionEntity, {
         tenantId,
         id,

@@ -8,13 +8,29 @@ export interface Actor {
   ip?: string | undefined;
 }
 
-/** Whoever has the database and the settings, as the audit chain names them. */
+/** Anyone with access to the database and the settings, as the audit chain names them. */
 export const OPERATOR: Actor = { type: 'operator', id: 'operator' };
 
 /** Who did something and in which request. */
 export interface Doer {
   actor: Actor;
   requestId?: string | undefined;
+}
+
+/** Where a request that signs in came from. */
+export interface Origin {
+  ip: string;
+  requestId: string;
+  userAgent?: string | undefined;
+}
+
+export function originOf(context: {
+  ip: string;
+  requestId: string;
+  headers: Readonly<Record<string, string | string[] | undefined>>;
+}): Origin {
+  const userAgent = context.headers['user-agent'];
+  return { ip: context.ip, requestId: context.requestId, userAgent: userAgent && String(userAgent) };
 }
 
 /**
@@ -199,4 +215,9 @@ export function actorOf(principal: Principal, ip?: string): Actor {
     case 'agent_key':
       return { type: principal.kind, id: principal.id, ip };
   }
+}
+
+/** The caller of a request, with the request. */
+export function doerOf(context: { principal: Principal; ip: string; requestId: string }): Doer {
+  return { actor: actorOf(context.principal, context.ip), requestId: context.requestId };
 }

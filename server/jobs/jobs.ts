@@ -1,3 +1,4 @@
+import { setTimeout as delay } from 'node:timers/promises';
 import type { Log } from '../lib/log.ts';
 
 export interface Job {
@@ -17,7 +18,8 @@ export function startJobs(jobs: readonly Job[], log: Log): { stop(): Promise<voi
       } catch (err) {
         if (!stopped.signal.aborted) log.error({ err, job: job.name }, 'a job failed');
       }
-      await pause(job.everySeconds * 1000, stopped.signal);
+      // rejects when the jobs are stopped
+      await delay(job.everySeconds * 1000, undefined, { signal: stopped.signal }).catch(() => undefined);
     }
   });
   return {
@@ -26,17 +28,4 @@ export function startJobs(jobs: readonly Job[], log: Log): { stop(): Promise<voi
       await Promise.all(loops);
     },
   };
-}
-
-function pause(ms: number, signal: AbortSignal): Promise<void> {
-  if (signal.aborted) return Promise.resolve();
-  return new Promise((resolve) => {
-    const done = () => {
-      clearTimeout(timer);
-      signal.removeEventListener('abort', done);
-      resolve();
-    };
-    const timer = setTimeout(done, ms);
-    signal.addEventListener('abort', done, { once: true });
-  });
 }

@@ -79,3 +79,8 @@ export const PAGE_HEADERS: Readonly<Record<string, string>> = {
 export function wantsPage(accept: string | undefined): boolean {
   return /(^|,)\s*text\/html\s*(;|,|$)/i.test(accept ?? '');
 }
+
+/** Whether the client is a program that asks for JSON where others get a page. */
+export function wantsJson(accept: string | undefined): boolean {
+  return (accept ?? '').includes('application/json') && !wantsPage(accept);
+}

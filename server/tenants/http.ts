@@ -1,7 +1,8 @@
 import { z } from 'zod';
+import { originOf } from '../domain/audit.ts';
 import { type Principal, ROLES } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
-import { html, page, wantsPage } from '../lib/page.ts';
+import { html, page, wantsJson } from '../lib/page.ts';
 import { text } from '../rpc/fields.ts';
 import { type PlainCall, type PlainRoute, sendPage } from '../rpc/plain.ts';
 import type { Invitations, InvitationView } from './invitations.ts';
@@ -23,9 +24,8 @@ export function inviteRoutes(
   checks: { assertOpened: (call: PlainCall) => void; assertSameOrigin: (origin: string | undefined) => void },
 ): PlainRoute[] {
   const dead = () => new AppError('UNAUTHENTICATED', 'the invitation is not valid any more: ask for a new one');
-  const join = async ({ context, request, reply }: PlainCall, token: string | undefined, name?: string) => {
-    const origin = { ip: context.ip, requestId: context.requestId, userAgent: request.headers['user-agent'] };
-    const joined = token ? await invitations.accept(token, origin, name) : undefined;
+  const join = async ({ context, reply }: PlainCall, token: string | undefined, name?: string) => {
+    const joined = token ? await invitations.accept(token, originOf(context), name) : undefined;
     if (!joined) throw dead();
     reply.header('set-cookie', joined.cookie);
     return {
@@ -35,8 +35,6 @@ export function inviteRoutes(
       session_expires_at: joined.expiresAt.toISOString(),
     };
   };
-  const wantsJson = ({ request }: PlainCall) =>
-    String(request.headers.accept ?? '').includes('application/json') && !wantsPage(request.headers.accept);
   const json = {
     description: 'Joined; the cookie is set. Browsers get a page instead',
     type: 'application/json',
@@ -58,7 +56,7 @@ export function inviteRoutes(
       async handler(call) {
         checks.assertOpened(call);
         const { token } = call.query;
-        if (wantsJson(call)) return join(call, token);
+        if (wantsJson(call.request.headers.accept)) return join(call, token);
         const view = token ? await invitations.view(token) : undefined;
         if (!view) throw dead();
         return sendPage(call.reply, 200, invitationPage(token!, view, call.principal));
@@ -79,7 +77,7 @@ export function inviteRoutes(
         checks.assertSameOrigin(call.request.headers.origin);
         const name = call.form.name?.replace(/\p{C}/gu, ' ').trim();
         const joined = await join(call, call.form.token, name || undefined);
-        return wantsJson(call) ? joined : call.reply.redirect('/policies', 303);
+        return wantsJson(call.request.headers.accept) ? joined : call.reply.redirect('/policies', 303);
       },
     },
   ];

@@ -1,8 +1,9 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
+import { addCredential, tenantOfCredential } from '../../db/credentials.ts';
 import { Invitation, type InvitationRow, Member, type MemberRow } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
-import { lockPeople } from '../../db/people.ts';
-import type { Doer } from '../domain/audit.ts';
+import { lockPeople, lockTenant } from '../../db/locks.ts';
+import type { Doer, Origin } from '../domain/audit.ts';
 import type { Role, SignInPolicyOf } from '../domain/principal.ts';
 import { newSecret, secretHash, secretKind } from '../domain/secret.ts';
 import { AppError } from '../errors.ts';
@@ -19,13 +20,6 @@ const KNOWN_DEAD_SECONDS = 30 * 24 * 3600;
 
 export const INVITATION_STATES = ['pending', 'expired', 'accepted', 'revoked'] as const;
 export type InvitationState = (typeof INVITATION_STATES)[number];
-
-/** Where a request came from, as sessions keep it. */
-interface Origin {
-  ip: string;
-  requestId: string;
-  userAgent?: string | undefined;
-}
 
 interface Parts {
   db: Database;
@@ -85,7 +79,8 @@ export class Invitations {
           throw new AppError('FORBIDDEN', 'this needs the role admin');
         }
       }
-      await lockTenant(em, tenantId);
+      // two invitations of one address wait for each other here: each finds the other's
+      await lockTenant(em);
       if (await em.count(Member, { tenantId, email, removedAt: null })) return undefined;
       for (const open of await em.find(Invitation, { tenantId, email, acceptedAt: null, revokedAt: null })) {
         open.revokedAt = now;
@@ -341,32 +336,18 @@ export class Invitations {
 
   async #tenantOf(token: string): Promise<string | undefined> {
     if (secretKind(token) !== 'invite') return undefined;
-    const { rows } = await this.#parts.db.owner.query<{ tenant_id: string }>(
-      `select tenant_id from credential where hash = $1 and kind = 'invitation'`,
-      [secretHash(token)],
-    );
-    return rows[0]?.tenant_id;
+    return tenantOfCredential(this.#parts.db, 'invitation', secretHash(token));
   }
 
   async #send(em: EntityManager, row: InvitationRow, token: string): Promise<void> {
     const { tenantId } = row;
-    await em.execute('insert into credential (hash, kind, tenant_id, id) values (?, ?, ?, ?)', [
-      row.tokenHash,
-      'invitation',
-      tenantId,
-      row.id,
-    ]);
+    await addCredential(em, tenantId, { hash: row.tokenHash, kind: 'invitation', id: row.id });
     const [tenant] = await em.execute<{ name: string }[]>('select name from tenant where tenant_id = ?', [tenantId]);
     const address = (await this.#letsIn(row))
       ? `${this.#parts.baseUrl}/auth/invite?token=${token}`
       : this.#signOnAt(row.email);
     await this.#parts.queueMail(em, tenantId, letter(row, tenant!.name, address), row.expiresAt);
   }
-}
-
-/** Two invitations of one address wait for each other here: each finds the other's. */
-async function lockTenant(em: EntityManager, tenantId: string): Promise<void> {
-  await em.execute('select 1 from tenant where tenant_id = ? for no key update', [tenantId]);
 }
 
 async function forgetToken(em: EntityManager, row: InvitationRow): Promise<void> {

@@ -1,6 +1,7 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { ApiKey, Invitation, Member, type MemberRow } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
+import { lockTenant } from '../../db/locks.ts';
 import type { AuditAction, Doer } from '../domain/audit.ts';
 import type { Role } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
@@ -174,7 +175,7 @@ export class Members {
    */
   async #endMade(em: EntityManager, tenantId: string, userId: string): Promise<number> {
     const now = new Date(this.#clock.now());
-    await em.execute('select 1 from tenant where tenant_id = ? for no key update', [tenantId]);
+    await lockTenant(em);
     await withdrawChangesOf(em, tenantId, userId, now);
     const open = { tenantId, invitedById: userId, acceptedAt: null, revokedAt: null };
     return em.nativeUpdate(Invitation, open, { revokedAt: now });

@@ -1,9 +1,9 @@
 import { z } from 'zod';
 import type { InvitationRow } from '../../db/entities/index.ts';
-import { actorOf, type Doer } from '../domain/audit.ts';
-import { ownerOf, type Principal, ROLES, type Role } from '../domain/principal.ts';
+import { doerOf } from '../domain/audit.ts';
+import { ownerOf, ROLES, type Role } from '../domain/principal.ts';
 import { emailAddress, text } from '../rpc/fields.ts';
-import { type Context, route, trpc } from '../rpc/procedure.ts';
+import { route, trpc } from '../rpc/procedure.ts';
 import { INVITATION_STATES, type Invitations } from './invitations.ts';
 import type { Members, Person } from './members.ts';
 
@@ -61,10 +61,6 @@ function userOut(person: Person) {
   };
 }
 
-function by(ctx: Context & { principal: Principal }): Doer {
-  return { actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId };
-}
-
 /** People and their roles. */
 export function usersRouter(members: Members) {
   return trpc.router({
@@ -101,7 +97,7 @@ export function usersRouter(members: Members) {
       .input(z.strictObject({ ...Id, role: z.enum(ROLES) }))
       .output(UserOut)
       .mutation(async ({ ctx, input }) => {
-        await members.grant(ctx.tenantId, input.id, input.role, by(ctx));
+        await members.grant(ctx.tenantId, input.id, input.role, doerOf(ctx));
         return userOut(await members.get(ctx.tenantId, input.id));
       }),
 
@@ -115,7 +111,7 @@ export function usersRouter(members: Members) {
       .input(z.strictObject({ ...Id, role: z.enum(ROLES) }))
       .output(UserOut)
       .mutation(async ({ ctx, input }) => {
-        await members.revoke(ctx.tenantId, input.id, input.role, by(ctx));
+        await members.revoke(ctx.tenantId, input.id, input.role, doerOf(ctx));
         return userOut(await members.get(ctx.tenantId, input.id));
       }),
 
@@ -129,7 +125,7 @@ export function usersRouter(members: Members) {
     })
       .input(z.strictObject({ userId: text(64) }))
       .output(z.void())
-      .mutation(({ ctx, input }) => members.remove(ctx.tenantId, input.userId, by(ctx))),
+      .mutation(({ ctx, input }) => members.remove(ctx.tenantId, input.userId, doerOf(ctx))),
   });
 }
 
@@ -159,7 +155,7 @@ export function invitesRouter(invitations: Invitations) {
       .input(z.strictObject({ email: emailAddress, role: z.enum(ROLES) }))
       .output(InvitationOut)
       .mutation(async ({ ctx, input }) =>
-        out(await invitations.create(ctx.tenantId, { ...input, inviter: ownerOf(ctx.principal) }, by(ctx))),
+        out(await invitations.create(ctx.tenantId, { ...input, inviter: ownerOf(ctx.principal) }, doerOf(ctx))),
       ),
 
     list: route('GET /v1/invites', access, { summary: 'List the invitations, newest first', tag })
@@ -183,7 +179,7 @@ export function invitesRouter(invitations: Invitations) {
     })
       .input(z.strictObject(Id))
       .output(InvitationOut)
-      .mutation(async ({ ctx, input }) => out(await invitations.resend(ctx.tenantId, input.id, by(ctx)))),
+      .mutation(async ({ ctx, input }) => out(await invitations.resend(ctx.tenantId, input.id, doerOf(ctx)))),
 
     revoke: route('DELETE /v1/invites/{id}', access, {
       summary: 'Revoke an open invitation',
@@ -193,6 +189,6 @@ export function invitesRouter(invitations: Invitations) {
     })
       .input(z.strictObject(Id))
       .output(z.void())
-      .mutation(({ ctx, input }) => invitations.revoke(ctx.tenantId, input.id, by(ctx))),
+      .mutation(({ ctx, input }) => invitations.revoke(ctx.tenantId, input.id, doerOf(ctx))),
   });
 }

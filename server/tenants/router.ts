@@ -1,10 +1,9 @@
 import { z } from 'zod';
 import type { SettingsChangeRow } from '../../db/entities/index.ts';
-import { actorOf, type Doer } from '../domain/audit.ts';
-import type { Principal } from '../domain/principal.ts';
-import { AppError } from '../errors.ts';
+import { doerOf } from '../domain/audit.ts';
+import { invalid } from '../errors.ts';
 import { text } from '../rpc/fields.ts';
-import { type Context, route, trpc } from '../rpc/procedure.ts';
+import { route, trpc } from '../rpc/procedure.ts';
 import { GUARDED_SETTINGS, Settings, SettingsPatch } from './settings.ts';
 import { CHANGE_STATES, type SettingsChanges } from './settings-changes.ts';
 import type { Tenants } from './tenants.ts';
@@ -69,10 +68,6 @@ export function settingsRouter(
   changes: SettingsChanges,
   assertActionTypes: (own: Settings['action_types']) => void,
 ) {
-  const by = (ctx: Context & { principal: Principal }): Doer => ({
-    actor: actorOf(ctx.principal, ctx.ip),
-    requestId: ctx.requestId,
-  });
   return trpc.router({
     get: route(
       'GET /v1/settings',
@@ -104,11 +99,9 @@ export function settingsRouter(
           if (patch.action_types) assertActionTypes(patch.action_types);
         } catch (error) {
           if (!(error instanceof RangeError)) throw error;
-          throw new AppError('VALIDATION_FAILED', undefined, {
-            faults: [{ pointer: '/action_types', message: error.message }],
-          });
+          throw invalid('/action_types', error.message);
         }
-        const { settings, waiting } = await changes.change(ctx.tenantId, patch, by(ctx), reason);
+        const { settings, waiting } = await changes.change(ctx.tenantId, patch, doerOf(ctx), reason);
         return { ...settings, waiting: waiting && changeOut(waiting) };
       }),
 
@@ -142,7 +135,7 @@ export function settingsRouter(
       .input(z.strictObject({ id: text(64), comment: text(2000).optional() }))
       .output(SettingsChangeOut)
       .mutation(async ({ ctx, input }) =>
-        changeOut(await changes.approve(ctx.tenantId, input.id, input.comment, by(ctx))),
+        changeOut(await changes.approve(ctx.tenantId, input.id, input.comment, doerOf(ctx))),
       ),
 
     rejectChange: route('POST /v1/settings/changes/{id}/reject', decides, {
@@ -153,7 +146,7 @@ export function settingsRouter(
       .input(z.strictObject({ id: text(64), reason: text(2000) }))
       .output(SettingsChangeOut)
       .mutation(async ({ ctx, input }) =>
-        changeOut(await changes.reject(ctx.tenantId, input.id, input.reason, by(ctx))),
+        changeOut(await changes.reject(ctx.tenantId, input.id, input.reason, doerOf(ctx))),
       ),
   });
 }

@@ -1,10 +1,10 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import { type SettingEffect, SettingsChange, type SettingsChangeRow, Tenant } from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
-import { lockPeople, type Standing } from '../../db/people.ts';
+import { lockPeople, type Standing } from '../../db/locks.ts';
 import type { AuditAction, Doer } from '../domain/audit.ts';
 import { hasRole, type Role } from '../domain/principal.ts';
-import { AppError } from '../errors.ts';
+import { AppError, invalid } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { type SecretBox, sha256Tag } from '../lib/crypto.ts';
@@ -105,7 +105,7 @@ export class SettingsChanges {
       }
       if (guarded.length > 0 && reason === undefined) {
         const message = `is needed for ${guarded.join(', ')}`;
-        throw new AppError('VALIDATION_FAILED', undefined, { faults: [{ pointer: '/reason', message }] });
+        throw invalid('/reason', message);
       }
       assertMembers(people, patch);
       if (isPerson && before.approval_required && changes.some(({ loosens }) => loosens)) {

@@ -3,7 +3,7 @@ import { z } from 'zod';
 import type { SettingEffect } from '../../../db/entities/index.ts';
 import type { Database, WriteAudit } from '../../../db/index.ts';
 import type { AuditAction, Doer } from '../../domain/audit.ts';
-import { AppError } from '../../errors.ts';
+import { AppError, invalid } from '../../errors.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import type { Clock } from '../../lib/clock.ts';
 import { type SecretBox, sha256Tag } from '../../lib/crypto.ts';
@@ -340,8 +340,4 @@ async function lockTenant(em: EntityManager): Promise<boolean> {
     `select coalesce((settings->>'sso_only')::boolean, false) as enforced from tenant for no key update`,
   );
   return row?.enforced === true;
-}
-
-function invalid(pointer: string, message: string): AppError {
-  return new AppError('VALIDATION_FAILED', undefined, { faults: [{ pointer, message }] });
 }

@@ -2,7 +2,7 @@ import { isIP } from 'node:net';
 import { domainToASCII } from 'node:url';
 import type { Database, WriteAudit } from '../../../db/index.ts';
 import type { Doer } from '../../domain/audit.ts';
-import { AppError } from '../../errors.ts';
+import { AppError, invalid } from '../../errors.ts';
 import type { Clock } from '../../lib/clock.ts';
 import { randomBase62 } from '../../lib/crypto.ts';
 import { type Egress, EgressError } from '../../lib/egress.ts';
@@ -92,9 +92,7 @@ export class Domains {
   async claim(tenantId: string, given: string, by: Doer): Promise<DomainRecord> {
     const domain = normalDomain(given.trim());
     if (!domain) {
-      throw new AppError('VALIDATION_FAILED', undefined, {
-        faults: [{ pointer: '/domain', message: 'must be a domain of your own, such as example.com' }],
-      });
+      throw invalid('/domain', 'must be a domain of your own, such as example.com');
     }
     if (await this.#holder(tenantId, domain)) {
       await this.#refuseTaken(tenantId, domain, by);

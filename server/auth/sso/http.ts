@@ -1,8 +1,9 @@
 import { z } from 'zod';
+import { originOf } from '../../domain/audit.ts';
 import { AppError } from '../../errors.ts';
 import { html, page } from '../../lib/page.ts';
 import { type PlainCall, type PlainRoute, sendPage } from '../../rpc/plain.ts';
-import { originOf, type Sessions } from '../sessions.ts';
+import type { Sessions } from '../sessions.ts';
 import type { Connections } from './connections.ts';
 import { type Domains, normalEmail } from './domains.ts';
 import { type BrowserError, browserError } from './refusal.ts';

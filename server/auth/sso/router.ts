@@ -1,6 +1,5 @@
 import { z } from 'zod';
-import { actorOf, type Doer } from '../../domain/audit.ts';
-import type { Principal } from '../../domain/principal.ts';
+import { type Doer, doerOf } from '../../domain/audit.ts';
 import { text } from '../../rpc/fields.ts';
 import { route, trpc } from '../../rpc/procedure.ts';
 import type { Connections, SsoChange } from './connections.ts';
@@ -33,11 +32,6 @@ const Domain = z
     record_missing_since: time.optional().describe('since when a verified domain is without its record'),
   })
   .meta({ id: 'SsoDomain' });
-
-const doer = (ctx: { principal: Principal; ip: string; requestId: string }): Doer => ({
-  actor: actorOf(ctx.principal, ctx.ip),
-  requestId: ctx.requestId,
-});
 
 /**
  * Changes how people sign in, by the rules of the guarded settings. Resolves with the id of the change that waits for a
@@ -85,8 +79,8 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       )
       .output(Connection.extend({ waiting }))
       .mutation(async ({ ctx, input: { client_secret: secret, reason, ...sso_provider } }) => {
-        await connections.assertIssuer(ctx.tenantId, sso_provider.issuer_url, doer(ctx));
-        const waiting = await change(ctx.tenantId, { patch: { sso_provider }, secret, reason }, doer(ctx));
+        await connections.assertIssuer(ctx.tenantId, sso_provider.issuer_url, doerOf(ctx));
+        const waiting = await change(ctx.tenantId, { patch: { sso_provider }, secret, reason }, doerOf(ctx));
         return { ...(await connections.view(ctx.tenantId)), waiting };
       }),
 
@@ -99,7 +93,7 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       .input(z.strictObject({ reason }))
       .output(z.object({ waiting }))
       .mutation(async ({ ctx, input }) => ({
-        waiting: await change(ctx.tenantId, { patch: { sso_provider: null }, reason: input.reason }, doer(ctx)),
+        waiting: await change(ctx.tenantId, { patch: { sso_provider: null }, reason: input.reason }, doerOf(ctx)),
       })),
 
     domains: route('GET /v1/settings/sso/domains', admin, { summary: 'List e-mail domains, the oldest first', tag })
@@ -116,7 +110,7 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       .input(z.strictObject({ domain }))
       .output(z.object({ domain_records: z.array(Domain) }))
       .mutation(async ({ ctx, input }) => ({
-        domain_records: [await domains.claim(ctx.tenantId, input.domain, doer(ctx))],
+        domain_records: [await domains.claim(ctx.tenantId, input.domain, doerOf(ctx))],
       })),
 
     verifyDomain: route('POST /v1/settings/sso/domains/{domain}/verify', admin, {
@@ -126,7 +120,7 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
     })
       .input(z.strictObject({ domain }))
       .output(Domain)
-      .mutation(({ ctx, input }) => domains.verify(ctx.tenantId, input.domain, doer(ctx))),
+      .mutation(({ ctx, input }) => domains.verify(ctx.tenantId, input.domain, doerOf(ctx))),
 
     removeDomain: route('DELETE /v1/settings/sso/domains/{domain}', admin, {
       summary: 'Give an e-mail domain up',
@@ -137,7 +131,7 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       .input(z.strictObject({ domain }))
       .output(z.void())
       .mutation(({ ctx, input }) =>
-        domains.remove(ctx.tenantId, input.domain, doer(ctx), (em, rest) => connections.assertWayIn(em, rest)),
+        domains.remove(ctx.tenantId, input.domain, doerOf(ctx), (em, rest) => connections.assertWayIn(em, rest)),
       ),
 
     identities: route('GET /v1/settings/sso/identities', admin, {
@@ -170,7 +164,7 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       .input(z.strictObject({ user_id: text(100), reason }))
       .output(z.object({ waiting }))
       .mutation(async ({ ctx, input: { user_id, reason } }) => ({
-        waiting: await change(ctx.tenantId, { patch: { sso_identity: user_id }, reason }, doer(ctx)),
+        waiting: await change(ctx.tenantId, { patch: { sso_identity: user_id }, reason }, doerOf(ctx)),
       })),
   });
 }
@@ -193,7 +187,7 @@ export function tokenIssuersRouter(tokenIssuers: TokenIssuers) {
       .input(TokenIssuersInput)
       .output(z.object({ token_issuers: z.array(TokenIssuer) }))
       .mutation(async ({ ctx, input }) => ({
-        token_issuers: await tokenIssuers.replace(ctx.tenantId, input, doer(ctx)),
+        token_issuers: await tokenIssuers.replace(ctx.tenantId, input, doerOf(ctx)),
       })),
   });
 }

@@ -1,5 +1,6 @@
 import { z } from 'zod';
 import type { Database, WriteAudit } from '../../../db/index.ts';
+import { lockTenant } from '../../../db/locks.ts';
 import { AgentNamePattern } from '../../domain/agent-names.ts';
 import type { Doer } from '../../domain/audit.ts';
 import { AppError } from '../../errors.ts';
@@ -112,7 +113,7 @@ export class TokenIssuers {
     }
     await this.#db.transaction(tenantId, async (em, notify) => {
       // one change at a time, so that two lists do not become one
-      await em.execute('select 1 from tenant for no key update');
+      await lockTenant(em);
       const before = await em.execute<{ settings: TokenIssuer }[]>('select settings from token_issuer order by place');
       await em.execute('delete from token_issuer');
       for (const [place, issuer] of issuers.entries()) {
