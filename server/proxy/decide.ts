@@ -3,18 +3,18 @@ import type { ActionRequest } from '../domain/policy.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
-import { inDoubt, shownPath, wantOf } from '../policy/evaluation/doubt.ts';
 import { doubted, type RateHit } from '../policy/evaluation/evaluate.ts';
 import { type Mask, parseMask } from '../policy/evaluation/masks.ts';
 import { decide, InexactAction, type UseRefusal } from '../policy/evaluation/protocol.ts';
-import { type Arguments, exactDecimal, flatten, RequestError } from '../policy/evaluation/request.ts';
 import type { Agent } from './agents.ts';
 import type { ValueRule } from './config.ts';
 import { ControlPlaneError, type Hold } from './control-plane.ts';
 import { Counters } from './counters.ts';
 import type { Governance, Standstill } from './governance.ts';
 import type { Holds } from './holds.ts';
+import { Refusal } from './problem.ts';
 import { type Spool, SpoolError } from './spool.ts';
+import { actionValue } from './value.ts';
 
 /** What an agent is about to do. */
 export interface Attempt {
@@ -25,42 +25,27 @@ export interface Attempt {
   method?: string | undefined;
   resource?: string | undefined;
   arguments: unknown;
-  /** Where in the arguments it stands what the action is worth. */
+  /** Where the arguments say what the action is worth. */
   value?: ValueRule | undefined;
   session_id?: string | undefined;
   source_ip?: string | undefined;
-  /** What approvers read of it. */
+  /** What approvers read first. */
   summary: string;
   /** The hold that the agent waited for. */
   escrowId?: string | undefined;
   /** A released hold of this very action is used without being named: for clients that can only repeat their call. */
   resume?: boolean;
-  /** Why it cannot be held, where that is so: then what a policy would hold is denied. */
+  /** Why the action cannot be held, where that is so: then what a policy would hold is denied. */
   unholdable?: string;
 }
 
-/** What was decided, which is on the disk by then. */
+/** What was decided. Its record is on the disk. */
 export type Ruling = { eventId: string } & (
   | { decision: Permit; masks: readonly Mask[]; done: (outcome: string) => void }
   | { decision: 'deny'; reason: string; standstill?: Standstill | 'control_plane_away' }
   | { decision: 'escrow'; hold: Hold; reason: string | undefined }
   | { decision: 'rate_limited'; retryAfter: number }
 );
-
-/** The attempt was refused without a decision, and so without a record: it is malformed, or names a hold in vain. */
-export class Refusal extends Error {
-  override readonly name = 'Refusal';
-  readonly status: number;
-  readonly code: string;
-  readonly more: { retryAfter?: number; escrowId?: string };
-
-  constructor(status: number, code: string, message: string, more: { retryAfter?: number; escrowId?: string } = {}) {
-    super(message);
-    this.status = status;
-    this.code = code;
-    this.more = more;
-  }
-}
 
 const STANDSTILLS: Record<Standstill | 'control_plane_away', string> = {
   no_bundle: 'the proxy has no policies yet',
@@ -104,12 +89,12 @@ export class Enforcer {
   async rule(attempt: Attempt): Promise<Ruling> {
     const began = performance.now();
     try {
-      // asked before anything is begun: a hold that is opened or consumed for nothing helps nobody
+      // before anything begins: no hold is opened or consumed for a decision that cannot be recorded
       this.#spool.assertRoom();
       return await this.#rule(attempt, began);
     } catch (error) {
       if (error instanceof SpoolError) {
-        this.#log.error({ detail: error.message }, 'nothing can be recorded: refused');
+        this.#log.error({ detail: error.message }, 'the decision cannot be recorded: refused');
         throw new Refusal(503, 'UNAVAILABLE', 'the decision could not be recorded', { retryAfter: 5 });
       }
       throw error;
@@ -117,8 +102,8 @@ export class Enforcer {
   }
 
   /**
-   * What can be told of a tool before it is called: that every call by this agent is denied whatever the arguments (what
-   * is not sure is not denied, and the call itself is decided in any case), and that answers may be masked.
+   * What is known of a tool before it is called: whether every call by this agent is denied whatever its arguments (false
+   * in doubt; the call itself is decided in any case), and whether answers may be masked.
    */
   outlook(agent: Agent, action_type: string, tool_name: string, tool_server: string | undefined) {
     const standing = this.#governance.standing;
@@ -138,10 +123,10 @@ export class Enforcer {
   async #rule(attempt: Attempt, began: number): Promise<Ruling> {
     const now = this.#clock.now();
     const { agent, escrowId, resume, summary, unholdable, value, ...action } = attempt;
-    const { doubt, ...worthOf } = value ? worth(action.arguments, value) : {};
+    const { doubt, ...valued } = value ? actionValue(action.arguments, value) : {};
     const request: ActionRequest = {
       ...action,
-      ...worthOf,
+      ...valued,
       agent_id: agent.id,
       agent_role: agent.role,
       owner: agent.owner,
@@ -211,7 +196,7 @@ export class Enforcer {
         409,
         'POLICY_CHANGED',
         `the policies now hold this action for more: wait for hold ${hold!.id}`,
-        { escrowId: hold!.id },
+        { escrowId: hold!.id, eventId },
       );
     }
     switch (verdict.decision) {
@@ -277,41 +262,4 @@ function asRefusal(error: unknown, unknown: string): unknown {
   if (error.passing) return new Refusal(503, 'UNAVAILABLE', unknown, { retryAfter: error.retryAfterSeconds ?? 5 });
   const known = error.code === 'NOT_FOUND' ? 'there is no such hold' : USE_REFUSALS[error.code as UseRefusal]?.[1];
   return new Refusal(error.status, error.code, known ?? 'the hold cannot be used');
-}
-
-/** The largest value that a hold may have. */
-const MOST_VALUE = 1e14;
-
-/**
- * What the action is worth, from its arguments under the keys that policies see; nothing where they do not say. What is
- * there and cannot be read as an amount or a currency is in doubt: a rule on `context.amount` must not be passed by.
- */
-function worth(
-  args: unknown,
-  rule: ValueRule,
-): Pick<ActionRequest, 'estimated_value' | 'value_currency'> & { doubt?: string } {
-  let flat: Arguments;
-  try {
-    flat = flatten(args, undefined);
-  } catch (error) {
-    // the engine refuses these arguments too, and that denial is recorded
-    if (error instanceof RequestError) return {};
-    throw error;
-  }
-  const { from, currency_from } = rule;
-  if (inDoubt(flat, wantOf(from, ['num']))) return { doubt: shownPath(from) };
-  const number = flat.num.get(from);
-  if (number === undefined) return {};
-  const amount = Number(number) / rule.divide_by;
-  // of more digits than a floating-point number holds, what is left could be below a limit
-  if (exactDecimal(Number(number)) !== number) return { doubt: shownPath(from) };
-  if (!(amount >= 0 && amount <= MOST_VALUE)) return { doubt: shownPath(from) };
-  if (currency_from !== undefined && inDoubt(flat, wantOf(currency_from, ['str']))) {
-    return { doubt: shownPath(currency_from) };
-  }
-  const currency = currency_from === undefined ? rule.currency : flat.str.get(currency_from);
-  if (currency_from !== undefined && currency !== undefined && currency.length > 10) {
-    return { doubt: shownPath(currency_from) };
-  }
-  return { estimated_value: amount, ...(currency !== undefined && { value_currency: currency }) };
 }

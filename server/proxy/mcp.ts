@@ -22,8 +22,9 @@ import { folded } from '../policy/evaluation/request.ts';
 import { type Agent, AgentError, isPlain } from './agents.ts';
 import type { McpRoute, ValueRule } from './config.ts';
 import { ControlPlaneError, type Hold } from './control-plane.ts';
-import { type Attempt, type Enforcer, Refusal, type Ruling } from './decide.ts';
+import type { Attempt, Enforcer, Ruling } from './decide.ts';
 import { type Holds, retryAfter } from './holds.ts';
+import { Refusal } from './problem.ts';
 import { collect, isParsable, isUtf8Charset, mediaType, readJson } from './requests.ts';
 
 /** Beside a tool's answer: what the proxy decided. In a call: the hold that it waited for. */

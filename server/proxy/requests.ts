@@ -6,7 +6,7 @@ import { brotliDecompress, gunzip, inflate } from 'node:zlib';
 import { nestsDeeper } from '../lib/json-depth.ts';
 import { repeatsMember } from '../lib/json-members.ts';
 import { ConfigError, type HttpRoute, type Route } from './config.ts';
-import { Refusal } from './decide.ts';
+import { Refusal } from './problem.ts';
 
 /**
  * What a request says, read so that there is one reading: what was decided on is what the upstream gets. A JSON or form

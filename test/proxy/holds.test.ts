@@ -102,7 +102,13 @@ test('a rule that was tightened under its name is not covered by what was approv
     'the proxy enforces the change',
   );
   const received = upstream.received.length;
+  const before = await proxy.metrics();
   expect((await pay(409, escrow_id, { amount: 3000 })).body.code).toBe('POLICY_CHANGED');
+  // the refusal has a decision and a record
+  const after = await proxy.metrics();
+  const decided = 'svc_proxy_decisions_total{decision="escrow"}';
+  expect(after[decided]).toBe(before[decided]! + 1);
+  expect(after).not.toHaveProperty('svc_proxy_refusals_total{code="POLICY_CHANGED"}');
   expect(upstream.received).toHaveLength(received);
   expect((await read(escrow_id)).status).toBe('released');
 });

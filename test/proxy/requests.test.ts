@@ -2,7 +2,7 @@ import { type AddressInfo, connect, createServer } from 'node:net';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { PolicyEngine } from '../../server/policy/evaluation/evaluate.ts';
 import type { Route } from '../../server/proxy/config.ts';
-import { Refusal } from '../../server/proxy/decide.ts';
+import { Refusal } from '../../server/proxy/problem.ts';
 import {
   clientAddress,
   findRoute,

@@ -1,0 +1,328 @@
+import http, { type IncomingHttpHeaders, type IncomingMessage, type ServerResponse } from 'node:http';
+import https from 'node:https';
+import type { AddressInfo, BlockList } from 'node:net';
+import { sha256Tag } from '../lib/crypto.ts';
+import type { Log } from '../lib/log.ts';
+import { applyMasks } from '../policy/evaluation/masks.ts';
+import { type Agent, AgentError, type Agents, isPlain } from './agents.ts';
+import type { HttpRoute, McpRoute, ProxyConfig } from './config.ts';
+import type { Enforcer, Ruling } from './decide.ts';
+import { retryAfter } from './holds.ts';
+import { Refusal, sendProblem } from './problem.ts';
+import {
+  type CodingError,
+  checkHeaders,
+  clientAddress,
+  collect,
+  decode,
+  findRoute,
+  isStructured,
+  mediaType,
+  members,
+  overridesMethod,
+  type ReadBody,
+  readBody,
+  readTarget,
+  trustedAddresses,
+  upstreamUrl,
+} from './requests.ts';
+import { type Call, type Credential, Upstreams } from './upstream.ts';
+
+/** Serves a request on a route to an MCP server. */
+export type ServeMcp = (
+  route: McpRoute,
+  agent: () => Promise<Agent>,
+  request: IncomingMessage,
+  response: ServerResponse,
+  sourceIp: string | undefined,
+) => Promise<void>;
+
+/** Answers for the proxy's own paths: `/healthz`, `/readyz`, `/metrics`. */
+export type OwnPage = () => Promise<{ status: number; type: string; body: string }>;
+
+/**
+ * The HTTP enforcement point: identifies the agent, reads the request, has it decided, and forwards it by the route table or
+ * answers why not. What is forwarded is what was decided on.
+ */
+export class HttpFront {
+  readonly #config: ProxyConfig;
+  readonly #enforcer: Enforcer;
+  readonly #agents: Agents;
+  readonly #mcp: ServeMcp;
+  readonly #own: ReadonlyMap<string, OwnPage>;
+  readonly #log: Log;
+  readonly #trusted: BlockList;
+  readonly #server: http.Server | https.Server;
+  readonly #upstreams: Upstreams;
+  /** Called for every request that ended without a decision. */
+  onRefusal: (code: string) => void = () => {};
+
+  constructor(parts: {
+    config: ProxyConfig;
+    enforcer: Enforcer;
+    agents: Agents;
+    mcp: ServeMcp;
+    own: ReadonlyMap<string, OwnPage>;
+    log: Log;
+  }) {
+    this.#config = parts.config;
+    this.#enforcer = parts.enforcer;
+    this.#agents = parts.agents;
+    this.#mcp = parts.mcp;
+    this.#own = parts.own;
+    this.#log = parts.log;
+    this.#trusted = trustedAddresses(parts.config.trust);
+    // Strict parsing is Node's default: a request with both Content-Length and Transfer-Encoding, or with a malformed
+    // header, is answered 400 and its connection closed (RFC 9112 §6.3).
+    const timeouts = { headersTimeout: 20_000, requestTimeout: 300_000, insecureHTTPParser: false };
+    const { tls } = parts.config;
+    this.#upstreams = new Upstreams(parts.config, tls ? 'https' : 'http', parts.log);
+    this.#server = tls ? https.createServer({ ...timeouts, ...tls() }) : http.createServer(timeouts);
+    this.#server.on('request', (request, response) => void this.#serve(request, response));
+    this.#server.on('connect', (_request, socket) => socket.destroy());
+    this.#server.on('upgrade', (_request, socket) => {
+      socket.end('HTTP/1.1 501 Not Implemented\r\nconnection: close\r\ncontent-length: 0\r\n\r\n');
+    });
+  }
+
+  async listen(): Promise<string> {
+    await new Promise<void>((resolve, reject) => {
+      this.#server.once('error', reject);
+      this.#server.listen(this.#config.port, this.#config.host, resolve);
+    });
+    const { address, port, family } = this.#server.address() as AddressInfo;
+    return `${this.#config.tls ? 'https' : 'http'}://${family === 'IPv6' ? `[${address}]` : address}:${port}`;
+  }
+
+  /** Serves TLS with what is in the files now; open connections go on as they are. Throws a ConfigError. */
+  renewTls(): void {
+    const { tls } = this.#config;
+    if (tls && this.#server instanceof https.Server) this.#server.setSecureContext(tls());
+  }
+
+  /** Takes no more connections, lets the requests under way finish for at most so long, then cuts them. */
+  async stop(mostMs: number): Promise<void> {
+    const cut = setTimeout(() => this.#server.closeAllConnections(), mostMs);
+    await new Promise<void>((resolve) => {
+      this.#server.close(() => resolve());
+      this.#server.closeIdleConnections();
+    });
+    clearTimeout(cut);
+    this.#upstreams.close();
+  }
+
+  async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    response.on('error', () => {});
+    try {
+      await this.#route(request, response);
+    } catch (error) {
+      if (response.headersSent || response.destroyed) {
+        response.destroy();
+        return;
+      }
+      if (error instanceof Refusal) {
+        const { retryAfter, escrowId, eventId } = error.more;
+        if (eventId === undefined) this.onRefusal(error.code);
+        sendProblem(request, response, error.status, error.code, error.message, { retryAfter, escrowId });
+      } else if (error instanceof AgentError) {
+        const [status, code] = error.unavailable ? [503, 'UNAVAILABLE'] : [401, 'UNAUTHENTICATED'];
+        this.onRefusal(code);
+        this.#log.info({ detail: error.message }, 'no agent');
+        sendProblem(request, response, status, code, 'an agent key or token that works is needed', {
+          retryAfter: error.unavailable ? 5 : undefined,
+        });
+      } else {
+        this.onRefusal('INTERNAL');
+        this.#log.error({ err: error }, 'the proxy failed');
+        sendProblem(request, response, 500, 'INTERNAL', 'the proxy failed; nothing was forwarded');
+      }
+    }
+  }
+
+  async #route(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    const { path, query } = readTarget(request.url ?? '');
+    const page = this.#own.get(path);
+    if (page) {
+      const { status, type, body } = await page();
+      response.writeHead(status, { 'content-type': type, 'cache-control': 'no-store' }).end(body);
+      return;
+    }
+    const { method = '' } = request;
+    checkHeaders(request, []);
+    if (method === 'TRACE') throw new Refusal(405, 'METHOD_NOT_ALLOWED', 'this method is not forwarded');
+    const credential = credentialOf(request.headers);
+    const identify = () => this.#agents.identify(credential.text);
+    const agent = await identify();
+    const found = findRoute(this.#config.routes, path);
+    if (!found) throw new Refusal(404, 'NOT_FOUND', 'no route has this path');
+    const sourceIp = clientAddress(
+      request.socket.remoteAddress,
+      String(request.headers['x-forwarded-for'] ?? ''),
+      this.#trusted,
+    );
+    const { route, rest } = found;
+    if ('mcp' in route) return this.#mcp(route, identify, request, response, sourceIp || undefined);
+    return this.#forwardDecided({
+      request,
+      response,
+      method,
+      route,
+      rest,
+      query,
+      agent,
+      identify,
+      credential,
+      sourceIp,
+    });
+  }
+
+  async #forwardDecided(call: Call): Promise<void> {
+    const { request, response, method, route, query } = call;
+    if (route.decide_on_headers.length > 0) checkHeaders(request, route.decide_on_headers);
+    const url = upstreamUrl(route, call.rest, query);
+    const streamed = route.opaque_bodies && isStreamed(request, this.#config.bodyBytes);
+    const waits = !streamed && !request.complete;
+    const body = streamed ? undefined : await this.#read(request, route);
+    // a body may take minutes to come, and the credential may have been revoked since
+    const agent = waits ? await call.identify() : call.agent;
+    const parameters = query.length > 1 ? members(new URLSearchParams(query.slice(1))) : undefined;
+    if (overridesMethod(parameters, body?.value)) {
+      throw new Refusal(400, 'VALIDATION_FAILED', 'the request names another method among its parameters');
+    }
+    const args = {
+      ...(parameters && { query: parameters }),
+      ...(route.decide_on_headers.length > 0 && { headers: chosen(request.headers, route.decide_on_headers) }),
+      ...(body?.value !== undefined && { body: body.value }),
+      ...(streamed && { body: { streamed: true } }),
+    };
+    const ruled = this.#enforcer.rule({
+      agent,
+      action_type: route.action_type,
+      tool_name: route.tool,
+      tool_server: route.server,
+      method,
+      resource: url.href,
+      arguments: args,
+      value: route.value,
+      session_id: named(request.headers['x-svc-session-id'], 'X-Svc-Session-Id'),
+      source_ip: call.sourceIp || undefined,
+      summary: `${method} ${url.origin}${url.pathname}`,
+      escrowId: named(request.headers['x-svc-escrow-id'], 'X-Svc-Escrow-Id'),
+      ...(streamed && { unholdable: 'a body that is streamed cannot be held: it must be whole to be approved' }),
+    });
+    // while the disk is waited for
+    const unmasked = this.#upstreams.headers(call, url, body, []);
+    const ruling = await ruled;
+    response.setHeader('x-svc-decision', ruling.decision);
+    response.setHeader('x-svc-event-id', ruling.eventId);
+    if (!('done' in ruling)) {
+      this.#withhold(request, response, ruling);
+      return;
+    }
+    const { masks, done } = ruling;
+    let bytes = body?.bytes;
+    if (masks.length > 0 && (streamed || (body && body.kind !== 'none'))) {
+      if (body?.kind !== 'json') {
+        done('not forwarded: the body cannot be masked');
+        throw new Refusal(415, 'MASKING_FAILED', 'what a policy masks must come as JSON');
+      }
+      bytes = Buffer.from(JSON.stringify(applyMasks(JSON.parse(body.bytes.toString()), masks)));
+    }
+    const headers = masks.length === 0 ? unmasked : this.#upstreams.headers(call, url, body, masks);
+    await this.#upstreams.forward({ call, url, headers, bytes, masks, done });
+  }
+
+  /** The whole body, decoded and understood. Throws a Refusal. */
+  async #read(request: IncomingMessage, route: HttpRoute): Promise<ReadBody> {
+    const most = this.#config.bodyBytes;
+    const tooLong = () => new Refusal(413, 'PAYLOAD_TOO_LARGE', `a body may have ${most} bytes`);
+    if (Number(request.headers['content-length'] ?? 0) > most) throw tooLong();
+    const raw = await collect(request, most);
+    if (!raw) throw tooLong();
+    const { 'content-type': type, 'content-encoding': codings } = request.headers;
+    const plain = await decode(raw, codings, most).catch((error: CodingError) => {
+      throw error.tooLong ? tooLong() : new Refusal(415, 'UNSUPPORTED_MEDIA_TYPE', `the body ${error.message}`);
+    });
+    const digest = (bytes: Buffer) => ({
+      sha256: sha256Tag(bytes),
+      bytes: bytes.length,
+      type: mediaType(type)?.type ?? '',
+    });
+    const body = readBody(plain, type, route.opaque_bodies && digest);
+    return { ...body, rewritten: body.rewritten || plain !== raw };
+  }
+
+  /** Answers why the action is not forwarded. */
+  #withhold(
+    request: IncomingMessage,
+    response: ServerResponse,
+    ruling: Exclude<Ruling, { done: (outcome: string) => void }>,
+  ): void {
+    switch (ruling.decision) {
+      case 'deny':
+        if (ruling.standstill) {
+          sendProblem(request, response, 503, 'UNAVAILABLE', ruling.reason, {
+            retryAfter: 15,
+            event_id: ruling.eventId,
+          });
+        } else sendProblem(request, response, 403, 'DENIED', ruling.reason, { event_id: ruling.eventId });
+        return;
+      case 'rate_limited':
+        sendProblem(request, response, 429, 'RATE_LIMITED', 'a limit of the policies is exceeded', {
+          retryAfter: ruling.retryAfter,
+          event_id: ruling.eventId,
+        });
+        return;
+      case 'escrow': {
+        const { hold, reason } = ruling;
+        const detail =
+          hold.status === 'released'
+            ? 'The action was approved: repeat the request as it is, with the header X-Svc-Escrow-Id.'
+            : 'The action is held. When it is released, repeat the request as it is, with the header X-Svc-Escrow-Id.';
+        sendProblem(request, response, 423, 'ESCROW_HELD', detail, {
+          retryAfter: retryAfter(hold, Date.now()),
+          event_id: ruling.eventId,
+          escrowId: hold.id,
+          escrow_id: hold.id,
+          escrow_status: hold.status,
+          status_url: `${this.#config.url}/v1/escrow/${hold.id}`,
+          hold_type: hold.hold_type,
+          required_approvals: hold.required_approvals,
+          current_approvals: hold.current_approvals,
+          expires_at: hold.expires_at,
+          reason,
+        });
+      }
+    }
+  }
+}
+
+/** The agent's credential: `X-Svc-Agent-Key` where Authorization is the upstream's, else the bearer of Authorization. */
+function credentialOf(headers: IncomingHttpHeaders): Credential {
+  const own = headers['x-svc-agent-key'];
+  if (typeof own === 'string' && own !== '') return { text: own.trim(), header: 'x-svc-agent-key' };
+  const [, bearer] = /^\s*bearer\s+(\S+)\s*$/i.exec(headers.authorization ?? '') ?? [];
+  if (bearer === undefined) throw new AgentError('the request has no credential');
+  return { text: bearer, header: 'authorization' };
+}
+
+/** A header that names something; undefined when it is absent. */
+function named(value: string | string[] | undefined, name: string): string | undefined {
+  if (value === undefined || value === '') return undefined;
+  if (typeof value === 'string' && value.length <= 200 && isPlain(value)) return value;
+  throw new Refusal(400, 'VALIDATION_FAILED', `the header ${name} is not a name`);
+}
+
+function chosen(headers: IncomingHttpHeaders, names: readonly string[]): Record<string, string> {
+  return Object.fromEntries(
+    names.flatMap((name) => (headers[name] === undefined ? [] : [[name, String(headers[name])]])),
+  );
+}
+
+/** Too long to be held in memory, or of unknown length. */
+function isStreamed({ headers }: IncomingMessage, mostBytes: number): boolean {
+  const media = mediaType(headers['content-type']);
+  if (!media ? headers['content-type'] !== undefined : isStructured(media.type)) return false;
+  if (headers['transfer-encoding'] !== undefined) return true;
+  return Number(headers['content-length'] ?? 0) > mostBytes;
+}

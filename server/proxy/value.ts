@@ -1,0 +1,41 @@
+import type { ActionRequest } from '../domain/policy.ts';
+import { inDoubt, shownPath, wantOf } from '../policy/evaluation/doubt.ts';
+import { type Arguments, exactDecimal, flatten, RequestError } from '../policy/evaluation/request.ts';
+import type { ValueRule } from './config.ts';
+
+/** The largest value that a hold may have. */
+const MOST_VALUE = 1e14;
+
+/**
+ * What the action is worth, from its arguments under the keys that policies see; nothing where they do not say. What is
+ * there and cannot be read as an amount or a currency is in doubt: it must not get around a rule on `context.amount`.
+ */
+export function actionValue(
+  args: unknown,
+  rule: ValueRule,
+): Pick<ActionRequest, 'estimated_value' | 'value_currency'> & { doubt?: string } {
+  let flat: Arguments;
+  try {
+    flat = flatten(args, undefined);
+  } catch (error) {
+    // the engine refuses these arguments too, and that denial is recorded
+    if (error instanceof RequestError) return {};
+    throw error;
+  }
+  const { from, currency_from } = rule;
+  if (inDoubt(flat, wantOf(from, ['num']))) return { doubt: shownPath(from) };
+  const number = flat.num.get(from);
+  if (number === undefined) return {};
+  const amount = Number(number) / rule.divide_by;
+  // of more digits than a floating-point number holds, what is left could be below a limit
+  if (exactDecimal(Number(number)) !== number) return { doubt: shownPath(from) };
+  if (!(amount >= 0 && amount <= MOST_VALUE)) return { doubt: shownPath(from) };
+  if (currency_from !== undefined && inDoubt(flat, wantOf(currency_from, ['str']))) {
+    return { doubt: shownPath(currency_from) };
+  }
+  const currency = currency_from === undefined ? rule.currency : flat.str.get(currency_from);
+  if (currency_from !== undefined && currency !== undefined && currency.length > 10) {
+    return { doubt: shownPath(currency_from) };
+  }
+  return { estimated_value: amount, ...(currency !== undefined && { value_currency: currency }) };
+}
