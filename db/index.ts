@@ -200,8 +200,10 @@ export async function migrate(url: string): Promise<string[]> {
   try {
     await lock.query('select pg_advisory_lock($1)', [MIGRATION_LOCK]);
     await ensureAppRole(lock);
-    const objection = objectionTo(await readApplied(lock));
+    const applied = await readApplied(lock);
+    const objection = objectionTo(applied);
     if (objection !== undefined) throw new SchemaRefused(objection);
+    if (applied.pending.length === 0) return [];
     const orm = await MikroORM.init({
       ...commonOptions,
       clientUrl: url,

@@ -18,7 +18,8 @@ export default defineConfig({
     // more than a small machine has cores: the tests of several processes mostly wait
     maxWorkers: 3,
     sequence: { sequencer: LongestFirst },
-    testTimeout: 30_000,
+    // only what hangs takes so long, on however busy a machine
+    testTimeout: 60_000,
     hookTimeout: 60_000,
     // of a poll that names no other limit: only what hangs exceeds it
     expect: { poll: { timeout: 20_000 } },

@@ -6,6 +6,7 @@ import { AppError } from '../../server/errors.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { RedisLink } from '../../server/lib/redis.ts';
 import { noRedis, TestRedis } from '../helpers/redis.ts';
+import { until } from '../helpers/until.ts';
 
 interface Command {
   id: string;
@@ -289,11 +290,18 @@ describe.skipIf(noRedis)('the host of several processes', () => {
     await one!.send('t', { id: '1' });
     await two!.send('t', { id: '2' });
     await late.start();
-    await delay(3500);
+    let early = 2;
+    const agree = async () => {
+      const fence = authority.fences.get('t');
+      await one!.send('t', { id: `${++early}` });
+      await two!.send('t', { id: `${++early}` });
+      return authority.fences.get('t') === fence;
+    };
+    await until(agree, 'both have found Redis and agree on an owner', { everyMs: 100 });
     const before = authority.fences.get('t')!;
     for (let i = 0; i < 20; i++) await Promise.all([one!.send('t', { id: `x${i}` }), two!.send('t', { id: `y${i}` })]);
     expect(authority.fences.get('t')! - before).toBeLessThanOrEqual(1);
-    expect(authority.written).toHaveLength(42);
+    expect(authority.written).toHaveLength(early + 40);
     await Promise.all(open.map(({ host }) => host.stop()));
     await late.stop();
   });
