@@ -21,7 +21,7 @@ describeInBrowser('administration', () => {
     await form.getByLabel('pipeline').check();
     await assertAccessible();
     await form.getByRole('button', { name: 'Create' }).click();
-    const shown = page.getByRole('dialog', { name: 'The new API key' });
+    const shown = page.getByRole('dialog', { name: 'API key created' });
     const key = (await shown.locator('pre').first().textContent())!;
     await server.call(200, 'GET /v1/policies', { key });
     expect(await shown.getByRole('button', { name: 'Done' }).isDisabled()).toBe(true);
@@ -33,7 +33,7 @@ describeInBrowser('administration', () => {
     expect(await page.content()).not.toContain(key);
     const row = page.getByRole('row').filter({ hasText: 'Pipeline' });
     await row.getByRole('button', { name: 'Revoke' }).click();
-    await page.getByRole('dialog').getByText('Its pipeline can change and read nothing any more.').waitFor();
+    await page.getByRole('dialog').getByText('Its pipeline can no longer read or change anything.').waitFor();
     await page.getByRole('button', { name: 'Revoke the key' }).click();
     await row.waitFor({ state: 'detached' });
     await server.call(401, 'GET /v1/policies', { key });
@@ -48,7 +48,7 @@ describeInBrowser('administration', () => {
     await page.getByRole('textbox', { name: 'Agent', exact: true }).fill('support-bot-1');
     await page.getByRole('textbox', { name: 'Role', exact: true }).fill('support');
     await page.getByRole('button', { name: 'Create' }).click();
-    const shown = page.getByRole('dialog', { name: 'The new agent key' });
+    const shown = page.getByRole('dialog', { name: 'Agent key created' });
     const key = (await shown.locator('pre').first().textContent())!;
     expect(await shown.locator('pre').nth(1).textContent()).toContain(`X-Svc-Tenant: ${tenant.id}`);
     const headers = { 'x-svc-tenant': tenant.id };
@@ -100,13 +100,13 @@ describeInBrowser('administration', () => {
       await dialog.getByRole('button', { name: 'Change' }).click();
       await dialog.waitFor({ state: 'detached' });
     };
-    await page.getByLabel('Days that inputs of decisions are kept').fill('7');
+    await page.getByLabel('Days to keep decision inputs').fill('7');
     await page.getByRole('button', { name: 'Save' }).first().click();
     await dialog.getByLabel('Reason').waitFor();
     expect(await dialog.getByRole('button', { name: 'Change' }).isDisabled()).toBe(true);
     await assertAccessible();
     await giveReason();
-    await page.getByLabel('That write, one a line').fill('deploy\nread');
+    await page.getByLabel('Write types, one per line').fill('deploy\nread');
     expectFault(/400/);
     await page.getByRole('button', { name: 'Save' }).last().click();
     await dialog.getByLabel('Reason').fill('as agreed');
@@ -115,10 +115,10 @@ describeInBrowser('administration', () => {
     await page.keyboard.press('Escape');
     await dialog.waitFor({ state: 'detached' });
     await page.getByRole('alert').getByText('already something else').first().waitFor();
-    await page.getByLabel('That write, one a line').fill('deploy');
+    await page.getByLabel('Write types, one per line').fill('deploy');
     await page.getByRole('button', { name: 'Save' }).last().click();
     await giveReason();
-    await page.getByLabel('A version is enforced only after somebody else approved it').click();
+    await page.getByLabel('A version is enforced only after someone else approves it').click();
     await giveReason();
     await expect
       .poll(async () => (await server.call(200, 'GET /v1/settings', tenant.admin)).body)
@@ -129,7 +129,7 @@ describeInBrowser('administration', () => {
       });
 
     // from now on nobody takes a safeguard away alone: the other person sees what would change, and approves
-    await page.getByLabel('Days that inputs of decisions are kept').fill('3');
+    await page.getByLabel('Days to keep decision inputs').fill('3');
     await page.getByRole('button', { name: 'Save' }).first().click();
     await giveReason();
     const waiting = page.getByRole('region', { name: 'Waiting changes' });
@@ -162,7 +162,7 @@ describeInBrowser('administration', () => {
 
     const reader = await browser.visitor(await tenant.person('viewer'));
     await reader.open('/settings');
-    expect(await reader.page.getByLabel('Days that inputs').isDisabled()).toBe(true);
+    expect(await reader.page.getByLabel('Days to keep').isDisabled()).toBe(true);
     await reader.assertAccessible();
   });
 
@@ -179,13 +179,13 @@ describeInBrowser('administration', () => {
       };
       await open('/settings');
       const section = page.getByRole('region', { name: 'Token issuers' });
-      await section.getByRole('heading', { name: 'No issuer' }).waitFor();
+      await section.getByRole('heading', { name: 'No issuers' }).waitFor();
       await section.getByRole('button', { name: 'Add an issuer' }).click();
       const form = page.getByRole('dialog', { name: 'Add a token issuer' });
       await form.getByRole('textbox', { name: 'Audience' }).fill('agents');
       await form.getByRole('textbox', { name: 'Claim with the agent’s role' }).fill('role');
-      await form.getByRole('textbox', { name: 'Agents that it may name' }).fill('refunds-* billing');
-      await form.getByRole('textbox', { name: 'Roles that it may name' }).fill('support');
+      await form.getByRole('textbox', { name: 'Allowed agents' }).fill('refunds-* billing');
+      await form.getByRole('textbox', { name: 'Allowed roles' }).fill('support');
       expectFault(/400/);
       for (const [issuer, reason] of [
         ['https://10.0.0.1', /private/],
@@ -211,7 +211,7 @@ describeInBrowser('administration', () => {
       expect(await stored()).toHaveLength(1);
       await line.getByRole('button', { name: 'Remove' }).click();
       await question.getByRole('button', { name: 'Remove the issuer' }).click();
-      await section.getByRole('heading', { name: 'No issuer' }).waitFor();
+      await section.getByRole('heading', { name: 'No issuers' }).waitFor();
       expect(await stored()).toEqual([]);
     } finally {
       await provider.stop();

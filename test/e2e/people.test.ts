@@ -84,7 +84,7 @@ describeInBrowser('people', () => {
     await page.getByRole('alert').first().waitFor();
     await page.getByLabel('Issuer').fill(issuer);
     await page.getByRole('button', { name: 'Check and save' }).click();
-    await page.getByText('The provider is set').waitFor();
+    await page.getByText('Provider saved').waitFor();
 
     await page.getByLabel('Add a domain').fill('meridian.test');
     await page.getByRole('button', { name: 'Add', exact: true }).click();
@@ -104,7 +104,7 @@ describeInBrowser('people', () => {
     // not before an admin came in through it
     expectFault(/409/);
     const makeOnly = async () => {
-      await page.getByLabel('People sign in through the provider alone').click();
+      await page.getByLabel('People sign in only through the provider').click();
       await page.getByRole('dialog').getByLabel('Reason').fill('its second factor');
       await page.getByRole('button', { name: 'Make it the only way' }).click();
     };
@@ -127,7 +127,7 @@ describeInBrowser('people', () => {
     await other.page.getByRole('link', { name: 'Maria' }).waitFor();
 
     await open('/sign-on');
-    await page.getByText(/An admin came in this way/).waitFor();
+    await page.getByText(/An admin signed in this way/).waitFor();
     await makeOnly();
     await page.getByText('Single sign-on is the only way in').waitFor();
   });
@@ -138,7 +138,7 @@ describeInBrowser('people', () => {
     await open('/team');
     await assertAccessible();
     await page.getByRole('button', { name: 'Invite' }).click();
-    const form = page.getByRole('dialog', { name: 'Invite somebody' });
+    const form = page.getByRole('dialog', { name: 'Invite someone' });
     await form.getByLabel('Address').fill('sofia@meridian.test');
     await form.getByLabel('Role').selectOption('author');
     await form.getByRole('button', { name: 'Invite' }).click();

@@ -28,7 +28,7 @@ const SCREENS: Record<string, Screen> = {
         .getByRole('button', { name: /details/ })
         .first()
         .click();
-      await page.getByText('Place in the chain').waitFor();
+      await page.getByText('Position in the chain').waitFor();
     },
   },
   policies: { path: '/policies' },
@@ -108,7 +108,7 @@ const SCREENS: Record<string, Screen> = {
     path: (demo) => `/subscriptions/${demo.subscription}`,
     prepare: async (page) => {
       await page.getByRole('button', { name: 'Send a test' }).click();
-      await page.getByText('The test did not arrive').waitFor();
+      await page.getByText('Test not delivered').waitFor();
     },
   },
   delivery: {

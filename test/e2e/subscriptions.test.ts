@@ -31,27 +31,27 @@ describeInBrowser('subscriptions', () => {
     await page.getByRole('heading', { name: 'Nothing is told to anybody yet' }).waitFor();
     await assertAccessible();
     await page.getByRole('button', { name: 'New subscription' }).first().click();
-    await page.getByLabel('Address').fill(receiver.url());
+    await page.getByLabel('URL').fill(receiver.url());
     const secret = await page.getByLabel('Secret').first().inputValue();
-    await page.getByLabel('Every event').uncheck();
+    await page.getByLabel('All events').uncheck();
     await page.getByLabel('policy.created').check();
     await assertAccessible();
     await page.getByRole('button', { name: 'Subscribe' }).click();
     await page.getByRole('heading', { name: 'Webhook subscription' }).waitFor();
 
     await page.getByRole('button', { name: 'Send a test' }).click();
-    await page.getByText('The test arrived').waitFor();
+    await page.getByText('Test delivered').waitFor();
     const [sent] = receiver.received;
     expect(new Webhook(secret).verify(sent!.body, sent!.headers as Record<string, string>)).toMatchObject({
       event: 'svc.test',
     });
-    await page.getByText('The payload that was sent').click();
+    await page.getByText('Payload sent').click();
     await page.getByText('"svc.test"').first().waitFor();
     await assertAccessible();
 
     receiver.behavior = 403;
     await page.getByRole('button', { name: 'Send a test' }).click();
-    await page.getByText('The test did not arrive: refused: not allowed (401 or 403)').waitFor();
+    await page.getByText('Test not delivered: refused: not allowed (401 or 403)').waitFor();
   });
 
   test('a delivery that fails is told with the answer, and sent again by hand', async () => {
@@ -95,12 +95,12 @@ describeInBrowser('subscriptions', () => {
     const tenant = await server.tenant();
     const { page, open } = await browser.visitor(await tenant.person('admin'));
     await open(`/subscriptions/${await subscribe(tenant)}`);
-    await page.getByRole('button', { name: 'Rotate the secret' }).click();
+    await page.getByRole('button', { name: 'Rotate secret' }).click();
     const next = await page.getByLabel('New secret').inputValue();
     await page.getByRole('button', { name: 'Rotate', exact: true }).click();
-    await page.getByText('the one before signs as well').waitFor();
+    await page.getByText('the previous secret also signs').waitFor();
     await page.getByRole('button', { name: 'Send a test' }).click();
-    await page.getByText('The test arrived').waitFor();
+    await page.getByText('Test delivered').waitFor();
     const last = receiver.received.at(-1)!;
     for (const known of [SECRET, next]) {
       new Webhook(known).verify(last.body, last.headers as Record<string, string>);
@@ -108,7 +108,7 @@ describeInBrowser('subscriptions', () => {
     await page.getByRole('button', { name: 'Pause' }).click();
     await page.getByText('paused').first().waitFor();
     await page.getByRole('button', { name: 'Delete' }).click();
-    await page.getByRole('button', { name: 'Delete it' }).click();
+    await page.getByRole('button', { name: 'Delete subscription' }).click();
     await page.getByRole('heading', { name: 'Nothing is told to anybody yet' }).waitFor();
   });
 
@@ -117,7 +117,7 @@ describeInBrowser('subscriptions', () => {
     const { page, open, expectFault, assertAccessible } = await browser.visitor(await tenant.person('admin'));
     await open('/subscriptions');
     await page.getByRole('button', { name: 'New subscription' }).first().click();
-    await page.getByLabel('Address').fill('http://169.254.169.254/latest');
+    await page.getByLabel('URL').fill('http://169.254.169.254/latest');
     expectFault(/400/);
     await page.getByRole('button', { name: 'Subscribe' }).click();
     await page.getByRole('dialog').locator('[data-error], [role=alert]').first().waitFor();

@@ -76,6 +76,8 @@ export const theme = createTheme({
         closeButtonProps: { 'aria-label': 'Close' },
       },
     },
+    // the reason why a form was refused is read out
+    InputError: { defaultProps: { role: 'alert' } },
     Drawer: { defaultProps: { padding: 'xs', closeButtonProps: { 'aria-label': 'Close' } } },
     Notification: { defaultProps: { closeButtonProps: { 'aria-label': 'Close this message' } } },
     Anchor: { defaultProps: { underline: 'always' } },

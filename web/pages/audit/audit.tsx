@@ -42,11 +42,11 @@ const TARGETS = {
   signing_key: 'Signing key',
 };
 
-/** What people and the system did to policies, holds, keys and settings: a chain of its own. */
+/** What people and the system did to policies, holds, keys and settings, recorded in a chain of its own. */
 export function Audit() {
   const { record: open, ...filter } = route.useSearch();
   const navigate = route.useNavigate();
-  // an opened record is a step that the back button takes back, a filter is not
+  // opening a record adds a step to the browser's history, a filter does not
   const set = (change: AuditSearch) =>
     void navigate({ search: (old) => ({ ...old, ...change }), replace: !('record' in change), resetScroll: false });
   const clear = () => void navigate({ search: {} });
@@ -63,7 +63,7 @@ export function Audit() {
   return (
     <Page
       title="Audit"
-      lead="What people, keys and the system did. Each record holds the hash of the one before it, like the decisions."
+      lead="What people, keys and the system did. Like decisions, each record includes the hash of the previous one."
       actions={(['csv', 'ndjson'] as const).map((format) => (
         <Button
           key={format}
@@ -90,12 +90,12 @@ export function Audit() {
           selected={open}
           empty={
             filtered ? (
-              <NothingMatches icon={IconHistory} title="No record fits the filters" clear={clear}>
-                They apply to the whole log.
+              <NothingMatches icon={IconHistory} title="No records match the filters" clear={clear}>
+                Filters apply to the whole log.
               </NothingMatches>
             ) : (
-              <EmptyState icon={IconHistory} title="Nothing was done yet">
-                The first change to anything here begins it.
+              <EmptyState icon={IconHistory} title="No records yet">
+                The first change to anything creates the first record.
               </EmptyState>
             )
           }
@@ -216,8 +216,8 @@ function Filters({
           ...Object.entries(TARGETS).map(([value, label]) => ({ value, label })),
         ]}
       />
-      <TextFilter label="Id of it" value={filter.target_id} onChange={(target_id) => set({ target_id })} />
-      <TextFilter label="Id of who did it" value={filter.actor_id} onChange={(actor_id) => set({ actor_id })} />
+      <TextFilter label="Target id" value={filter.target_id} onChange={(target_id) => set({ target_id })} />
+      <TextFilter label="Actor id" value={filter.actor_id} onChange={(actor_id) => set({ actor_id })} />
       <TextInput
         type="datetime-local"
         label={`Since (${zone === 'utc' ? 'UTC' : 'local'})`}
@@ -235,29 +235,29 @@ function Filters({
   );
 }
 
-/** The settings that a record of theirs tells of, one a line. */
+/** The settings that a record lists as changed, one per line. */
 function Changes({ detail }: { detail: string | undefined }) {
   return detail?.split('; ').map((line) => <div key={line}>{line}</div>);
 }
 
-/** Where what was acted on can be looked at, and the versions between which a policy was changed. */
+/** Links to the target of a record, and to the versions between which a policy changed. */
 function Places({ record: { target, detail = '' } }: { record: AuditRecord }) {
   const { type, id } = target;
   if (type === 'escrow') {
     return (
       <PageLink to="/approvals/$id" params={{ id }}>
-        Open the hold
+        View the hold
       </PageLink>
     );
   }
-  if (type === 'tenant') return <PageLink to="/settings">Open the settings</PageLink>;
+  if (type === 'tenant') return <PageLink to="/settings">View the settings</PageLink>;
   if (type !== 'policy') return null;
   const to = Number(/^version (\d+)/.exec(detail)?.[1] ?? 1);
   const from = Number(/, in place of version (\d+)/.exec(detail)?.[1] ?? to - 1);
   return (
     <>
       <PageLink to="/policies/$id" params={{ id }}>
-        Open the policy
+        View the policy
       </PageLink>
       {from > 0 ? (
         <PageLink to="/policies/$id" params={{ id }} search={{ tab: 'diff', from, to }}>
@@ -289,10 +289,10 @@ function Facts({ record, only }: { record: AuditRecord; only: (filter: AuditFilt
     ],
     ['Severity', <SeverityTag key="s" severity={record.severity} />],
     ['By', <Actor key="a" actor={record.actor} />],
-    ['Their id', <Id key="i" value={record.actor.id} length={40} />],
+    ['Actor id', <Id key="i" value={record.actor.id} length={40} />],
     ['Address', record.actor.ip],
     ['On', record.target.type.replaceAll('_', ' ')],
-    ['Its id', <Id key="t" value={record.target.id} length={40} />],
+    ['Target id', <Id key="t" value={record.target.id} length={40} />],
     ['Reason', record.reason],
     ['Detail', record.target.type === 'tenant' ? <Changes key="d" detail={record.detail} /> : record.detail],
     [
@@ -320,7 +320,7 @@ function Facts({ record, only }: { record: AuditRecord; only: (filter: AuditFilt
       </span>,
     ],
     [
-      'Hash before it',
+      'Previous hash',
       <span key="p" className="mono">
         {record.prev_hash}
       </span>,
@@ -351,14 +351,14 @@ function Facts({ record, only }: { record: AuditRecord; only: (filter: AuditFilt
       ) : null}
       <Group gap="xs">
         <Button variant="default" size="xs" onClick={() => only({ actor_id: record.actor.id })}>
-          All by them
+          All by this actor
         </Button>
         <Button
           variant="default"
           size="xs"
           onClick={() => only({ target_type: record.target.type, target_id: record.target.id })}
         >
-          All on it
+          All on this target
         </Button>
       </Group>
     </Stack>

@@ -29,7 +29,7 @@ import type { Search } from './search.ts';
 
 const route = getRouteApi('/app/decisions');
 
-/** The decisions as they are taken. Filters and the opened one stand in the address, so a link shows the same. */
+/** Decisions as they are made. The URL holds the filters and the open decision, so a link shows the same view. */
 export function Decisions() {
   const search = route.useSearch();
   const navigate = route.useNavigate();
@@ -89,7 +89,7 @@ export function Decisions() {
           onClick={stream.toggle}
           aria-pressed={stream.paused}
         >
-          {stream.paused ? `Go on${stream.waiting > 0 ? ` (${stream.waiting} new)` : ''}` : 'Pause'}
+          {stream.paused ? `Resume${stream.waiting > 0 ? ` (${stream.waiting} new)` : ''}` : 'Pause'}
         </Button>
       }
     >
@@ -116,7 +116,7 @@ export function Decisions() {
         {filtered ? <ClearFilters clear={clear} /> : null}
       </search>
       <DataTable
-        label="Decisions, the newest first"
+        label="Decisions, newest first"
         columns={columns}
         rows={stream.rows}
         rowKey={(row) => row.id}
@@ -127,14 +127,14 @@ export function Decisions() {
         isNew={(row) => stream.isNew(row.id)}
         empty={
           filtered ? (
-            <NothingMatches icon={IconListDetails} title="No decision fits the filters" clear={clear}>
+            <NothingMatches icon={IconListDetails} title="No decisions match the filters" clear={clear}>
               {stream.older
-                ? 'That is, of the newest ones: the search goes on with the button below.'
-                : 'They apply to the whole log. New decisions that fit appear here by themselves.'}
+                ? 'Only the newest were searched. Use the button below to search older ones.'
+                : 'Filters apply to the whole log. New decisions that match appear here automatically.'}
             </NothingMatches>
           ) : (
             <EmptyState icon={IconListDetails} title="No decisions yet">
-              They appear here as agents ask. <PageLink to="/start">Make the first one</PageLink>.
+              Decisions appear here when agents ask for them. <PageLink to="/start">Make the first one</PageLink>.
             </EmptyState>
           )
         }
@@ -160,7 +160,7 @@ export function Decisions() {
 
 type Detail = inferRouterOutputs<AppRouter>['events']['get'];
 
-/** Fields that are shown in another way than as their value; null where another one shows it too. */
+/** Fields with their own display; null where another field shows the value too. */
 const SHOWN: { [K in FieldName]?: ((event: Detail) => ReactNode) | null } = {
   decision: null,
   tool_name: null,
@@ -228,11 +228,11 @@ function Details({ id }: { id: string }) {
             <Fact name="Recorded">
               <When at={event.created_at} exact />
             </Fact>
-            <Fact name="Place in the chain">#{event.chain.seq.toLocaleString()}</Fact>
+            <Fact name="Position in the chain">#{event.chain.seq.toLocaleString()}</Fact>
             <Fact name="Record hash">
               <Id value={event.chain.hash} length={30} />
             </Fact>
-            <Fact name="Hash before it">
+            <Fact name="Previous hash">
               <Id value={event.chain.prev_hash} length={30} />
             </Fact>
             <Fact name="Event">

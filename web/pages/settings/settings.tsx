@@ -1,8 +1,8 @@
 import '@mantine/core/styles/Switch.css';
 import { Button, Group, Paper, Stack, Switch, Text, Textarea, TextInput, Title } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
-import { type FormEvent, type ReactNode, useState } from 'react';
-import { problemOf } from '../../lib/errors.tsx';
+import { type ReactNode, useEffect, useState } from 'react';
+import { useServerForm } from '../../lib/form.ts';
 import { useMe } from '../../lib/session.ts';
 import { keepSettings, needsReason, type SettingsPatch as Patch, type Settings } from '../../lib/settings.ts';
 import { trpc } from '../../lib/trpc.ts';
@@ -12,13 +12,13 @@ import { Shown } from '../../ui/states.tsx';
 import { TokenIssuers } from './token-issuers.tsx';
 import { WaitingChanges } from './waiting.tsx';
 
-/** What holds for the whole tenant. Who is no admin reads it. */
+/** Settings of the whole tenant. Only admins can change them. */
 export function SettingsPage() {
   const query = useQuery(trpc.settings.get.queryOptions({}));
   const me = useMe();
   const admin = me.has('admin');
   const change = useMutation(trpc.settings.change.mutationOptions({ onSuccess: (answer) => keepSettings(answer) }));
-  /** What waits for its reason. */
+  /** A change that still needs its reason. */
   const [asked, setAsked] = useState<Patch>();
   const save = (patch: Patch) => (needsReason(patch) ? setAsked(patch) : change.mutate(patch));
   return (
@@ -64,8 +64,8 @@ export function SettingsPage() {
         reason={{ label: 'Reason', required: true }}
         onConfirm={(reason) => change.mutateAsync({ ...asked, reason })}
       >
-        The reason stands in the audit log. Where approval is required and this takes a safeguard away, another person
-        must approve it before it holds.
+        The reason goes into the audit log. If approval is required and this removes a safeguard, another person must
+        approve the change before it takes effect.
       </ConfirmDialog>
     </Page>
   );
@@ -97,24 +97,24 @@ function Approval({ settings, locked, save }: Part) {
   const choices = [
     {
       name: 'approval_required',
-      label: 'A version is enforced only after somebody else approved it',
-      about: 'Create, update and roll back then add a draft; proxies keep enforcing the live version.',
+      label: 'A version is enforced only after someone else approves it',
+      about: 'Create, update and roll back add a draft; proxies keep enforcing the live version.',
     },
     {
       name: 'self_approval',
-      label: 'Authors may approve their own version all the same',
-      about: 'For teams of one. Who broke the glass still cannot close its review.',
+      label: 'Authors may approve their own versions',
+      about: 'For teams of one. Whoever broke the glass still cannot close its review.',
       needs: settings.approval_required,
     },
     {
       name: 'policy_author_may_vote',
-      label: 'The author of a live policy version may vote on the holds that it opens',
-      about: 'Off: those who wrote the rule do not decide its exceptions.',
+      label: 'The author of a live policy version may vote on the holds it opens',
+      about: 'When off, people who wrote a rule do not decide its exceptions.',
     },
     {
       name: 'magic_link_confirm',
-      label: 'A sign-in link shows a button first',
-      about: 'Unless the browser that asked for the link opens it: against mail scanners that follow links.',
+      label: 'Sign-in links show a button first',
+      about: 'Protects against mail scanners that follow links. Not shown in the browser that requested the link.',
     },
   ] as const;
   return (
@@ -136,50 +136,55 @@ function Approval({ settings, locked, save }: Part) {
 }
 
 function Numbers({ settings, locked, busy, save }: Part & { busy: boolean }) {
-  const [days, setDays] = useState(String(settings.input_retention_days));
-  const [poll, setPoll] = useState(String(settings.poll_seconds));
-  const fits = (text: string, most: number, least: number) =>
-    /^\d+$/.test(text) && Number(text) >= least && Number(text) <= most;
-  const daysFit = fits(days, 3650, 0);
-  const pollFits = poll === '' || fits(poll, 3600, 1);
+  const whole = (text: string, least: number, most: number) =>
+    /^\d+$/.test(text) && Number(text) >= least && Number(text) <= most
+      ? null
+      : `Enter a whole number from ${least} to ${most}`;
+  const form = useServerForm({
+    initialValues: { days: String(settings.input_retention_days), poll: String(settings.poll_seconds) },
+    validate: {
+      days: (days) => whole(days, 0, 3650),
+      poll: (poll) => (poll === '' ? null : whole(poll, 1, 3600)),
+    },
+    validateInputOnChange: true,
+  });
+  const { days, poll } = form.values;
   const patch: Patch = {
     ...(Number(days) !== settings.input_retention_days && { input_retention_days: Number(days) }),
     ...(poll === ''
       ? { poll_seconds: null }
       : Number(poll) !== settings.poll_seconds && { poll_seconds: Number(poll) }),
   };
-  const submit = (event: FormEvent) => {
-    event.preventDefault();
-    save(patch);
-  };
   return (
     <Section title="Retention and polling">
-      <form onSubmit={submit}>
+      <form onSubmit={form.onSubmit(() => save(patch))}>
         <Stack gap="sm" mt="sm">
           <TextInput
-            label="Days that inputs of decisions are kept"
-            description="The records of the chain are kept for ever and hold only the hash of an input. 0 keeps none."
+            label="Days to keep decision inputs"
+            description="Chain records are kept forever and contain only the hash of an input. 0 keeps no inputs."
             inputMode="numeric"
-            value={days}
-            onChange={(event) => setDays(event.currentTarget.value)}
-            error={daysFit ? undefined : 'a whole number from 0 to 3650'}
             disabled={locked}
             maw={420}
+            {...form.getInputProps('days')}
           />
           <TextInput
-            label="Seconds between two polls of a proxy"
-            description="How soon a change of policy is enforced at the latest. Empty: as the server is set."
-            placeholder="as the server is set"
+            label="Seconds between proxy polls"
+            description="A policy change is enforced within this time. Leave empty to use the server’s setting."
+            placeholder="server setting"
             inputMode="numeric"
-            value={poll}
-            onChange={(event) => setPoll(event.currentTarget.value)}
-            error={pollFits ? undefined : 'a whole number from 1 to 3600'}
             disabled={locked}
             maw={420}
+            {...form.getInputProps('poll')}
           />
           {locked ? null : (
             <Group>
-              <Button type="submit" loading={busy} disabled={!daysFit || !pollFits || Object.keys(patch).length === 0}>
+              <Button
+                type="submit"
+                loading={busy}
+                disabled={
+                  form.errors.days !== undefined || form.errors.poll !== undefined || Object.keys(patch).length === 0
+                }
+              >
                 Save
               </Button>
             </Group>
@@ -193,46 +198,47 @@ function Numbers({ settings, locked, busy, save }: Part & { busy: boolean }) {
 const NAMES = /[\s,]+/;
 
 function ActionTypes({ settings, locked, busy, fault, save }: Part & { busy: boolean; fault: unknown }) {
-  const [read, setRead] = useState(settings.action_types.read.join('\n'));
-  const [write, setWrite] = useState(settings.action_types.write.join('\n'));
+  const form = useServerForm({
+    initialValues: { read: settings.action_types.read.join('\n'), write: settings.action_types.write.join('\n') },
+    pointers: { read: '/action_types/read', write: '/action_types/write' },
+  });
+  const { read, write } = form.values;
   const next = { read: read.split(NAMES).filter(Boolean), write: write.split(NAMES).filter(Boolean) };
   const changed = JSON.stringify(next) !== JSON.stringify(settings.action_types);
-  const told = fault ? problemOf(fault).errors?.find(({ pointer }) => pointer?.startsWith('/action_types')) : undefined;
+  // the change is made by the dialog that asks for its reason
+  const { refused } = form;
+  // biome-ignore lint/correctness/useExhaustiveDependencies: a fault is shown once, when it comes
+  useEffect(() => {
+    if (fault) refused(fault);
+  }, [fault]);
   return (
     <Section
       title="Action types"
-      lead="Beside the built-in ones: api_call, tool_call, message_send and payment write; db_query and file_read read. Policies name them as Action::“type”."
+      lead="In addition to the built-in types: api_call, tool_call, message_send and payment write; db_query and file_read read. Policies refer to them as Action::“type”."
     >
-      <form
-        onSubmit={(event) => {
-          event.preventDefault();
-          save({ action_types: next });
-        }}
-      >
+      <form onSubmit={form.onSubmit(() => save({ action_types: next }))}>
         <Stack gap="sm">
           <Group grow align="flex-start" preventGrowOverflow={false}>
             <Textarea
-              label="That read, one a line"
+              label="Read types, one per line"
               autosize
               minRows={2}
               spellCheck={false}
-              value={read}
-              onChange={(event) => setRead(event.currentTarget.value)}
               disabled={locked}
+              {...form.getInputProps('read')}
             />
             <Textarea
-              label="That write, one a line"
+              label="Write types, one per line"
               autosize
               minRows={2}
               spellCheck={false}
-              value={write}
-              onChange={(event) => setWrite(event.currentTarget.value)}
               disabled={locked}
+              {...form.getInputProps('write')}
             />
           </Group>
-          {told ? (
+          {form.fault ? (
             <Text c="var(--mantine-color-error)" role="alert">
-              {told.message}
+              {form.fault}
             </Text>
           ) : null}
           {locked ? null : (

@@ -1,16 +1,18 @@
 import { Anchor, Button, Group, Modal, Paper, Stack, Text, TextInput, Title } from '@mantine/core';
 import { IconCertificate } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
-import { type FormEvent, useState } from 'react';
-import { confirmed, problemOf, toastDone } from '../../lib/errors.tsx';
+import { useState } from 'react';
+import { confirmed, toastDone } from '../../lib/errors.tsx';
+import { useServerForm } from '../../lib/form.ts';
 import { queryClient } from '../../lib/query.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
+import { FormFoot } from '../../ui/form.tsx';
 import { EmptyState, Shown } from '../../ui/states.tsx';
 
 type Issuer = Answers['tokenIssuers']['get']['token_issuers'][number];
 
-/** Whose tokens the proxies take from agents instead of an agent key. */
+/** Issuers whose tokens proxies accept from agents in place of an agent key. */
 export function TokenIssuers() {
   const query = useQuery(trpc.tokenIssuers.get.queryOptions({}));
   const [adding, setAdding] = useState(false);
@@ -25,7 +27,9 @@ export function TokenIssuers() {
           <Title order={2} size="h3">
             Token issuers
           </Title>
-          <Text c="dimmed">Agents may show a proxy a JSON Web Token of one of these instead of an agent key.</Text>
+          <Text c="dimmed">
+            Agents may present a JSON Web Token from one of these issuers to a proxy instead of an agent key.
+          </Text>
         </div>
         <Button variant="default" onClick={() => setAdding(true)}>
           Add an issuer
@@ -34,8 +38,8 @@ export function TokenIssuers() {
       <Shown query={query} lines={2}>
         {({ token_issuers }) =>
           token_issuers.length === 0 ? (
-            <EmptyState icon={IconCertificate} title="No issuer">
-              Agents sign in with agent keys. Add the issuer of your workload identity to let them come with its tokens.
+            <EmptyState icon={IconCertificate} title="No issuers">
+              Agents sign in with agent keys. Add the issuer of your workload identities to let agents use its tokens.
             </EmptyState>
           ) : (
             <ul className="lines">
@@ -48,7 +52,7 @@ export function TokenIssuers() {
                       {issuer.agent_role_claim} · {issuer.allowed_algs.join(', ')}
                     </Text>
                     <Text size="sm" c="dimmed">
-                      may name the agents <span className="mono">{issuer.agent_ids.join(', ')}</span> in the roles{' '}
+                      may identify agents <span className="mono">{issuer.agent_ids.join(', ')}</span> in roles{' '}
                       <span className="mono">{issuer.agent_roles.join(', ')}</span>
                       {issuer.authorized_parties ? (
                         <>
@@ -72,10 +76,7 @@ export function TokenIssuers() {
           onDone={(answer) => {
             keep(answer);
             setAdding(false);
-            toastDone(
-              'The issuer is added',
-              'Its keys were fetched. Proxies take its tokens within one poll interval.',
-            );
+            toastDone('Issuer added', 'Its keys were fetched. Proxies accept its tokens within one poll interval.');
           }}
         />
       </Modal>
@@ -89,12 +90,22 @@ export function TokenIssuers() {
           keep(await confirmed(() => api.tokenIssuers.replace.mutate({ token_issuers: rest })));
         }}
       >
-        Within one poll interval no proxy takes tokens of <span className="mono">{removing?.issuer}</span> any more.
+        Within one poll interval, proxies stop accepting tokens from <span className="mono">{removing?.issuer}</span>.
       </ConfirmDialog>
     </Paper>
   );
 }
 
+const EMPTY = {
+  issuer: '',
+  audience: '',
+  jwks_uri: '',
+  agent_id_claim: 'sub',
+  agent_role_claim: 'agent_role',
+  agent_ids: '',
+  agent_roles: '',
+  authorized_parties: '',
+};
 const listed = (text: string) => text.split(/[\s,]+/).filter((one) => one !== '');
 
 function AddIssuer({
@@ -104,30 +115,23 @@ function AddIssuer({
   issuers: Issuer[];
   onDone: (answer: Answers['tokenIssuers']['get']) => void;
 }) {
-  const [given, setGiven] = useState({
-    issuer: '',
-    audience: '',
-    jwks_uri: '',
-    agent_id_claim: 'sub',
-    agent_role_claim: 'agent_role',
-    agent_ids: '',
-    agent_roles: '',
-    authorized_parties: '',
+  const form = useServerForm({
+    initialValues: EMPTY,
+    pointers: Object.fromEntries(Object.keys(EMPTY).map((name) => [name, `/token_issuers/${issuers.length}/${name}`])),
   });
-  const add = useMutation(trpc.tokenIssuers.replace.mutationOptions({ meta: { quiet: true }, onSuccess: onDone }));
-  const field = (name: keyof typeof given, label: string, description: string, required = true) => (
+  const add = useMutation(
+    trpc.tokenIssuers.replace.mutationOptions({ meta: { quiet: true }, onError: form.refused, onSuccess: onDone }),
+  );
+  const field = (name: keyof typeof EMPTY, label: string, description: string, required = true) => (
     <TextInput
       label={label}
       description={description}
       required={required}
       spellCheck={false}
-      value={given[name]}
-      onChange={(event) => setGiven({ ...given, [name]: event.currentTarget.value })}
+      {...form.getInputProps(name)}
     />
   );
-  const submit = (event: FormEvent) => {
-    event.preventDefault();
-    const { jwks_uri, agent_ids, agent_roles, authorized_parties, ...rest } = given;
+  const submit = form.onSubmit(({ jwks_uri, agent_ids, agent_roles, authorized_parties, ...rest }) => {
     const parties = listed(authorized_parties);
     const issuer = {
       ...rest,
@@ -137,30 +141,24 @@ function AddIssuer({
       ...(jwks_uri && { jwks_uri }),
     };
     add.mutate({ token_issuers: [...issuers, issuer] });
-  };
+  });
   return (
     <form onSubmit={submit}>
       <Stack gap="sm">
-        {field('issuer', 'Issuer', 'The iss of its tokens, letter by letter')}
-        {field('audience', 'Audience', 'What aud must name')}
+        {field('issuer', 'Issuer', 'Exactly the iss of its tokens')}
+        {field('audience', 'Audience', 'The value that aud must contain')}
         {field('agent_id_claim', 'Claim with the agent’s id', 'Such as sub')}
         {field('agent_role_claim', 'Claim with the agent’s role', 'Policies match it as AgentRole')}
-        {field('agent_ids', 'Agents that it may name', 'Ids, with a space between; one * in an id stands for any text')}
-        {field('agent_roles', 'Roles that it may name', 'In the same form. Whatever is not listed is refused')}
-        {field('authorized_parties', 'Parties', 'What azp must be one of; empty: not asked for', false)}
-        {field('jwks_uri', 'Address of its keys', 'Empty: as its discovery says', false)}
-        {add.error ? (
-          <Text c="var(--mantine-color-error)" role="alert">
-            {problemOf(add.error)
-              .errors?.map(({ message }) => message)
-              .join('; ') || problemOf(add.error).detail}
-          </Text>
-        ) : null}
-        <Group justify="flex-end">
-          <Button type="submit" loading={add.isPending}>
-            Check and add
-          </Button>
-        </Group>
+        {field('agent_ids', 'Allowed agents', 'Ids separated by spaces. One * in an id matches any text')}
+        {field('agent_roles', 'Allowed roles', 'In the same form. Anything not listed is refused')}
+        {field(
+          'authorized_parties',
+          'Authorized parties',
+          'The values that azp may have. Leave empty to accept any',
+          false,
+        )}
+        {field('jwks_uri', 'Key set URL', 'Leave empty to use the one in its discovery document', false)}
+        <FormFoot action="Check and add" fault={form.fault} busy={add.isPending} />
       </Stack>
     </form>
   );

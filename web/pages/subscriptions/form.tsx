@@ -1,28 +1,30 @@
 import '@mantine/core/styles/Checkbox.css';
-import { Button, Checkbox, Group, Modal, NativeSelect, Stack, Text, TextInput } from '@mantine/core';
+import { Checkbox, Modal, NativeSelect, Stack, TextInput } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
-import { type FormEvent, useState } from 'react';
-import { problemOf, toastDone } from '../../lib/errors.tsx';
+import { useState } from 'react';
+import { toastDone } from '../../lib/errors.tsx';
+import { filled, useServerForm } from '../../lib/form.ts';
 import { queryClient } from '../../lib/query.ts';
 import { type Inputs, trpc } from '../../lib/trpc.ts';
 import { CopyButton } from '../../ui/copy.tsx';
+import { FormFoot } from '../../ui/form.tsx';
 import { DESTINATION, type Subscription } from './words.tsx';
 
 type Kind = Subscription['destination_type'];
 type EventTypes = NonNullable<Inputs['subscriptions']['create']['event_types']>;
 
-/** 32 random bytes in the form of Standard Webhooks, for which receivers have libraries. */
+/** 32 random bytes in the format of Standard Webhooks, which has libraries for receivers. */
 export function newSecret(): string {
   return `whsec_${btoa(String.fromCharCode(...crypto.getRandomValues(new Uint8Array(32))))}`;
 }
 
 const HINT: Record<Kind, string> = {
-  webhook: 'https://…: it gets a POST for each event',
-  slack: 'The incoming webhook: https://hooks.slack.com/services/…',
-  teams: 'The address of a workflow “when a webhook request is received”. Give the workflow a second owner.',
+  webhook: 'An https:// URL that receives a POST for each event',
+  slack: 'The incoming webhook URL: https://hooks.slack.com/services/…',
+  teams: 'The URL of a workflow that starts “when a webhook request is received”. Give the workflow a second owner.',
 };
 
-/** Makes a subscription, or changes one. */
+/** Creates or edits a subscription. */
 export function SubscriptionDialog({
   opened,
   onClose,
@@ -39,7 +41,7 @@ export function SubscriptionDialog({
       opened={opened}
       onClose={onClose}
       size="lg"
-      title={<strong>{edited ? 'Change the subscription' : 'New subscription'}</strong>}
+      title={<strong>{edited ? 'Edit subscription' : 'New subscription'}</strong>}
     >
       {opened ? <Form onClose={onClose} edited={edited} onDone={onDone} /> : null}
     </Modal>
@@ -55,16 +57,24 @@ function Form({
   edited: Subscription | undefined;
   onDone: ((made: Subscription) => void) | undefined;
 }) {
-  const [kind, setKind] = useState<Kind>(edited?.destination_type ?? 'webhook');
-  // of a chat only the beginning of the address is known here
-  const [url, setUrl] = useState(edited && edited.destination_type !== 'webhook' ? '' : (edited?.url ?? ''));
-  const [secret, setSecret] = useState(() => (edited ? '' : newSecret()));
-  const [all, setAll] = useState(edited ? edited.event_types.length === 0 : true);
-  const [chosen, setChosen] = useState<string[]>(edited?.event_types ?? []);
-  const [app, setApp] = useState(edited?.destination_config.app_url ?? '');
+  const [secret] = useState(() => (edited ? '' : newSecret()));
+  const form = useServerForm({
+    initialValues: {
+      kind: edited?.destination_type ?? ('webhook' as Kind),
+      // of a chat's URL the server shows only the beginning
+      url: edited && edited.destination_type !== 'webhook' ? '' : (edited?.url ?? ''),
+      secret,
+      all: edited ? edited.event_types.length === 0 : true,
+      chosen: (edited?.event_types ?? []) as string[],
+      app_url: edited?.destination_config.app_url ?? '',
+    },
+    pointers: { kind: '/destination_type', chosen: '/event_types', app_url: '/destination_config' },
+  });
+  const { kind, all, chosen } = form.values;
   const types = useQuery(trpc.subscriptions.eventTypes.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
   const options = {
     meta: { quiet: true },
+    onError: form.refused,
     onSuccess: async (made: Subscription) => {
       await queryClient.invalidateQueries(trpc.subscriptions.pathFilter());
       toastDone(edited ? 'Saved' : 'Subscribed');
@@ -75,30 +85,15 @@ function Form({
   const create = useMutation(trpc.subscriptions.create.mutationOptions(options));
   const update = useMutation(trpc.subscriptions.update.mutationOptions(options));
   const busy = create.isPending || update.isPending;
-  const error = create.error ?? update.error;
-  const problem = error ? problemOf(error) : undefined;
-  const faultOf = (name: string) => problem?.errors?.find(({ pointer }) => pointer?.startsWith(`/${name}`))?.message;
-  const event_types = (all ? [] : chosen) as EventTypes;
-  const config = app.trim() ? { app_url: app.trim() } : {};
-  const submit = (event: FormEvent) => {
-    event.preventDefault();
-    if (edited) {
-      update.mutate({
-        id: edited.id,
-        event_types,
-        destination_config: config,
-        ...(url.trim() && url.trim() !== edited.url && { url: url.trim() }),
-      });
-    } else {
-      create.mutate({
-        destination_type: kind,
-        url: url.trim(),
-        event_types,
-        destination_config: config,
-        ...(kind === 'webhook' && { secret }),
-      });
-    }
-  };
+  const submit = form.onSubmit(({ kind, url, secret, all, chosen, app_url }) => {
+    const shared = {
+      event_types: (all ? [] : chosen) as EventTypes,
+      destination_config: filled(app_url) ? { app_url: filled(app_url) } : {},
+    };
+    const to = url.trim();
+    if (edited) update.mutate({ id: edited.id, ...shared, ...(to && to !== edited.url && { url: to }) });
+    else create.mutate({ destination_type: kind, url: to, ...shared, ...(kind === 'webhook' && { secret }) });
+  });
   return (
     <form onSubmit={submit}>
       <Stack gap="sm">
@@ -106,57 +101,49 @@ function Form({
           <NativeSelect
             label="Destination"
             description={DESTINATION[kind][2]}
-            value={kind}
-            onChange={(event) => setKind(event.currentTarget.value as Kind)}
+            {...form.getInputProps('kind')}
             data={(Object.keys(DESTINATION) as Kind[]).map((value) => ({ value, label: DESTINATION[value][0] }))}
           />
         )}
         <TextInput
-          label="Address"
-          description={edited && kind !== 'webhook' ? `Empty keeps ${edited.url}` : HINT[kind]}
+          label="URL"
+          description={edited && kind !== 'webhook' ? `Leave empty to keep ${edited.url}` : HINT[kind]}
           required={!edited}
           spellCheck={false}
-          value={url}
-          onChange={(event) => setUrl(event.currentTarget.value)}
-          error={faultOf('url')}
           data-autofocus
+          {...form.getInputProps('url')}
         />
         {edited || kind !== 'webhook' ? null : (
           <TextInput
             label="Secret"
-            description="Signs what is sent. Give it to the receiver now: it is not shown again."
+            description="Signs each delivery. Give it to the receiver now: it is not shown again."
             required
             spellCheck={false}
             autoComplete="off"
-            value={secret}
-            onChange={(event) => setSecret(event.currentTarget.value)}
-            error={faultOf('secret')}
-            rightSection={<CopyButton text={secret} label="Copy the secret" />}
+            {...form.getInputProps('secret')}
+            rightSection={<CopyButton text={form.values.secret} label="Copy the secret" />}
           />
         )}
         {kind === 'webhook' ? null : (
           <TextInput
-            label="Where Approve and Deny lead"
-            description="Empty: to this dashboard"
+            label="URL for the Approve and Deny buttons"
+            description="Leave empty to use this dashboard"
             placeholder={window.location.origin}
             spellCheck={false}
-            value={app}
-            onChange={(event) => setApp(event.currentTarget.value)}
-            error={faultOf('destination_config')}
+            {...form.getInputProps('app_url')}
           />
         )}
         <Checkbox
-          label="Every event"
+          label="All events"
           description={
             kind === 'webhook'
-              ? 'Also those that are added later'
-              : 'Also those that are added later; not checkpoints of chains, which a chat is told of only when they are chosen'
+              ? 'Including types added later'
+              : 'Including types added later, but not chain checkpoints: chats get those only when selected'
           }
-          checked={all}
-          onChange={(event) => setAll(event.currentTarget.checked)}
+          {...form.getInputProps('all', { type: 'checkbox' })}
         />
         {all ? null : (
-          <Checkbox.Group label="Events" value={chosen} onChange={setChosen}>
+          <Checkbox.Group label="Events" {...form.getInputProps('chosen')}>
             <Stack gap={7} mt={6} mah={280} p={4} style={{ overflowY: 'auto' }}>
               {types.data?.event_types
                 .filter(({ type }) => type !== 'svc.test')
@@ -166,19 +153,13 @@ function Form({
             </Stack>
           </Checkbox.Group>
         )}
-        {problem && !faultOf('url') && !faultOf('secret') && !faultOf('destination_config') ? (
-          <Text c="var(--mantine-color-error)" role="alert">
-            {problem.errors?.map(({ message }) => message).join('; ') || problem.detail || problem.title}
-          </Text>
-        ) : null}
-        <Group justify="flex-end" gap="xs">
-          <Button variant="default" onClick={onClose}>
-            Cancel
-          </Button>
-          <Button type="submit" loading={busy} disabled={!all && chosen.length === 0}>
-            {edited ? 'Save' : 'Subscribe'}
-          </Button>
-        </Group>
+        <FormFoot
+          action={edited ? 'Save' : 'Subscribe'}
+          fault={form.fault}
+          busy={busy}
+          disabled={!all && chosen.length === 0}
+          onCancel={onClose}
+        />
       </Stack>
     </form>
   );

@@ -2,15 +2,17 @@ import '@mantine/core/styles/Checkbox.css';
 import { Button, Checkbox, Group, Modal, Stack, Text, TextInput } from '@mantine/core';
 import { IconUsersGroup } from '@tabler/icons-react';
 import { keepPreviousData, useMutation, useQuery } from '@tanstack/react-query';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 import { hasRole } from '../../../server/domain/principal.ts';
 import { confirmed } from '../../lib/errors.tsx';
+import { filled, useServerForm } from '../../lib/form.ts';
 import { usePeople } from '../../lib/people.ts';
 import { keepSettings } from '../../lib/settings.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { TextFilter } from '../../ui/filters.tsx';
+import { FormFoot } from '../../ui/form.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 
 type Groups = Answers['settings']['get']['approver_groups'];
@@ -19,7 +21,7 @@ interface Row {
   members: string[];
 }
 
-/** So many people are listed at once; the others are found by name. */
+/** At most this many people are listed at once; the others are found by name. */
 const MOST_FOUND = 50;
 
 /** Groups of approvers, which a policy asks for by name: `@quorum("finance:1,security:1")`. */
@@ -43,9 +45,9 @@ export function ApproverGroups({ adding, close, add }: { adding: boolean; close:
         retry={() => void settings.refetch()}
         rowKey={({ name }) => name}
         empty={
-          <EmptyState icon={IconUsersGroup} title="No group yet" action={<Button onClick={add}>New group</Button>}>
-            A policy can ask for people of certain groups: <span className="mono">@quorum("finance:1,security:1")</span>
-            .
+          <EmptyState icon={IconUsersGroup} title="No groups yet" action={<Button onClick={add}>New group</Button>}>
+            A policy can require approvals from specific groups:{' '}
+            <span className="mono">@quorum("finance:1,security:1")</span>.
           </EmptyState>
         }
         columns={[
@@ -56,7 +58,7 @@ export function ApproverGroups({ adding, close, add }: { adding: boolean; close:
               members.length ? (
                 members.map(nameOf).join(', ')
               ) : (
-                <span className="dim">nobody: no vote can fill it</span>
+                <span className="dim">no members: no one can approve for it</span>
               ),
           },
           {
@@ -89,54 +91,57 @@ export function ApproverGroups({ adding, close, add }: { adding: boolean; close:
           keepSettings(await confirmed(() => api.settings.change.mutate({ approver_groups: rest, reason })));
         }}
       >
-        Policies that ask for it open holds that nobody can release. Votes on open holds are counted again at once.
+        Policies that require this group open holds that no one can release. Votes on open holds are recounted at once.
       </ConfirmDialog>
     </>
   );
 }
 
 function GroupForm({ groups, row, onDone }: { groups: Groups; row: Row | undefined; onDone: () => void }) {
-  const [name, setName] = useState(row?.name ?? '');
-  const [members, setMembers] = useState(row?.members ?? []);
-  const [reason, setReason] = useState('');
+  const form = useServerForm({
+    initialValues: { name: row?.name ?? '', members: row?.members ?? [], reason: '' },
+    validate: { name: (name) => (!row && Object.hasOwn(groups, name.trim()) ? 'A group with this name exists' : null) },
+    validateInputOnChange: ['name'],
+    pointers: { members: '/approver_groups' },
+  });
+  const { name, members, reason } = form.values;
   const [q, setQ] = useState<string>();
   const found = useQuery(trpc.users.list.queryOptions({ q, limit: MOST_FOUND }, { placeholderData: keepPreviousData }));
   const nameOf = usePeople();
   const people = found.data?.users ?? [];
-  // who was in it when the form was opened, and whoever is chosen since, stays in view whatever is looked for
+  // members stay in view, whatever the search finds
   const chosen = members.filter((id) => !people.some((person) => person.id === id));
-  const taken = !row && Object.hasOwn(groups, name.trim());
   const save = useMutation(
     trpc.settings.change.mutationOptions({
+      meta: { quiet: true },
+      onError: form.refused,
       onSuccess: (answer) => {
-        keepSettings(answer, 'The group is saved');
+        keepSettings(answer, 'Group saved');
         onDone();
       },
     }),
   );
-  const submit = (event: FormEvent) => {
-    event.preventDefault();
-    save.mutate({ approver_groups: { ...groups, [name.trim()]: members }, reason: reason.trim() });
-  };
   return (
-    <form onSubmit={submit}>
+    <form
+      onSubmit={form.onSubmit(({ name, members, reason }) =>
+        save.mutate({ approver_groups: { ...groups, [name.trim()]: members }, reason: reason.trim() }),
+      )}
+    >
       <Stack gap="sm">
         {row ? null : (
           <TextInput
             label="Name"
-            description="As policies write it"
+            description="The name that policies use"
             required
             maxLength={64}
-            value={name}
-            onChange={(event) => setName(event.currentTarget.value)}
-            error={taken ? 'there is a group of this name' : undefined}
             data-autofocus
+            {...form.getInputProps('name')}
           />
         )}
         {q !== undefined || (found.data?.total ?? 0) > people.length ? (
           <TextFilter label="Find by name or address" value={q} onChange={setQ} />
         ) : null}
-        <Checkbox.Group label="Members" value={members} onChange={setMembers}>
+        <Checkbox.Group label="Members" {...form.getInputProps('members')}>
           <Stack gap={8} mt={6} mah={300} style={{ overflowY: 'auto' }}>
             {chosen.map((id) => (
               <Checkbox key={id} value={id} label={nameOf(id)} />
@@ -147,34 +152,34 @@ function GroupForm({ groups, row, onDone }: { groups: Groups; row: Row | undefin
                 value={person.id}
                 label={person.name}
                 description={
-                  hasRole(person.roles, 'approver') ? person.email : `${person.email} · no approver: has no vote`
+                  hasRole(person.roles, 'approver') ? person.email : `${person.email} · not an approver: cannot vote`
                 }
               />
             ))}
-            {found.data && people.length === 0 ? <Text c="dimmed">Nobody is called so.</Text> : null}
+            {found.data && people.length === 0 ? <Text c="dimmed">No one matches.</Text> : null}
           </Stack>
         </Checkbox.Group>
         {found.data && found.data.total > people.length ? (
           <Text size="sm" c="dimmed">
-            {people.length} of {found.data.total.toLocaleString()} people are listed: find the others by name.
+            Showing {people.length} of {found.data.total.toLocaleString()} people. Search to find the others.
           </Text>
         ) : null}
         <TextInput
           label="Reason"
-          description="Where approval is required, another person must approve who comes in"
+          description="Where approval is required, another person must approve new members"
           required
           maxLength={2000}
-          value={reason}
-          onChange={(event) => setReason(event.currentTarget.value)}
+          {...form.getInputProps('reason')}
         />
         <Text size="sm" c="dimmed">
-          Votes on open holds are counted again at once.
+          Votes on open holds are recounted at once.
         </Text>
-        <Group justify="flex-end">
-          <Button type="submit" loading={save.isPending} disabled={name.trim() === '' || taken || reason.trim() === ''}>
-            Save
-          </Button>
-        </Group>
+        <FormFoot
+          action="Save"
+          fault={form.fault}
+          busy={save.isPending}
+          disabled={!filled(name) || form.errors.name !== undefined || !filled(reason)}
+        />
       </Stack>
     </form>
   );

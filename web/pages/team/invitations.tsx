@@ -2,13 +2,14 @@ import { Button, Group, Modal, NativeSelect, Stack, TextInput } from '@mantine/c
 import { IconCheck, IconHourglassEmpty, IconMail, IconMailForward, IconPlayerStop } from '@tabler/icons-react';
 import { keepPreviousData, useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
-import { type FormEvent, useState } from 'react';
 import { ROLES, type Role } from '../../../server/domain/principal.ts';
-import { problemOf, toastDone } from '../../lib/errors.tsx';
+import { toastDone } from '../../lib/errors.tsx';
+import { useServerForm } from '../../lib/form.ts';
 import { queryClient } from '../../lib/query.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { DataTable } from '../../ui/data-table.tsx';
 import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
+import { FormFoot } from '../../ui/form.tsx';
 import { Pager } from '../../ui/pager.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
@@ -45,12 +46,13 @@ export function Invitations({ invite }: { invite: () => void }) {
   const filtered = q !== undefined || status !== undefined || page > 1;
   const resend = useMutation(
     trpc.invites.resend.mutationOptions({
-      onSuccess: ({ email }) => toastDone('A new link is on its way', `to ${email}; the one before is dead`),
+      onSuccess: ({ email }) =>
+        toastDone('A new link is on its way', `to ${email}. The previous link no longer works.`),
       onSettled: again,
     }),
   );
   const revoke = useMutation(
-    trpc.invites.revoke.mutationOptions({ onSuccess: () => toastDone('The invitation is revoked'), onSettled: again }),
+    trpc.invites.revoke.mutationOptions({ onSuccess: () => toastDone('Invitation revoked'), onSettled: again }),
   );
   return (
     <>
@@ -73,14 +75,14 @@ export function Invitations({ invite }: { invite: () => void }) {
         rowKey={({ id }) => id}
         empty={
           filtered ? (
-            <NothingMatches icon={IconMailForward} title="No invitation fits the filters" clear={clear} />
+            <NothingMatches icon={IconMailForward} title="No invitations match the filters" clear={clear} />
           ) : (
             <EmptyState
               icon={IconMailForward}
-              title="Nobody was invited yet"
+              title="No invitations yet"
               action={<Button onClick={invite}>Invite</Button>}
             >
-              An invitation is a link by mail, good for 7 days.
+              An invitation is a link by email, valid for 7 days.
             </EmptyState>
           )
         }
@@ -100,7 +102,7 @@ export function Invitations({ invite }: { invite: () => void }) {
           },
           { header: 'Sent', cell: ({ sent_at }) => <When at={sent_at} /> },
           {
-            header: 'Good until',
+            header: 'Expires',
             cell: ({ status, expires_at }) => (status === 'pending' ? <When at={expires_at} /> : null),
           },
           {
@@ -131,52 +133,37 @@ export function Invitations({ invite }: { invite: () => void }) {
 }
 
 export function InviteDialog({ opened, onClose }: { opened: boolean; onClose: () => void }) {
-  const [email, setEmail] = useState('');
-  const [role, setRole] = useState<Role>('viewer');
+  const form = useServerForm({ initialValues: { email: '', role: 'viewer' as Role } });
   const make = useMutation(
     trpc.invites.create.mutationOptions({
       meta: { quiet: true },
+      onError: form.refused,
       onSuccess: (made) => {
         toastDone('Invited', `A link is on its way to ${made.email}.`);
-        setEmail('');
+        form.reset();
         onClose();
         return again();
       },
     }),
   );
-  const submit = (event: FormEvent) => {
-    event.preventDefault();
-    make.mutate({ email: email.trim(), role });
-  };
-  const problem = make.error ? problemOf(make.error) : undefined;
   return (
-    <Modal opened={opened} onClose={onClose} title={<strong>Invite somebody</strong>}>
-      <form onSubmit={submit}>
+    <Modal opened={opened} onClose={onClose} title={<strong>Invite someone</strong>}>
+      <form onSubmit={form.onSubmit(({ email, role }) => make.mutate({ email: email.trim(), role }))}>
         <Stack gap="sm">
-          <TextInput
-            type="email"
-            label="Address"
-            required
-            value={email}
-            onChange={(event) => setEmail(event.currentTarget.value)}
-            error={problem ? (problem.errors?.[0]?.message ?? problem.detail ?? problem.title) : undefined}
-            data-autofocus
-          />
+          <TextInput type="email" label="Address" required data-autofocus {...form.getInputProps('email')} />
           <NativeSelect
             label="Role"
-            description={ROLE[role]}
-            value={role}
-            onChange={(event) => setRole(event.currentTarget.value as Role)}
+            description={ROLE[form.values.role]}
             data={[...ROLES]}
+            {...form.getInputProps('role')}
           />
-          <Group justify="flex-end" gap="xs">
-            <Button variant="default" onClick={onClose}>
-              Cancel
-            </Button>
-            <Button type="submit" loading={make.isPending} disabled={!/^\S+@\S+$/.test(email.trim())}>
-              Invite
-            </Button>
-          </Group>
+          <FormFoot
+            action="Invite"
+            fault={form.fault}
+            busy={make.isPending}
+            disabled={!/^\S+@\S+$/.test(form.values.email.trim())}
+            onCancel={onClose}
+          />
         </Stack>
       </form>
     </Modal>

@@ -1,5 +1,7 @@
 import { NativeSelect } from '@mantine/core';
 import { IconHourglassEmpty, IconMoonStars } from '@tabler/icons-react';
+import type { ComponentProps } from 'react';
+import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { useNow } from '../../lib/time.ts';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
@@ -13,22 +15,22 @@ const CHOICES = [
   { value: '365', label: 'in a year' },
 ];
 
-/** When a new key ends. The value is a number of days, or empty for never. */
-export function ExpiryField({ value, onChange }: { value: string; onChange: (days: string) => void }) {
-  return (
-    <NativeSelect
-      label="It expires"
-      data={CHOICES}
-      value={value}
-      onChange={(event) => onChange(event.currentTarget.value)}
-    />
-  );
+/** The dialog for a new key, which the button of the page opens. */
+export interface Dialog {
+  creating: boolean;
+  close: () => void;
+  create: () => void;
 }
+
+/** When a new key expires. The value is a number of days, or empty for never. */
+export const ExpiryField = (props: Omit<ComponentProps<typeof NativeSelect>, 'label' | 'data'>) => (
+  <NativeSelect label="Expires" data={CHOICES} {...props} />
+);
 
 export const expiryOf = (days: string): string | undefined =>
   days === '' ? undefined : new Date(Date.now() + Number(days) * DAY).toISOString();
 
-/** When a key ends, and whether that is soon. */
+/** When a key expires, highlighted when that is soon. */
 export function Expiry({ at }: { at: string | undefined }) {
   const now = useNow(60_000);
   if (!at) return <span className="dim">never</span>;
@@ -42,7 +44,7 @@ export function Expiry({ at }: { at: string | undefined }) {
   );
 }
 
-/** When a key was last used; one that nothing has used for 90 days is named, for it can probably go. */
+/** When a key was last used. A key unused for 90 days is marked: it can probably be revoked. */
 export function LastUsed({ at, since }: { at: string | undefined; since: string }) {
   const now = useNow(60_000);
   const idle = now - new Date(at ?? since).getTime() > 90 * DAY;
@@ -51,9 +53,15 @@ export function LastUsed({ at, since }: { at: string | undefined; since: string 
       {at ? <When at={at} /> : <span className="dim">never</span>}{' '}
       {idle ? (
         <Tag tone="wait" icon={IconMoonStars}>
-          90 days unused
+          unused for 90 days
         </Tag>
       ) : null}
     </span>
   );
+}
+
+/** Revokes a key from its dialog, which stays open when the server refuses. */
+export async function revoked(call: () => Promise<unknown>): Promise<void> {
+  await confirmed(call);
+  toastDone('Key revoked');
 }

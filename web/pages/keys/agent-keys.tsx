@@ -1,0 +1,210 @@
+import { Button, Modal, NativeSelect, Stack, Text, TextInput } from '@mantine/core';
+import { IconRobot } from '@tabler/icons-react';
+import { keepPreviousData, useMutation, useQuery } from '@tanstack/react-query';
+import { useState } from 'react';
+import { filled, useServerForm } from '../../lib/form.ts';
+import { usePeople } from '../../lib/people.ts';
+import { queryClient } from '../../lib/query.ts';
+import { useMe } from '../../lib/session.ts';
+import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { CodeBlock } from '../../ui/code.tsx';
+import { ConfirmDialog } from '../../ui/confirm.tsx';
+import { DataTable } from '../../ui/data-table.tsx';
+import { TextFilter } from '../../ui/filters.tsx';
+import { FormFoot } from '../../ui/form.tsx';
+import { SecretDialog } from '../../ui/secret.tsx';
+import { EmptyState } from '../../ui/states.tsx';
+import { When } from '../../ui/time.tsx';
+import { type Dialog, Expiry, ExpiryField, expiryOf, LastUsed, revoked } from './key.tsx';
+
+type AgentKey = Answers['agentKeys']['list']['agent_keys'][number];
+
+/** Agent keys: each names one agent and its role. */
+export function AgentKeys({ creating, close, create }: Dialog) {
+  const query = useQuery(trpc.agentKeys.list.queryOptions({}));
+  const nameOf = usePeople();
+  const { tenant } = useMe();
+  const [revoking, setRevoking] = useState<AgentKey>();
+  const [made, setMade] = useState<string>();
+  return (
+    <>
+      <DataTable<AgentKey>
+        label="Agent keys"
+        rows={query.data?.agent_keys}
+        error={query.error}
+        retry={() => void query.refetch()}
+        rowKey={({ id }) => id}
+        empty={
+          <EmptyState
+            icon={IconRobot}
+            title="No agent key yet"
+            action={<Button onClick={create}>New agent key</Button>}
+          >
+            Each agent asks for decisions with its own key, at a proxy or here.
+          </EmptyState>
+        }
+        columns={[
+          {
+            header: 'Agent',
+            main: true,
+            cell: ({ agent_id, agent_role }) => (
+              <div>
+                <div style={{ fontWeight: 600 }}>{agent_id}</div>
+                <span className="dim">role {agent_role}</span>
+              </div>
+            ),
+          },
+          {
+            header: 'Label',
+            cell: ({ label, prefix }) => (
+              <div>
+                <div>{label}</div>
+                <span className="mono dim">{prefix}…</span>
+              </div>
+            ),
+          },
+          {
+            header: 'Owner',
+            cell: ({ owner_id }) => (owner_id ? nameOf(owner_id) : <span className="dim">none</span>),
+          },
+          { header: 'Created', cell: ({ created_at }) => <When at={created_at} /> },
+          { header: 'Last used', cell: (key) => <LastUsed at={key.last_used_at} since={key.created_at} /> },
+          { header: 'Expires', cell: ({ expires_at }) => <Expiry at={expires_at} /> },
+          {
+            header: 'Actions',
+            align: 'right',
+            cell: (key) => (
+              <Button size="compact-sm" variant="default" onClick={() => setRevoking(key)}>
+                Revoke
+              </Button>
+            ),
+          },
+        ]}
+      />
+      <CreateAgentKey opened={creating} close={close} onMade={setMade} />
+      <SecretDialog secret={made} title="Agent key created" label="agent key" onClose={() => setMade(undefined)}>
+        <div>
+          <Text size="sm" c="dimmed" mb={4}>
+            Ask for a decision with it:
+          </Text>
+          <CodeBlock
+            text={`curl ${window.location.origin}/v1/evaluate \\
+  -H 'Authorization: Bearer ${made ?? ''}' \\
+  -H 'X-Svc-Tenant: ${tenant}' -H 'Content-Type: application/json' \\
+  -d '{"action_type": "tool_call", "tool_name": "read"}'`}
+            label="command"
+          />
+        </div>
+      </SecretDialog>
+      <ConfirmDialog
+        opened={revoking !== undefined}
+        onClose={() => setRevoking(undefined)}
+        title={`Revoke the key of ${revoking?.agent_id ?? ''}`}
+        action="Revoke the key"
+        onConfirm={async () => {
+          await revoked(() => api.agentKeys.revoke.mutate({ id: revoking!.id }));
+          await queryClient.invalidateQueries(trpc.agentKeys.pathFilter());
+        }}
+      >
+        The key stops working here at once, and at every proxy within one poll interval. The agent can no longer get
+        decisions with it or see its holds.
+      </ConfirmDialog>
+    </>
+  );
+}
+
+function CreateAgentKey({
+  opened,
+  close,
+  onMade,
+}: {
+  opened: boolean;
+  close: () => void;
+  onMade: (key: string) => void;
+}) {
+  const me = useMe();
+  const [q, setQ] = useState<string>();
+  const found = useQuery(
+    trpc.users.list.queryOptions(
+      { q, limit: 50 },
+      { enabled: opened, staleTime: 60_000, placeholderData: keepPreviousData },
+    ),
+  );
+  const nameOf = usePeople();
+  const people = found.data?.users ?? [];
+  const more = (found.data?.total ?? 0) > people.length;
+  const form = useServerForm({
+    initialValues: { agent_id: '', agent_role: '', owner_id: me.id, days: '' },
+    pointers: { days: '/expires_at' },
+  });
+  const make = useMutation(
+    trpc.agentKeys.create.mutationOptions({
+      meta: { quiet: true },
+      onError: form.refused,
+      onSuccess: (made) => {
+        onMade(made.key);
+        close();
+        form.reset();
+        return queryClient.invalidateQueries(trpc.agentKeys.pathFilter());
+      },
+    }),
+  );
+  const { agent_id, agent_role, owner_id } = form.values;
+  return (
+    <Modal opened={opened} onClose={close} title={<strong>New agent key</strong>}>
+      <form
+        onSubmit={form.onSubmit(({ agent_id, agent_role, owner_id, days }) =>
+          make.mutate({
+            agent_id: agent_id.trim(),
+            agent_role: agent_role.trim(),
+            owner_id,
+            expires_at: expiryOf(days),
+          }),
+        )}
+      >
+        <Stack gap="sm">
+          <TextInput
+            label="Agent"
+            description="Its id in decisions, such as support-bot-1: letters, digits and . _ : @ / + = | ~ -"
+            required
+            maxLength={200}
+            data-autofocus
+            {...form.getInputProps('agent_id')}
+          />
+          <TextInput
+            label="Role"
+            description={'The name that policies use: AgentRole::"support"'}
+            required
+            maxLength={200}
+            {...form.getInputProps('agent_role')}
+          />
+          {q !== undefined || more ? (
+            <TextFilter label="Find the owner by name or email" value={q} onChange={setQ} />
+          ) : null}
+          <NativeSelect
+            label="Owner"
+            description={
+              more
+                ? `The owner cannot vote on the agent’s holds. Showing ${people.length} of ${found.data?.total} people.`
+                : 'The owner cannot vote on the agent’s holds'
+            }
+            data={[
+              // the selected owner stays in the list, whatever the search finds
+              ...(people.some(({ id }) => id === owner_id) ? [] : [{ value: owner_id, label: nameOf(owner_id) }]),
+              ...people.map(({ id, name }) => ({ value: id, label: name })),
+            ]}
+            {...form.getInputProps('owner_id')}
+          />
+          <ExpiryField {...form.getInputProps('days')} />
+          <FormFoot
+            action="Create"
+            fault={form.fault}
+            busy={make.isPending}
+            disabled={!filled(agent_id) || !filled(agent_role)}
+            onCancel={close}
+          />
+        </Stack>
+      </form>
+    </Modal>
+  );
+}

@@ -1,0 +1,158 @@
+import { Anchor, Button, Group, NativeSelect, Text, Title } from '@mantine/core';
+import { IconSend } from '@tabler/icons-react';
+import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
+import { getRouteApi } from '@tanstack/react-router';
+import { useState } from 'react';
+import { api, type Inputs, trpc } from '../../lib/trpc.ts';
+import { Id } from '../../ui/copy.tsx';
+import { DataTable } from '../../ui/data-table.tsx';
+import { NothingMatches } from '../../ui/filters.tsx';
+import { EmptyState } from '../../ui/states.tsx';
+import { When } from '../../ui/time.tsx';
+import { DeliveryDrawer, useRedeliver } from './delivery.tsx';
+import { type Delivery, DeliveryTag, RESULT } from './words.tsx';
+
+const route = getRouteApi('/app/subscriptions/$id');
+
+type Filter = Pick<Inputs['subscriptions']['deliveries'], 'status' | 'event_type'>;
+
+/** The deliveries of a subscription, newest first, each with its last answer. */
+export function Deliveries({ id }: { id: string }) {
+  const [filter, setFilter] = useState<Filter>({});
+  const types = useQuery(trpc.subscriptions.eventTypes.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
+  const query = useInfiniteQuery({
+    queryKey: [...trpc.subscriptions.deliveries.queryKey({ id, ...filter }), 'pages'],
+    queryFn: ({ pageParam, signal }) =>
+      api.subscriptions.deliveries.query({ id, ...filter, limit: 25, cursor: pageParam }, { signal }),
+    initialPageParam: undefined as string | undefined,
+    getNextPageParam: ({ next_cursor }) => next_cursor ?? undefined,
+    refetchInterval: 3_000,
+  });
+  const redeliver = useRedeliver();
+  const { delivery: opened } = route.useSearch();
+  const navigate = route.useNavigate();
+  const show = (delivery: string | undefined) =>
+    void navigate({ search: { delivery }, replace: delivery === undefined, resetScroll: false });
+  return (
+    <section aria-labelledby="deliveries-title">
+      <Group justify="space-between" align="flex-end" mb="xs">
+        <Title order={2} size="h3" id="deliveries-title">
+          Deliveries
+        </Title>
+        <Group gap="xs">
+          <NativeSelect
+            aria-label="Filter by state"
+            value={filter.status ?? ''}
+            onChange={(event) =>
+              setFilter({ ...filter, status: (event.currentTarget.value || undefined) as Filter['status'] })
+            }
+            data={[{ value: '', label: 'any state' }, 'retrying', 'delivered', 'failed']}
+          />
+          <NativeSelect
+            aria-label="Filter by event"
+            value={filter.event_type ?? ''}
+            onChange={(event) =>
+              setFilter({ ...filter, event_type: (event.currentTarget.value || undefined) as Filter['event_type'] })
+            }
+            data={[{ value: '', label: 'any event' }, ...(types.data?.event_types.map(({ type }) => type) ?? [])]}
+          />
+        </Group>
+      </Group>
+      <DataTable<Delivery>
+        label="Deliveries"
+        rows={query.data?.pages.flatMap(({ deliveries }) => deliveries)}
+        error={query.error}
+        retry={() => void query.refetch()}
+        rowKey={({ id: delivery }) => delivery}
+        onOpen={({ id: delivery }) => show(delivery)}
+        selected={opened}
+        empty={
+          filter.status || filter.event_type ? (
+            <NothingMatches icon={IconSend} title="No deliveries match the filters" clear={() => setFilter({})} />
+          ) : (
+            <EmptyState icon={IconSend} title="No deliveries yet">
+              Every event sent to this destination is listed here for 30 days, with each answer. Tests are not listed.
+            </EmptyState>
+          )
+        }
+        columns={[
+          {
+            header: 'Event',
+            main: true,
+            cell: ({ id: delivery, event_type, event_id, created_at }) => (
+              <div>
+                <Anchor
+                  component="button"
+                  type="button"
+                  c="inherit"
+                  fw={600}
+                  ta="left"
+                  onClick={() => show(delivery)}
+                  aria-label={`${event_type}: details`}
+                >
+                  {event_type}
+                </Anchor>
+                <Text size="xs" c="dimmed" component="div" fw={400}>
+                  <When at={created_at} /> · <Id value={event_id} length={22} />
+                </Text>
+              </div>
+            ),
+          },
+          { header: 'State', bare: true, cell: (delivery) => <DeliveryTag delivery={delivery} /> },
+          { header: 'Attempts', align: 'right', cell: ({ attempts }) => attempts },
+          {
+            header: 'Last response',
+            cell: ({ status, result, http_status, failure_reason, duration_ms, note }) =>
+              result ? (
+                <div>
+                  <div>
+                    {http_status ? <span className="mono">{http_status}</span> : null} {RESULT[result]}
+                    {duration_ms === null ? '' : `, ${duration_ms} ms`}
+                  </div>
+                  {status === 'retrying' ? null : (
+                    <Text size="xs" c="dimmed">
+                      {failure_reason ?? note}
+                    </Text>
+                  )}
+                </div>
+              ) : failure_reason ? (
+                <span className="dim">{failure_reason}</span>
+              ) : (
+                <span className="dim">none yet</span>
+              ),
+          },
+          {
+            header: 'Next attempt',
+            cell: ({ next_attempt_at }) => (next_attempt_at ? <When at={next_attempt_at} /> : null),
+          },
+          {
+            header: 'Actions',
+            align: 'right',
+            cell: (delivery) => (
+              <Button
+                size="compact-sm"
+                variant="default"
+                disabled={redeliver.isPending}
+                onClick={() => redeliver.mutate({ id, delivery_id: delivery.id })}
+              >
+                Send again
+              </Button>
+            ),
+          },
+        ]}
+      />
+      {query.hasNextPage ? (
+        <Button
+          mt="xs"
+          size="xs"
+          variant="default"
+          loading={query.isFetchingNextPage}
+          onClick={() => void query.fetchNextPage()}
+        >
+          Older deliveries
+        </Button>
+      ) : null}
+      <DeliveryDrawer id={id} delivery_id={opened} onClose={() => show(undefined)} />
+    </section>
+  );
+}

@@ -1,0 +1,38 @@
+import { Button, Group, Text } from '@mantine/core';
+import type { ReactNode } from 'react';
+
+/** The end of a form: what the server refused of the whole, and the buttons. */
+export function FormFoot({
+  fault,
+  action,
+  busy,
+  disabled,
+  onCancel,
+}: {
+  fault?: ReactNode;
+  /** What the submit button says. */
+  action: string;
+  busy: boolean;
+  disabled?: boolean;
+  onCancel?: () => void;
+}) {
+  return (
+    <>
+      {fault ? (
+        <Text c="var(--mantine-color-error)" role="alert">
+          {fault}
+        </Text>
+      ) : null}
+      <Group justify="flex-end" gap="xs">
+        {onCancel ? (
+          <Button variant="default" onClick={onCancel}>
+            Cancel
+          </Button>
+        ) : null}
+        <Button type="submit" loading={busy} disabled={disabled}>
+          {action}
+        </Button>
+      </Group>
+    </>
+  );
+}
