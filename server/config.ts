@@ -24,7 +24,7 @@ function isServer(text: string): boolean {
   return (v6 ? isIPv6(v6) : isIPv4(v4 ?? '')) && Number(port) > 0 && Number(port) < 65536;
 }
 
-/** Every setting of the program, with its default. `describe` is what `svc doctor` and the README say of it. */
+/** Every setting of the program, with its default. `describe` is what `svc doctor` and docs/operation.md say about it. */
 const environment = z.object({
   PORT: int(8080, 0, 65535).describe('port of the HTTP server'),
   HOST: z.string().default('127.0.0.1').describe('address to listen on; 0.0.0.0 for all'),
@@ -52,7 +52,7 @@ const environment = z.object({
   SVC_TRUST_PROXY: list.describe('addresses of reverse proxies whose X-Forwarded-For is believed'),
   SVC_EGRESS_ALLOW: list
     .pipe(z.array(z.union([z.cidrv4(), z.cidrv6()], { error: 'must be CIDRs, such as 10.1.0.0/16' })))
-    .describe('CIDRs of private addresses that webhooks, issuers and notify targets may reach all the same'),
+    .describe('CIDRs of private addresses that webhooks, issuers and notify targets may reach anyway'),
   SVC_DNS_SERVERS: list
     .pipe(z.array(z.string().refine(isServer, 'must be host:port of DNS servers, each host an address')))
     .describe('host:port of the DNS servers to ask for destinations and TXT records; default: those of the system'),
@@ -186,7 +186,7 @@ function originsOf(base: URL): string[] {
   return [...new Set([base.hostname, ...LOOPBACK])].map((name) => `${base.protocol}//${name}${port}`);
 }
 
-/** The settings with their defaults and meanings, for the README and `svc doctor`. */
+/** The settings with their defaults and meanings, for docs/operation.md and `svc doctor`. */
 export function settingsHelp(): { name: string; meaning: string; fallback: string }[] {
   return Object.entries(environment.shape).map(([name, schema]) => {
     const fallback = schema.safeParse(undefined);

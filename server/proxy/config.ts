@@ -21,7 +21,7 @@ const secret = (kind: string, form: RegExp) =>
 const PROXY_KEY = /^svc_key_[0-9A-Za-z]{38}$/;
 const AGENT_KEY = /^svc_agent_[0-9A-Za-z]{38}$/;
 
-/** Every setting of the proxy, with its default and what `--help` and the README say of it. */
+/** Every setting of the proxy, with its default and what `--help` and docs/proxy.md say about it. */
 const environment = z.object({
   SVC_URL: z
     .url({ protocol: /^https?$/, error: 'must be an http or https address' })
@@ -73,7 +73,7 @@ const environment = z.object({
   SVC_AGENT_KEY_FILE: z.string().optional().describe('file that holds the agent key'),
   SVC_EGRESS_ALLOW: list
     .pipe(z.array(z.union([z.cidrv4(), z.cidrv6()], { error: 'must be CIDRs, such as 10.1.0.0/16' })))
-    .describe('CIDRs of private addresses that key sets of token issuers may be fetched from all the same'),
+    .describe('CIDRs of private addresses that key sets of token issuers may be fetched from anyway'),
   SVC_DNS_SERVERS: list
     .pipe(z.array(z.string().regex(/^(?:[\d.]+|\[[\da-fA-F:.]+\]):\d{1,5}$/, 'must be host:port, the host an address')))
     .describe('host:port of the DNS servers to ask for token issuers; default: those of the system'),
@@ -219,7 +219,7 @@ export function readConfig(env: Record<string, string | undefined>, needs: { rou
   };
 }
 
-/** The settings with their defaults and meanings, for `--help` and the README. */
+/** The settings with their defaults and meanings, for `--help` and docs/proxy.md. */
 export function proxySettingsHelp(): { name: string; meaning: string; fallback: string }[] {
   return Object.entries(environment.shape).map(([name, schema]) => {
     const fallback = schema.safeParse(undefined);

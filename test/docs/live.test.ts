@@ -1,0 +1,18 @@
+import { readFileSync } from 'node:fs';
+import path from 'node:path';
+import { expect, test } from 'vitest';
+import { useServer } from '../helpers/server.ts';
+import { root } from './generate.ts';
+
+const server = useServer();
+
+test('a running server exports the metrics that docs/operation.md lists', async () => {
+  const page = readFileSync(path.join(root, 'docs/operation.md'), 'utf8');
+  const [section = ''] = page.split('\n## Metrics of the server\n')[1]!.split('\n## ');
+  const listed = [...section.matchAll(/^\| `(svc_\w+)`/gm)].map(([, name]) => name!);
+  const { text } = await server.call(200, 'GET /metrics', {});
+  const exported = [...text.matchAll(/^# TYPE (\w+) /gm)].map(([, name]) => name!);
+  const own = exported.filter((name) => !/^svc_(?:process|nodejs)_/.test(name));
+  // this one is only there with Redis
+  expect(own.sort()).toEqual(listed.filter((name) => name !== 'svc_tenants_owned').sort());
+});
