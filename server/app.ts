@@ -63,7 +63,9 @@ import { AuthorLanguage } from './policy/authoring/author.ts';
 import { Bundles } from './policy/bundles.ts';
 import { bundleRoute } from './policy/http.ts';
 import { Policies } from './policy/policies.ts';
+import { PolicyQueries } from './policy/queries.ts';
 import { SignedRules } from './policy/signed-rules.ts';
+import { PolicyTexts } from './policy/texts.ts';
 import { Fleet } from './proxies/fleet.ts';
 import { mountPlain, type PlainRoute } from './rpc/plain.ts';
 import { assertAccess } from './rpc/procedure.ts';
@@ -221,12 +223,14 @@ export async function openCore(parts: Parts): Promise<Core> {
   const openSession: Sessions['open'] = (...args) => sessions.open(...args);
   const invitations = new Invitations({ db, clock, audit, queueMail, policy, baseUrl, openSession, failed });
   const language = new AuthorLanguage();
+  const policyQueries = new PolicyQueries({ db, rules: settings });
+  const policyTexts = new PolicyTexts({ db, clock, language, rules: settings, queries: policyQueries });
   const policies = new Policies({
     db,
     clock,
     audit,
-    language,
-    rules: settings,
+    queries: policyQueries,
+    texts: policyTexts,
     rulesWithin: (em) => tenants.settingsWithin(em),
     mostStatements: config.liveStatements,
   });
@@ -360,6 +364,8 @@ export async function openCore(parts: Parts): Promise<Core> {
     tenants,
     settingsChanges,
     policies,
+    policyQueries,
+    policyTexts,
     fleet,
     holds,
     holdQueries,

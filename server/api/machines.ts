@@ -7,7 +7,7 @@ import { POLICY_MACHINE_VERSION, type PolicyEvent, policyMachine } from '../../m
 import { type Access, type Principal, ROLES, refusal, SCOPES } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import type { HoldQueries } from '../escrow/queries.ts';
-import { type Policies, whoOf } from '../policy/policies.ts';
+import { type PolicyQueries, whoOf } from '../policy/queries.ts';
 import { text } from '../rpc/fields.ts';
 import { type Line, type Meta, route, trpc } from '../rpc/procedure.ts';
 import type { Subscriptions } from '../subscriptions/subscriptions.ts';
@@ -112,7 +112,7 @@ const StandingOut = z
 
 /** The machines: what they are, and where one policy, hold or delivery stands. `access` is the rule of a route. */
 export function machinesRouter(
-  features: { policies: Policies; holdQueries: HoldQueries; subscriptions: Subscriptions },
+  features: { policyQueries: PolicyQueries; holdQueries: HoldQueries; subscriptions: Subscriptions },
   access: (line: Line) => Access,
 ) {
   const sentBy = (sender: Sender): z.input<typeof SentBy> => {
@@ -165,7 +165,7 @@ export function machinesRouter(
       .input(z.strictObject({ id: text(64) }))
       .output(StandingOut)
       .query(async ({ ctx, input }) => {
-        const standing = await features.policies.standing(ctx.tenantId, input.id, whoOf(ctx.principal));
+        const standing = await features.policyQueries.standing(ctx.tenantId, input.id, whoOf(ctx.principal));
         return show('policy', input.id, standing, ctx.principal);
       }),
 

@@ -18,8 +18,10 @@ import { forensicsRouter } from '../forensics/router.ts';
 import type { Bundles } from '../policy/bundles.ts';
 import { actionEntities } from '../policy/language/schema.ts';
 import type { Policies } from '../policy/policies.ts';
+import type { PolicyQueries } from '../policy/queries.ts';
 import { policyRouter } from '../policy/router.ts';
 import type { SignedRules } from '../policy/signed-rules.ts';
+import type { PolicyTexts } from '../policy/texts.ts';
 import type { Fleet } from '../proxies/fleet.ts';
 import { fleetRouter } from '../proxies/router.ts';
 import { trpc } from '../rpc/procedure.ts';
@@ -47,6 +49,8 @@ export interface Services {
   domains: Domains;
   tokenIssuers: TokenIssuers;
   policies: Policies;
+  policyQueries: PolicyQueries;
+  policyTexts: PolicyTexts;
   bundles: Bundles;
   fleet: Fleet;
   holds: Holds;
@@ -76,7 +80,7 @@ export function buildRouter(s: Services) {
       async (...what) => (await s.settingsChanges.changeSso(...what))?.id ?? null,
     ),
     tokenIssuers: tokenIssuersRouter(s.tokenIssuers),
-    policies: policyRouter(s.policies),
+    policies: policyRouter(s.policies, s.policyQueries, s.policyTexts),
     proxies: fleetRouter(s.fleet, s.pollSeconds, (tenantId) => s.tokenIssuers.list(tenantId), s.bundles),
     escrow: escrowRouter(s.holds, s.holdQueries, s.signedRules),
     subscriptions: subscriptionsRouter(s.subscriptions),

@@ -1,5 +1,4 @@
 import type { KeyObject } from 'node:crypto';
-import { setImmediate } from 'node:timers/promises';
 import type { Database } from '../../db/index.ts';
 import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
@@ -7,10 +6,10 @@ import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import type { Log } from '../lib/log.ts';
 import { Lookups } from '../lib/lookups.ts';
-import { type BundlePolicy, bundleContent } from './bundle.ts';
+import { bundleContent } from './bundle.ts';
 import { cedarLanguageVersion } from './language/host.ts';
 import { actionEntities, type OwnActionTypes, schemaFor } from './language/schema.ts';
-import { storedStatements } from './language/statements.ts';
+import { approvedStatements, LIVE_POLICIES, type LivePolicy } from './live.ts';
 import { packBundle } from './pack-bundle.ts';
 
 /** A bundle is signed for this long, and signed again when half of it is over. */
@@ -28,30 +27,6 @@ export interface PublishedBundle {
   /** The live version and text hash of each policy in it. */
   policies: ReadonlyMap<string, { version: number; content_hash: string }>;
 }
-
-/** How the audit record of a policy's version says at its end that the version is enforced from then on. */
-export const ENFORCED = 'enforced';
-
-interface Live {
-  policy_id: string;
-  version: number;
-  dsl_source: string;
-  /** Of the text that was last enforced, by the audit log; null when it was revoked since, or never enforced. */
-  enforced_hash: string | null;
-}
-
-/** The live versions of the tenant's policies, each with the hash that the audit log has for what was last enforced. */
-export const LIVE = `select r.policy_id, r.version, r.dsl_source,
-    (select case when a.line::json->>'action' = 'policy.revoked' then null else a.line::json->>'after_hash' end
-     from audit_record a
-     where a.tenant_id = p.tenant_id and a.target_id = p.id
-       -- found by the column, believed by the text, which the chain holds
-       and a.line::json->>'target_id' = p.id and a.line::json->>'target_type' = 'policy'
-       and (a.line::json->>'action' = 'policy.revoked' or a.line::json->>'detail' like 'version %, ${ENFORCED}')
-     order by a.seq desc limit 1) as enforced_hash
-  from policy p
-  join policy_revision r on r.tenant_id = p.tenant_id and r.policy_id = p.id and r.version = p.live_version
-  order by r.policy_id`;
 
 export interface KnownBundle {
   /** It is the one in force for scopes that it was made for. */
@@ -191,32 +166,6 @@ export class Bundles {
     return known;
   }
 
-  /**
-   * The statements of the live policies, from the texts that were approved: a text with another hash than the audit log
-   * has for what was last enforced was changed in the database, and then there is no bundle. Proxies keep the last one
-   * that they have, and nothing is decided here by what nobody approved. Whoever changes the audit log too breaks its
-   * chain.
-   */
-  async #fromTexts(tenantId: string, live: readonly Live[]): Promise<BundlePolicy[]> {
-    const policies: BundlePolicy[] = [];
-    for (const { policy_id, version, dsl_source, enforced_hash } of live) {
-      // thousands of statements are read here
-      await setImmediate();
-      try {
-        if (sha256Tag(dsl_source) !== enforced_hash) throw new RangeError('its text is not the one that was approved');
-        policies.push({ policy_id, version, statements: storedStatements(policy_id, dsl_source) });
-      } catch (err) {
-        if (!(err instanceof RangeError)) throw err;
-        this.#log.error({ err, tenantId, policy_id, version }, 'a live policy is not what was approved: no bundle');
-        throw new AppError('UNAVAILABLE', `policy ${policy_id}, version ${version}, is not what was approved`, {
-          headers: { 'retry-after': '30' },
-          cause: err,
-        });
-      }
-    }
-    return policies;
-  }
-
   async #build(
     tenantId: string,
     scopes: string[] | null,
@@ -227,11 +176,11 @@ export class Bundles {
     return this.#db.transaction(tenantId, async (em) => {
       // one builder at a time, so that seq grows by one for each new content
       await em.execute(`select pg_advisory_xact_lock(hashtextextended(?, 1))`, [`bundle ${tenantId} ${scopeSet}`]);
-      const live = await em.execute<Live[]>(LIVE);
+      const live = await em.execute<LivePolicy[]>(LIVE_POLICIES);
       const content = bundleContent({
         tenant: tenantId,
         scopes,
-        policies: await this.#fromTexts(tenantId, live),
+        policies: await approvedStatements(tenantId, live, this.#log),
         schema: schemaFor(types),
         action_entities: actionEntities(types),
         cedar_lang: cedarLanguageVersion(),

@@ -8,7 +8,9 @@ import { text } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import type { Verdict } from './evaluation/evaluate.ts';
 import { LIMITS } from './language/scan.ts';
-import { type By, type Policies, REVIEWS, whoOf } from './policies.ts';
+import type { By, Policies } from './policies.ts';
+import { type PolicyQueries, REVIEWS, whoOf } from './queries.ts';
+import type { PolicyTexts } from './texts.ts';
 
 const STATUSES = ['draft', 'pending_approval', 'deployed', 'revoked'] as const;
 const tag = 'policies';
@@ -112,7 +114,7 @@ function by(ctx: Context & { principal: Principal }): By {
   return { ...whoOf(ctx.principal), actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId };
 }
 
-export function policyRouter(policies: Policies) {
+export function policyRouter(policies: Policies, queries: PolicyQueries, texts: PolicyTexts) {
   return trpc.router({
     list: route('GET /v1/policies', read, {
       summary: 'List policies',
@@ -143,7 +145,7 @@ export function policyRouter(policies: Policies) {
         }),
       )
       .query(async ({ ctx, input }) => ({
-        ...(await policies.list(ctx.tenantId, input)),
+        ...(await queries.list(ctx.tenantId, input)),
         limit: input.limit,
         offset: input.offset,
       })),
@@ -165,7 +167,7 @@ export function policyRouter(policies: Policies) {
       .input(z.strictObject({ dsl_source: Source, id: PolicyId.optional() }))
       .output(z.object({ valid: z.boolean(), errors: z.array(DiagnosticOut), warnings: z.array(DiagnosticOut) }))
       .mutation(async ({ ctx, input }) => {
-        const { errors, warnings } = await policies.validate(ctx.tenantId, input.dsl_source, input.id);
+        const { errors, warnings } = await texts.validate(ctx.tenantId, input.dsl_source, input.id);
         return { valid: errors.length === 0, errors, warnings };
       }),
 
@@ -216,7 +218,7 @@ export function policyRouter(policies: Policies) {
         }),
       )
       .mutation(async ({ ctx, input }) => {
-        const { errors, verdict, live, hits, detail } = await policies.tryOut(ctx.tenantId, input);
+        const { errors, verdict, live, hits, detail } = await texts.tryOut(ctx.tenantId, input);
         return {
           valid: errors.length === 0,
           errors,
@@ -230,7 +232,7 @@ export function policyRouter(policies: Policies) {
     format: route('POST /v1/policies/format', read, { summary: 'Lay out a policy text; nothing is saved', tag })
       .input(z.strictObject({ dsl_source: Source }))
       .output(z.object({ formatted: z.string().optional(), errors: z.array(DiagnosticOut) }))
-      .mutation(({ ctx, input }) => policies.format(ctx.tenantId, input.dsl_source)),
+      .mutation(({ ctx, input }) => texts.format(ctx.tenantId, input.dsl_source)),
 
     get: route('GET /v1/policies/{id}', read, {
       summary: 'Read a policy with its versions',
@@ -244,7 +246,7 @@ export function policyRouter(policies: Policies) {
           versions: z.array(VersionOut),
         }),
       )
-      .query(({ ctx, input }) => policies.get(ctx.tenantId, input.id)),
+      .query(({ ctx, input }) => queries.get(ctx.tenantId, input.id)),
 
     update: route('PUT /v1/policies/{id}', write, {
       summary: 'Write a new version',
@@ -358,7 +360,7 @@ export function policyRouter(policies: Policies) {
     })
       .input(z.strictObject({ ...Id, version: Version }))
       .output(VersionOut.extend({ policy_id: z.string(), dsl_source: z.string() }))
-      .query(({ ctx, input }) => policies.version(ctx.tenantId, input.id, input.version)),
+      .query(({ ctx, input }) => queries.version(ctx.tenantId, input.id, input.version)),
 
     diff: route('GET /v1/policies/{id}/diff', read, {
       summary: 'What changed between two versions',
@@ -379,7 +381,7 @@ export function policyRouter(policies: Policies) {
           rules_changed: z.array(z.string()),
         }),
       )
-      .query(({ ctx, input }) => policies.diff(ctx.tenantId, input.id, input.from, input.to)),
+      .query(({ ctx, input }) => texts.diff(ctx.tenantId, input.id, input.from, input.to)),
 
     summary: route('GET /v1/policies/{id}/summary', read, {
       summary: 'The newest version in words, rule by rule',
@@ -408,7 +410,7 @@ export function policyRouter(policies: Policies) {
         }),
       )
       .query(async ({ ctx, input }) => {
-        const { policy, statements } = await policies.summary(ctx.tenantId, input.id);
+        const { policy, statements } = await texts.summary(ctx.tenantId, input.id);
         return {
           id: policy.id,
           version: policy.version,

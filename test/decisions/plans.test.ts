@@ -7,7 +7,7 @@ import { type EventQuery, getEvent, searchEvents } from '../../server/decisions/
 import { countDecisions } from '../../server/decisions/summary.ts';
 import { DECISIONS } from '../../server/domain/decision.ts';
 import { sha256Tag } from '../../server/lib/crypto.ts';
-import { ENFORCED, LIVE } from '../../server/policy/bundles.ts';
+import { ENFORCED, LIVE_POLICIES } from '../../server/policy/live.ts';
 import { cursorOf } from '../../server/rpc/cursor.ts';
 import { useDatabase } from '../helpers/database.ts';
 import { noPostgres15, Postgres15 } from '../helpers/postgres15.ts';
@@ -190,7 +190,7 @@ describe.each(versions)('as the role of requests, on %s, a statement', (_, missi
       }
       // no more than the records of the five policies, which are a hundredth
       const live = await plansOf('audit_record', async (own) => {
-        const rows = await own.query<{ enforced_hash: string }>('a', LIVE);
+        const rows = await own.query<{ enforced_hash: string }>('a', LIVE_POLICIES);
         expect(rows.map(({ enforced_hash }) => enforced_hash)).toEqual(Array(5).fill(sha256Tag(POLICY)));
       });
       for (const plan of live) expectBounded('audit_record', plan, RECORDS / 100);

@@ -1,0 +1,228 @@
+import type { QBFilterQuery } from '@mikro-orm/postgresql';
+import { Policy, PolicyRevision, type PolicyRevisionRow, type PolicyRow } from '../../db/entities/index.ts';
+import type { Database } from '../../db/index.ts';
+import { type PolicyEvent, type PolicyState, policyRefusal } from '../../machines/policy.ts';
+import { hasRole, type Principal, personOf } from '../domain/principal.ts';
+import { AppError } from '../errors.ts';
+import type { OwnActionTypes } from './language/schema.ts';
+
+/** Who acts: the person that counts for author and approver, and what they may. */
+export interface Who {
+  person: string;
+  /** A person who is signed in, and no key. */
+  signedIn: boolean;
+  admin: boolean;
+}
+
+export function whoOf(principal: Principal): Who {
+  const signedIn = principal.kind === 'session';
+  return { person: personOf(principal), signedIn, admin: signedIn && hasRole(principal.roles, 'admin') };
+}
+
+export interface Rules {
+  approval_required: boolean;
+  self_approval: boolean;
+  action_types: OwnActionTypes;
+}
+
+/** A policy with its newest revision. */
+export interface PolicyView {
+  id: string;
+  dsl_source: string;
+  status: PolicyState;
+  version: number;
+  content_hash: string;
+  author_id: string;
+  created_at: string;
+  updated_at: string;
+  live_version: number | null;
+  scopes: string[];
+}
+
+/** A break-glass deployment that waits for an approver other than its actor. */
+export interface OpenReview {
+  version: number;
+  actor: string;
+  reason?: string;
+  opened_at?: string;
+}
+
+/** What the list is asked for: policies on which somebody must decide. */
+export const REVIEWS = ['open', 'break_glass'] as const;
+
+/** Questions about stored policies and their versions; none of them changes one. */
+export class PolicyQueries {
+  readonly #db: Database;
+  readonly #rules: (tenantId: string) => Promise<Rules>;
+
+  constructor(parts: { db: Database; rules: (tenantId: string) => Promise<Rules> }) {
+    this.#db = parts.db;
+    this.#rules = parts.rules;
+  }
+
+  /** The last changed first; with `review`, those on top that are enforced without one. */
+  async list(
+    tenantId: string,
+    filter: {
+      status?: PolicyState | undefined;
+      review?: (typeof REVIEWS)[number] | undefined;
+      agent_role?: string | undefined;
+      scope?: string | undefined;
+      limit: number;
+      offset: number;
+    },
+  ): Promise<{ policies: (PolicyView & { open_review: OpenReview | null })[]; total: number }> {
+    const where: QBFilterQuery<PolicyRow>[] = [];
+    if (filter.status) where.push({ status: filter.status });
+    if (filter.review === 'break_glass') where.push({ reviewOpen: true });
+    if (filter.review === 'open') where.push({ $or: [{ reviewOpen: true }, { status: 'pending_approval' }] });
+    // a statement without a named role applies to agents of every role
+    if (filter.agent_role) where.push({ $or: [{ roles: { $contains: [filter.agent_role] } }, { anyRole: true }] });
+    if (filter.scope) where.push({ scopes: { $contains: [filter.scope] } });
+    const [rows, total] = await this.#db
+      .reader(tenantId)
+      .findAndCount(Policy, where.length > 0 ? { $and: where } : {}, {
+        orderBy: { ...(filter.review && { reviewOpen: 'desc' }), updatedAt: 'desc', id: 'asc' },
+        limit: filter.limit,
+        offset: filter.offset,
+      });
+    if (rows.length === 0) return { policies: [], total };
+    const shown = rows.flatMap(({ id: policyId, version, machineContext: { openReviews } }) =>
+      [...new Set([version, ...openReviews.slice(0, 1).map((open) => open.version)])].map((one) => ({
+        policyId,
+        version: one,
+      })),
+    );
+    const revisions = Map.groupBy(
+      await this.#db.reader(tenantId).find(PolicyRevision, { $or: shown }),
+      ({ policyId }) => policyId,
+    );
+    const policies = rows.map((row) => {
+      const own = revisions.get(row.id)!;
+      const newest = own.find(({ version }) => version === row.version)!;
+      return { ...policyView(row, newest), open_review: openReviewOf(row, own) };
+    });
+    return { policies, total };
+  }
+
+  /** The policy with its versions, newest first. NOT_FOUND when the tenant has no such policy. */
+  async get(tenantId: string, id: string) {
+    const policy = await this.find(tenantId, id);
+    const revisions = await this.#db
+      .reader(tenantId)
+      .find(PolicyRevision, { policyId: id }, { orderBy: { version: 'desc' } });
+    return {
+      ...policyView(policy, revisions[0]!),
+      open_review: openReviewOf(policy, revisions),
+      versions: revisions.map((revision) => versionView(revision, policy.liveVersion ?? null)),
+    };
+  }
+
+  /** Where a policy's machine stands, and for each event why `who` would be refused now; null when they would not. */
+  async standing(tenantId: string, id: string, who: Who) {
+    const { status, machineContext: context, machineVersion } = await this.find(tenantId, id);
+    const circumstances = circumstancesOf(who, await this.#rules(tenantId));
+    const { version, openReviews } = context;
+    const decides = status === 'draft' || status === 'pending_approval';
+    const ask = (event: Happening) => policyRefusal(status, context, { ...event, ...circumstances }) ?? null;
+    return {
+      state: status,
+      version: machineVersion,
+      refusals: {
+        update: ask({ type: 'update' }),
+        rollback: ask({ type: 'rollback' }),
+        submit: ask({ type: 'submit' }),
+        approve: ask({ type: 'approve', version: decides ? version : (openReviews[0]?.version ?? version) }),
+        reject: ask({ type: 'reject', version }),
+        request_changes: ask({ type: 'request_changes', version }),
+        revoke: ask({ type: 'revoke' }),
+        break_glass: ask({ type: 'break_glass' }),
+        comment: ask({ type: 'comment', version }),
+      } satisfies Record<PolicyEvent['type'], unknown>,
+    };
+  }
+
+  async version(tenantId: string, id: string, version: number) {
+    const policy = await this.find(tenantId, id);
+    const revision = await this.revision(tenantId, id, version);
+    return { policy_id: id, dsl_source: revision.dslSource, ...versionView(revision, policy.liveVersion ?? null) };
+  }
+
+  async revision(tenantId: string, id: string, version: number): Promise<PolicyRevisionRow> {
+    const revision = await this.#db.reader(tenantId).findOne(PolicyRevision, { policyId: id, version });
+    if (!revision) throw new AppError('NOT_FOUND', 'there is no such version of the policy');
+    return revision;
+  }
+
+  /** The stored policy. NOT_FOUND when the tenant has no such policy. */
+  async find(tenantId: string, id: string): Promise<PolicyRow> {
+    const policy = await this.#db.reader(tenantId).findOne(Policy, { id });
+    if (!policy) throw new AppError('NOT_FOUND', 'there is no such policy');
+    return policy;
+  }
+}
+
+/** An event without who sends it and under which rules. */
+export type Happening = PolicyEvent extends infer E
+  ? E extends PolicyEvent
+    ? Omit<E, keyof Circumstances>
+    : never
+  : never;
+type Circumstances = ReturnType<typeof circumstancesOf>;
+
+export function circumstancesOf({ person, signedIn, admin }: Who, rules: Rules) {
+  return {
+    actor: person,
+    signedIn,
+    admin,
+    approvalRequired: rules.approval_required,
+    selfApproval: rules.self_approval,
+  };
+}
+
+export function policyView(policy: PolicyRow, newest: PolicyRevisionRow): PolicyView {
+  return {
+    id: policy.id,
+    dsl_source: newest.dslSource,
+    status: policy.status,
+    version: policy.version,
+    content_hash: newest.contentHash,
+    author_id: newest.authorId,
+    created_at: policy.createdAt.toISOString(),
+    updated_at: policy.updatedAt.toISOString(),
+    live_version: policy.liveVersion ?? null,
+    scopes: policy.scopes,
+  };
+}
+
+/** The oldest open review. */
+function openReviewOf(policy: PolicyRow, revisions: readonly PolicyRevisionRow[]): OpenReview | null {
+  const [open] = policy.machineContext.openReviews;
+  if (!open) return null;
+  const revision = revisions.find(({ version }) => version === open.version);
+  const broken = revision?.reviews.findLast(
+    ({ status, decided_by }) => status === 'break_glass' && decided_by === open.actor,
+  );
+  return {
+    ...open,
+    ...(broken && { opened_at: broken.decided_at }),
+    ...(broken?.comment !== undefined && { reason: broken.comment }),
+  };
+}
+
+function versionView(revision: PolicyRevisionRow, live: number | null) {
+  const last = revision.reviews.findLast(({ status }) => status !== 'commented');
+  const byEmergency = revision.reviews.some((review) => review.status === 'break_glass');
+  return {
+    version: revision.version,
+    content_hash: revision.contentHash,
+    author_id: revision.authorId,
+    created_at: revision.createdAt.toISOString(),
+    change: byEmergency ? ('break_glass' as const) : revision.change,
+    live: revision.version === live,
+    ...(revision.rolledBackFrom != null && { rolled_back_from: revision.rolledBackFrom }),
+    ...(revision.note != null && { note: revision.note }),
+    ...(last && { review: last }),
+    ...(revision.reviews.length > 0 && { reviews: revision.reviews }),
+  };
+}
