@@ -213,7 +213,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     audit,
     holdings: {
       signOut: async (em, tenantId, userId) => {
-        await links.killWithin(em, tenantId, userId);
+        await links.revokeWithin(em, tenantId, userId);
         return sessions.endWithin(em, tenantId, { userId });
       },
       revokeKeys: (...args) => keys.revokeOf(...args),

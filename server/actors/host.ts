@@ -26,7 +26,7 @@ export interface ActorKind<Actor, Command, Result> {
   close?(actor: Actor): Promise<void> | void;
 }
 
-/** The ownership of a tenant went to another process. The command may be sent again, to whoever owns it then. */
+/** The ownership of a tenant went to another process. The command may be sent again, to the new owner. */
 export class Fenced extends AppError {
   constructor(detail = 'another process took over; try again') {
     super('UNAVAILABLE', detail, { headers: { 'retry-after': '1' } });
@@ -91,7 +91,7 @@ export class LocalHost<Actor, Command, Result> implements ActorHost<Command, Res
     return slot;
   }
 
-  /** Many commands may fail on the same actor; only the first of them makes the host open another. */
+  /** Many commands may fail on the same actor; only the first makes the host open another. */
   #drop(tenantId: string, slot: Slot<Actor>): void {
     if (this.#actors.get(tenantId) === slot) this.#actors.delete(tenantId);
   }

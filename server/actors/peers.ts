@@ -17,21 +17,21 @@ const MESSAGE_CHARS = 256 * 1024;
 /** What may wait for one process. Redis would cut the connection of a receiver that falls behind by 32 MB. */
 const WAITING_CHARS = 16 * 1024 * 1024;
 const WAITING_CALLS = 20_000;
-/** How often it is looked whether a process that owes answers is still there. */
+/** How often to check whether a process that owes answers is still there. */
 const WATCH_MS = 50;
 /** A call that waits for longer makes the owner be looked up again, so that a paused one is noticed. */
 const DOUBT_MS = 500;
 
 /** How long another process has to confirm that it owns a tenant: any answer of it comes within milliseconds. */
 const CONFIRM_MS = 1000;
-/** Forged messages are told once in so long: who can send them can send many. */
-const TELL_MS = 60_000;
-/** A process that did not answer is not asked again for so long, unless it sends something itself. */
+/** Forged messages are logged at most this often: anyone who can send one can send many. */
+const FORGED_LOG_MS = 60_000;
+/** A process that did not answer is not asked again for this long, unless it sends something itself. */
 const SILENT_MS = 30_000;
 const MOST_SILENT = 1000;
 const PROCESS_ID = /^[A-Za-z0-9_-]{16}$/;
 
-/** So many messages to itself that did not come back mean a dead connection. */
+/** This many messages to itself that did not come back mean a dead connection. */
 const LOST_BEATS = 3;
 
 interface Call {
@@ -75,9 +75,9 @@ interface WireError {
  * Delivery is at most once, so that a call may stay without an answer; it then fails with NoAnswer and the caller tries
  * again.
  *
- * INVARIANT: whoever has Redis learns nothing from a message but its size, and has no part in the talk. A message is
+ * INVARIANT: anyone with access to Redis learns nothing from a message but its size, and cannot take part. A message is
  * encrypted and authenticated for the one process that it is meant for, with a key that only processes with the master
- * key have; it names its sender and its place in what this sent, and one that comes again is not taken.
+ * key have; it carries its sender and its sequence number, and a repeated one is dropped.
  */
 export class Peers {
   /** Of this run of this process; never used again. */
@@ -102,7 +102,7 @@ export class Peers {
   readonly #questions = new Map<number, (owns: boolean) => void>();
   /** Ids that nobody answered for; until when nobody waits for one. */
   readonly #silent = new Map<string, number>();
-  #toldAt = Number.NEGATIVE_INFINITY;
+  #forgedLoggedAt = Number.NEGATIVE_INFINITY;
 
   constructor(parts: {
     redis: RedisLink;
@@ -111,7 +111,7 @@ export class Peers {
     serve: (tenantId: string, command: unknown) => Promise<unknown>;
     /** Whether this process owns the tenant, or is about to. */
     owns: (tenantId: string) => boolean;
-    /** Told of tenants whose owner has not answered for a while. */
+    /** Called with tenants whose owner has not answered for a while. */
     doubt: (tenantId: string) => void;
     /** How long a call waits for its answer. */
     silenceMs: number;
@@ -146,13 +146,12 @@ export class Peers {
   }
 
   /**
-   * Sends itself a message. A connection that brings none of them any more is dead, although nobody said so; it is made
-   * anew.
+   * Sends itself a message. A connection that no longer delivers them is dead, even without an error, and is replaced.
    */
   async beat(): Promise<void> {
     if (this.#unheard >= LOST_BEATS) {
       this.#unheard = 0;
-      this.#log.warn('the connection to Redis brings no messages; it is made anew');
+      this.#log.warn('the connection to Redis delivers no messages and is replaced');
       this.#redis.subscriber.disconnect(true);
       return;
     }
@@ -217,7 +216,7 @@ export class Peers {
     }
   }
 
-  /** Sends the answers that are due, and listens no more. */
+  /** Sends the answers that are due, and stops listening. */
   async stop(): Promise<void> {
     clearInterval(this.#watch);
     this.#flush();
@@ -305,8 +304,8 @@ export class Peers {
       : { from: '', number: 0, parts: [] };
     // each process sends on one connection, so that its messages come in their order
     if (number <= (this.#received.get(from) ?? 0)) {
-      if (performance.now() - this.#toldAt > TELL_MS) {
-        this.#toldAt = performance.now();
+      if (performance.now() - this.#forgedLoggedAt > FORGED_LOG_MS) {
+        this.#forgedLoggedAt = performance.now();
         const why = text ? 'came a second time' : 'was not sent by a process of this installation';
         this.#log.warn({ channel }, `a message ${why}; it is ignored`);
       }
@@ -395,7 +394,7 @@ function wireError(error: Error): WireError {
   return { code, message, headers, faults };
 }
 
-/** The error as its maker threw it, as far as a caller may tell. */
+/** The error as it was thrown, as far as a caller may see it. */
 function errorOf({ code, message, headers, faults }: WireError): Error {
   if (code === undefined || !Object.hasOwn(ERRORS, code)) return new Error(message);
   return new AppError(code, message, { ...(headers && { headers }), ...(faults && { faults }) });

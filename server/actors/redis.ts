@@ -10,18 +10,18 @@ export interface RedisHostOptions {
   log: Log;
   /** How long a lease lasts after its last renewal; it is renewed three times as often. */
   leaseMs?: number;
-  /** How long a command is tried before its caller is told to come again. */
+  /** How long a command is tried before its caller gets UNAVAILABLE. */
   patienceMs?: number;
 }
 
 const LEASE_MS = 3000;
 const PATIENCE_MS = 10_000;
 /**
- * A process that lost a tenant in the database, and is still to have it, waits for so long (up to twice, at random)
- * before it takes it again.
+ * A process that lost a tenant in the database, and still gets its commands, waits this long (up to twice, at random)
+ * before it takes the tenant again.
  */
 const TURN_MS = 200;
-/** An actor that got no command for so long is closed, and its lease given up. */
+/** An actor without a command for this long is closed, and its lease released. */
 const IDLE_MS = 600_000;
 const SCRIPT_KEYS = 200;
 
@@ -33,7 +33,7 @@ const SCRIPT_KEYS = 200;
  * it opens an actor, so that a Redis that is emptied, split, wrong or hostile costs time and never a fork:
  *
  * - An owner that ended has no listener any more: its tenants are taken over at once. One that is silent for 1.5 seconds
- *   (paused, or cut off) is passed over: the caller takes the fence. What the former owner still writes afterwards fails
+ *   (paused, or cut off) is bypassed: the caller takes the fence. What the former owner still writes afterwards fails
  *   with Fenced and is forwarded.
  * - A lease is only a rumor: the process that it names has to confirm it (see Peers) before anything is sent to it or
  *   left to it. Who can write to Redis and names nobody, a dead process or a wrong one delays a first command by that
@@ -53,7 +53,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   readonly #peers: Peers;
   /** The tenants of this process. */
   readonly #slots = new Map<string, Slot<Actor>>();
-  /** The owners of others, as they were last heard of. */
+  /** The owners of other tenants, as last known. */
   readonly #elsewhere = new Map<string, string>();
   readonly #locating = new Map<string, Promise<Slot<Actor> | string>>();
   /** Owners that were found dead, until their tenants are taken over. */
@@ -149,11 +149,11 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     let text: string | undefined;
     let fruitless = false;
     for (let attempt = 0; ; attempt++) {
-      const place = this.#place(tenantId) ?? (await this.#locate(tenantId, fruitless));
+      const target = this.#target(tenantId) ?? (await this.#locate(tenantId, fruitless));
       try {
-        if (typeof place !== 'string') return await this.#handle(tenantId, place, command);
+        if (typeof target !== 'string') return await this.#handle(tenantId, target, command);
         text ??= JSON.stringify(command);
-        return (await this.#peers.call(place, tenantId, text)) as Result;
+        return (await this.#peers.call(target, tenantId, text)) as Result;
       } catch (error) {
         if (
           !(error instanceof Fenced || error instanceof PeerGone || error instanceof Moved || error instanceof NoAnswer)
@@ -161,9 +161,9 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
           throw error;
         if (performance.now() >= end)
           throw unavailable('the process that writes for this tenant does not answer', error);
-        if (typeof place === 'string') {
-          if (this.#elsewhere.get(tenantId) === place) this.#elsewhere.delete(tenantId);
-          if (error instanceof PeerGone) this.#dead.set(tenantId, place);
+        if (typeof target === 'string') {
+          if (this.#elsewhere.get(tenantId) === target) this.#elsewhere.delete(tenantId);
+          if (error instanceof PeerGone) this.#dead.set(tenantId, target);
           fruitless = error instanceof NoAnswer || performance.now() - began > this.#leaseMs / 2;
         }
       }
@@ -172,7 +172,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     }
   }
 
-  #place(tenantId: string): Slot<Actor> | string | undefined {
+  #target(tenantId: string): Slot<Actor> | string | undefined {
     const slot = this.#slots.get(tenantId);
     return slot && !slot.leaving ? slot : this.#elsewhere.get(tenantId);
   }
@@ -208,7 +208,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     return locating;
   }
 
-  /** `seize`: those who were said to own the tenant did not serve; it is taken, whatever Redis says. */
+  /** `seize`: the reported owners did not serve; the tenant is taken, whatever Redis says. */
   async #find(tenantId: string, seize: boolean): Promise<Slot<Actor> | string> {
     // a slot that is being handed over is not used again
     await this.#slots.get(tenantId)?.leaving;
@@ -299,12 +299,12 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     );
   }
 
-  /** Closes the actor when its commands are done. New ones find no place here meanwhile. */
+  /** Closes the actor when its commands are done. Meanwhile it accepts no new ones. */
   #leave(tenantId: string, slot: Slot<Actor>): Promise<void> {
     slot.leaving ??= (async () => {
       if (slot.underWay > 0) await new Promise<void>((resolve) => (slot.drained = resolve));
       if (!this.#drop(tenantId, slot)) return;
-      // an actor that did not open is not closed; whoever asked for it was told
+      // an actor that did not open is not closed; those who asked for it got the error
       const actor = await slot.opened.catch(() => undefined);
       if (actor !== undefined) await this.#kind.close?.(actor);
     })();
@@ -316,7 +316,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     await this.#release(tenantId);
   }
 
-  /** The lease names another process: it is left the tenant when it says that it has it, and contradicted otherwise. */
+  /** The lease names another process: it keeps the tenant when it confirms that it owns it; otherwise the lease is taken back. */
   async #contest(tenantId: string, slot: Slot<Actor>, other: string): Promise<void> {
     if (!(await this.#peers.confirms(other, tenantId))) {
       this.#dead.set(tenantId, other);
@@ -333,7 +333,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     return this.#redis.name('owner', tenantId);
   }
 
-  /** The owner does not answer: perhaps it lost the tenant, and nobody told. */
+  /** The owner does not answer: it may have lost the tenant without notice. */
   #doubt(tenantId: string): void {
     this.#locate(tenantId).catch((err) => this.#log.debug({ err, tenant: tenantId }, 'an owner could not be found'));
   }
@@ -378,7 +378,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
         if (slot.underWay === 0 && now - slot.usedAt > IDLE_MS) await this.#handOver(tenantId, slot);
       }
     } catch (err) {
-      // INVARIANT: an owner goes on without Redis; the fence tells it when another took over
+      // INVARIANT: an owner goes on without Redis; the fence stops it when another took over
       this.#log.debug({ err }, 'the leases could not be renewed');
     }
   }

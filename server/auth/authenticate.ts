@@ -14,7 +14,7 @@ export interface Found {
   until: number;
 }
 
-/** How long a look-up may serve at most, even if nothing was said to have changed. */
+/** How long a look-up may serve at most, even without a notice that something changed. */
 const CACHE_MS = 60_000;
 /** `last_used_at` is coarse: one write a minute and key. */
 const TOUCH_MS = 60_000;
@@ -22,9 +22,9 @@ const CACHE_SIZE = 20_000;
 
 /**
  * Turns a request's credential into a principal. Look-ups are kept, under the SHA-256 of the credential, until a notice
- * says that the credential, or the members of its tenant, changed. Whoever makes such a change gets an answer after every
+ * says that the credential, or the members of its tenant, changed. The caller of such a change gets an answer after every
  * process has heard of it, so that a key revoked in one process is refused by all on its next use; see Lookups and
- * Notices. With several processes the look-ups are also in Redis, which is believed only as far as Lookups says.
+ * Notices. With several processes the look-ups are also in Redis, which is trusted only as far as Lookups says.
  */
 export class Authenticator {
   readonly #db: Database;
@@ -32,7 +32,7 @@ export class Authenticator {
   readonly #clock: Clock;
   readonly #log: Log;
   readonly #lookups: Lookups<Found | null>;
-  /** When the use of a credential is due to be written down again, the oldest first. */
+  /** When the use of a credential is to be stored again, the oldest first. */
   readonly #touchAt = new Map<string, number>();
 
   constructor(db: Database, sessions: Sessions, clock: Clock, log: Log, shared?: SharedLookups<Found | null>) {
@@ -54,7 +54,7 @@ export class Authenticator {
 
   /**
    * The principal of a bearer secret or, without one, of a session cookie; null when there is none or it is not valid.
-   * A bearer that is not valid is never passed over for a cookie.
+   * An invalid bearer never falls back to the cookie.
    */
   async authenticate(request: {
     authorization: string | undefined;
@@ -136,7 +136,7 @@ export class Authenticator {
 }
 
 const membersOf = (tenantId: string) => `members of ${tenantId}`;
-/** What a kept look-up is forgotten with. */
+/** The tags by which a notice invalidates a look-up. */
 function tagsOf(principal: Principal): string[] {
   return principal.kind === 'session' ? [principal.id, membersOf(principal.tenantId)] : [principal.id];
 }

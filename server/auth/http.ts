@@ -8,9 +8,10 @@ import { assertSameOrigin } from './authenticate.ts';
 import type { MagicLinks } from './magic-links.ts';
 
 /**
- * What works once is used by a person who opens it as a page, or by a program that is no browser. Throws, so that nothing is
- * used up, for whatever else a browser fetches: ahead of time, as an image, in a frame, from a script. A browser says so
- * (Fetch Metadata), but not to a server on plain http: there an image or a style is told by the types that it asks for.
+ * A one-time link is used by a person who opens it as a page, or by a program that is not a browser. Throws, so that
+ * nothing is used up, for anything else that a browser fetches: ahead of time, as an image, in a frame, from a script. A
+ * browser says which (Fetch Metadata), but not to a server on plain http: there an image or a style is recognized by the
+ * types that it accepts.
  */
 export function assertOpened({ request: { headers } }: PlainCall): void {
   const said = (name: string) => headers[name] as string | undefined;
@@ -88,7 +89,7 @@ export function authRoutes(links: MagicLinks, origins: readonly string[]): Plain
       answers: { 200: answers[200]!, 303: answers[302]! },
       problems: ['RATE_LIMITED', 'UNAUTHENTICATED', 'FORBIDDEN'],
       async handler(call) {
-        // another site must not sign its visitor in as someone of its choice
+        // another site must not sign its visitor in as a person of its choice
         assertSameOrigin('POST', call.request.headers.origin, origins);
         return redeem(call, call.form.token, true);
       },

@@ -35,7 +35,7 @@ export class Keys {
   ): Promise<{ row: ApiKeyRow; secret: string }> {
     this.#assertAhead(input.expiresAt);
     return this.#db.transaction(tenantId, async (em) => {
-      await assertStand(em, tenantId, { maker: input.owner, owner: null });
+      await assertEntitled(em, tenantId, { maker: input.owner, owner: null });
       const { id, secret } = await this.#issue(em, tenantId, 'key');
       const row = em.create(ApiKey, {
         tenantId,
@@ -71,7 +71,7 @@ export class Keys {
       label: string;
       agentId: string;
       agentRole: string;
-      /** The person who answers for the agent. */
+      /** The person responsible for the agent. */
       owner: string | null;
       /** The person who makes the key, by a session or a key of theirs; absent for an operator and for keys of nobody. */
       maker?: string | null;
@@ -81,7 +81,7 @@ export class Keys {
   ): Promise<{ row: AgentKeyRow; secret: string }> {
     this.#assertAhead(input.expiresAt);
     return this.#db.transaction(tenantId, async (em, notify) => {
-      await assertStand(em, tenantId, input);
+      await assertEntitled(em, tenantId, input);
       const { id, secret } = await this.#issue(em, tenantId, 'agent');
       const row = em.create(AgentKey, {
         tenantId,
@@ -147,7 +147,7 @@ export class Keys {
     });
   }
 
-  /** Lets keys of a restored backup work again: one of them, or all. Resolves to their ids. */
+  /** Confirms keys of a restored backup so that they work again: one, or all. Resolves to their ids. */
   async confirm(tenantId: string, id: string | undefined, by: { actor: Actor }): Promise<string[]> {
     return this.#db.transaction(tenantId, async (em, notify) => {
       const ids: string[] = [];
@@ -170,10 +170,10 @@ export class Keys {
   }
 
   /**
-   * Revokes, within the caller's transaction, the keys that a person made, since they may have kept the text and have no
-   * right to it any more; with `all` also the agent keys that they answer for. A key that was made with one of the
-   * person's keys counts as made by them. Resolves to how many; no process accepts them any more when the caller's
-   * transaction call resolves.
+   * Revokes, within the caller's transaction, the keys that a person made, since they may have kept the plaintext and are no
+   * longer entitled to it; with `all` also the agent keys that they are responsible for. A key made with one of the person's
+   * keys counts as made by them. Resolves to how many; no process accepts them any more once the caller's transaction has
+   * resolved.
    */
   async revokeOf(
     em: EntityManager,
@@ -207,7 +207,7 @@ export class Keys {
     return gone.length;
   }
 
-  /** The owner of an agent's key does not vote on its holds: an id that nobody has would leave no one out. */
+  /** The owner of an agent's key does not vote on its holds: an id that nobody has would exclude no one. */
   async assertOwner(tenantId: string, userId: string): Promise<void> {
     if (await this.#db.reader(tenantId).count(Member, { id: userId, removedAt: null })) return;
     throw invalid('/owner_id', 'is no member of this tenant');
@@ -240,11 +240,11 @@ export class Keys {
 }
 
 /**
- * A request may have been let in just before its person was removed or demoted. Their rows are locked, so that a removal
- * either finds the key that is made here and revokes it, or is found here and the key is not made: only an admin makes
- * keys, and only a member answers for one.
+ * A request may have been accepted just before its person was removed or demoted. Their rows are locked, so that a removal
+ * either finds the key made here and revokes it, or is seen here and the key is not made: only an admin makes keys, and
+ * only a member can be responsible for one.
  */
-async function assertStand(
+async function assertEntitled(
   em: EntityManager,
   tenantId: string,
   { maker = null, owner }: { maker?: string | null; owner: string | null },

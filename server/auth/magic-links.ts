@@ -15,23 +15,23 @@ import { html, page } from '../lib/page.ts';
 import { networkOf, type RateLimiter } from '../lib/rate-limit.ts';
 import type { OpenedSession, SessionPrincipal, Sessions } from './sessions.ts';
 
-/** How long a mailed link signs in. */
+/** How long a mailed link works. */
 const LINK_SECONDS = 15 * 60;
-/** How long a link that an operator printed signs in. */
+/** How long a link printed by an operator signs in. */
 export const OPERATOR_LINK_SECONDS = 7 * 24 * 3600;
 /** Names the browser that asked for a link. */
 const NONCE_COOKIE = 'svc_sign_in';
 const NONCE_FORM = new RegExp(`(?:^|;\\s*)${NONCE_COOKIE}=([\\w-]{43})(?:;|$)`);
 
-/** A process that took a request and died leaves it to the others after this long. */
+/** After this long another process takes over the request of one that died. */
 const LEASE_SECONDS = 30;
 const BATCH = 20;
-/** How long a dead link is known, so that its use is told in the tenant's audit chain. */
+/** How long a dead link is kept, so that its use is recorded in the tenant's audit chain. */
 const KNOWN_DEAD_SECONDS = 24 * 3600;
 
 export type Redeemed =
   | ({ kind: 'session'; tenantId: string } & OpenedSession)
-  /** The link works, and the person shall say by a button that they want to be this one. */
+  /** The link works, and the person must first confirm with a button that they want to sign in as this person. */
   | { kind: 'confirm'; email: string; tenantName: string }
   | { kind: 'refused' };
 
@@ -56,18 +56,18 @@ interface Parts {
   policy: SignInPolicyOf;
   baseUrl: string;
   limits: { address: RateLimiter; ip: RateLimiter };
-  /** Counts and logs a sign-in that failed: for the unknown ones there is no tenant whose chain could tell. */
+  /** Counts and logs a failed sign-in: an unknown link or address belongs to no tenant in whose chain it could be recorded. */
   failed: (reason: string, origin: { ip: string; requestId: string }) => void;
 }
 
 /**
  * Links that sign a person in. The database holds the SHA-256 of a link's token.
  *
- * Asking for one is the same work for every address: the request is stored, sealed, and answered. Only later a job looks
- * whether anyone has the address; so neither the answer nor the time to it can tell.
+ * Requesting one takes the same work for every address: the request is stored, sealed, and answered. A job looks later
+ * whether anyone has the address, so neither the answer nor its timing reveals that.
  *
- * A mailed link works once for whoever opens it first, which may be a scanner of mails, and once for the browser that
- * asked, which a cookie names. When both came, only the session of the browser that asked remains.
+ * A mailed link works once for the first client that opens it, which may be a mail scanner, and once for the browser that
+ * requested it, which a cookie identifies. When both have used it, only the session of the requesting browser remains.
  */
 export class MagicLinks {
   readonly #parts: Parts;
@@ -76,7 +76,7 @@ export class MagicLinks {
     this.#parts = parts;
   }
 
-  /** A link that an operator hands over. The token is returned here and never again. */
+  /** A link for an operator to hand over. The token is returned here and never again. */
   async create(tenantId: string, userId: string, seconds: number, by: Doer): Promise<string> {
     const { db, audit } = this.#parts;
     const token = newSecret('link');
@@ -88,8 +88,8 @@ export class MagicLinks {
   }
 
   /**
-   * Takes a request for links, whoever has the address. Durable when it resolves, unless too many were asked for: then
-   * nothing happens, and nothing tells so. Resolves to the cookie that names the browser.
+   * Accepts a request for links, whether or not anyone has the address. Durable when it resolves, unless too many were
+   * requested: then it is dropped silently. Resolves to the cookie that identifies the browser.
    */
   async request(email: string, origin: Origin, cookies: string | undefined): Promise<string> {
     const { db, clock, box, limits, failed } = this.#parts;
@@ -111,7 +111,7 @@ export class MagicLinks {
       };
       await db.owner.query('insert into sign_in_request (id, sealed, created_at, next_at) values ($1, $2, $3, $3)', [
         id,
-        box.seal(JSON.stringify(request), placeOf(id)),
+        box.seal(JSON.stringify(request), sealContext(id)),
         now,
       ]);
     } else failed('too many links asked for', origin);
@@ -120,8 +120,8 @@ export class MagicLinks {
   }
 
   /**
-   * Mails links for the requests that wait; resolves to how many there were. Any number of these may run at once, and be
-   * killed anywhere: a request is gone when its mails are in the outbox.
+   * Mails links for waiting requests; resolves to how many there were. Any number of calls may run at once and be killed at
+   * any point: a request is deleted once its mails are in the outbox.
    */
   async serveRequests(): Promise<number> {
     const { db, clock, log } = this.#parts;
@@ -138,7 +138,7 @@ export class MagicLinks {
         await this.#serve(row);
         await db.owner.query('delete from sign_in_request where id = $1', [row.id]);
       } catch (err) {
-        log.error({ err, id: row.id }, 'a request for a sign-in link failed; it is tried again');
+        log.error({ err, id: row.id }, 'a request for a sign-in link failed and will be retried');
       }
     }
     return rows.length;
@@ -146,9 +146,9 @@ export class MagicLinks {
 
   /**
    * Uses a link and starts a session, both or neither. However many requests bring the same token at once, one session
-   * remains. Nothing is used up by a request that only gets a page with a button (`confirm`): where the tenant asks for
-   * it, and where another person is signed in (`signedIn`), who must not be made someone else by a link that they were
-   * sent. The session that the browser had ends with the new one.
+   * remains. A request that only gets a page with a button (`confirm`) uses nothing up: that happens where the tenant
+   * requires it, and where another person is signed in (`signedIn`), who must not become someone else through a link that
+   * they were sent. The new session ends the one that the browser had.
    */
   async redeem(
     token: string,
@@ -185,7 +185,7 @@ export class MagicLinks {
       const member = await em.findOne(Member, { tenantId, id: userId });
       const nonce = NONCE_FORM.exec(request.cookies ?? '')?.[1];
       const asker = !!link?.nonce_hash && !!nonce && equalSecret(sha256(nonce), link.nonce_hash);
-      const reason = whyNot(link, member, now, asker, linkFor);
+      const reason = refusalReason(link, member, now, asker, linkFor);
       if (!link || !member || reason) {
         await audit(em, tenantId, {
           actor: { type: 'system', id: 'sign-in', ip: origin.ip },
@@ -214,14 +214,14 @@ export class MagicLinks {
     });
     if (result.kind === 'refused') failed('dead link', origin);
     if (result.kind === 'session' && signedIn) {
-      // its cookie is overwritten: nobody would end it
+      // its cookie is overwritten, so nobody else would end it
       await sessions.end(signedIn, origin).catch((err) => log.warn({ err }, 'the session before could not be ended'));
     }
     return result;
   }
 
-  /** Makes every link of a person useless, within the caller's transaction. */
-  async killWithin(em: EntityManager, tenantId: string, userId: string): Promise<void> {
+  /** Revokes every link of a person, within the caller's transaction. */
+  async revokeWithin(em: EntityManager, tenantId: string, userId: string): Promise<void> {
     await em.execute(
       `delete from credential where tenant_id = ?
        and id in (select id from sign_in_link where tenant_id = ? and user_id = ?)`,
@@ -229,7 +229,7 @@ export class MagicLinks {
     );
   }
 
-  /** Forgets links that have long been dead, and requests that nobody could serve. */
+  /** Deletes links that have long been dead, and requests that nobody could serve. */
   async forget(): Promise<void> {
     const { db, clock } = this.#parts;
     const before = new Date(clock.now() - KNOWN_DEAD_SECONDS * 1000);
@@ -246,14 +246,14 @@ export class MagicLinks {
     return tenantOfCredential(this.#parts.db, 'sign_in_link', secretHash(token));
   }
 
-  /** One mail for each tenant of which the address is a member: each says which, and its link leads there. */
+  /** Sends one mail for each tenant in which the address is a member: each names its tenant, and its link leads there. */
   async #serve(row: { id: string; sealed: Buffer; created_at: Date }): Promise<void> {
     const { db, clock, box, log, failed } = this.#parts;
     if (row.created_at.getTime() + LINK_SECONDS * 1000 <= clock.now()) {
-      log.error({ id: row.id }, 'a request for a sign-in link was not served in time, and is dropped');
+      log.error({ id: row.id }, 'a request for a sign-in link was not served in time and is dropped');
       return;
     }
-    const request = JSON.parse(box.open(row.sealed, placeOf(row.id)).toString()) as Request;
+    const request = JSON.parse(box.open(row.sealed, sealContext(row.id)).toString()) as Request;
     // the one place where an address is looked up across tenants
     const { rows } = await db.owner.query<{ tenant_id: string; id: string; tenant_name: string }>(
       `select m.tenant_id, m.id, t.name as tenant_name from member m join tenant t using (tenant_id)
@@ -302,7 +302,7 @@ export class MagicLinks {
     });
   }
 
-  /** Adds the link and the way to it from its token; false when the request has one already. */
+  /** Stores the link and its credential; false when the request has a link already. */
   async #store(
     em: EntityManager,
     tenantId: string,
@@ -339,7 +339,7 @@ export class MagicLinks {
   }
 }
 
-/** What is sealed of a request for a link. */
+/** The sealed part of a request for a link. */
 interface Request {
   email: string;
   nonce_hash: string;
@@ -347,9 +347,9 @@ interface Request {
   request_id: string;
 }
 
-const placeOf = (id: string) => `sign_in_request/${id}/sealed`;
+const sealContext = (id: string) => `sign_in_request/${id}/sealed`;
 
-function whyNot(
+function refusalReason(
   link: LinkRow | undefined,
   member: MemberRow | null,
   now: Date,
@@ -373,14 +373,14 @@ function linkLetter(to: string, tenant: string, address: string): Letter {
 
 ${address}
 
-It works once, for ${minutes} minutes, and best in the browser where you asked for it.
-If you did not ask for it, leave it: nothing happens.
+It works once, for ${minutes} minutes, and best in the browser where you requested it.
+If you did not request it, ignore this mail: nothing happens.
 `,
     html: page(
       `Sign in to ${tenant}`,
       html`<p><a href="${address}">Sign in</a></p>
-<p>The link works once, for ${minutes} minutes, and best in the browser where you asked for it.</p>
-<p>If you did not ask for it, leave it: nothing happens.</p>`,
+<p>The link works once, for ${minutes} minutes, and best in the browser where you requested it.</p>
+<p>If you did not request it, ignore this mail: nothing happens.</p>`,
     ),
   };
 }

@@ -303,7 +303,7 @@ export function authRouter(sessions: Sessions, links: MagicLinks) {
       summary: 'Mail a one-time sign-in link',
       limit: 'sign_in',
       description:
-        'Answers the same, whoever has the address. An address that is a member of several tenants gets a mail for each. At most 5 are sent to an address in 15 minutes and 20 asked for from one IP address in an hour; more are not sent.',
+        'The answer is the same for every address. An address that is a member of several tenants gets a mail for each. At most 5 are sent to an address in 15 minutes, and 20 requested from one IP address in an hour; more are not sent.',
       tag: 'auth',
     })
       .input(z.strictObject({ email: emailAddress }))

@@ -42,7 +42,7 @@ export interface OpenedSession {
   id: string;
 }
 
-/** As much of a user agent as is kept to tell sessions apart. */
+/** How much of a user agent is kept, to tell sessions apart. */
 const USER_AGENT_LENGTH = 200;
 
 /** A signed-in person. */
@@ -78,7 +78,7 @@ export class Sessions {
     });
   }
 
-  /** The signed-in person of a cookie value, with the roles of this moment, until when; null when the session is over. */
+  /** The signed-in person of a cookie value with their current roles, and when that ends; null when the session is over. */
   async validate(secret: string): Promise<{ principal: SessionPrincipal; until: number } | null> {
     const hash = sha256(secret);
     const tenantId = await tenantOfCredential(this.#db, 'session', hash);
@@ -103,8 +103,8 @@ export class Sessions {
 
   /**
    * Starts a session of a member within the caller's transaction: its row, the way to it from the cookie, the time of
-   * the last sign-in, and the audit record. Call it last, and give the cookie away only after the commit. Whether this
-   * person may sign in this way is for the caller to know.
+   * the last sign-in, and the audit record. Call it last, and hand the cookie out only after the commit. The caller checks
+   * whether this person may sign in this way.
    */
   async open(
     em: EntityManager,
@@ -159,7 +159,7 @@ export class Sessions {
     return this.#lucia(this.#db.reader(tenantId), tenantId).createBlankSessionCookie().serialize();
   }
 
-  /** Ends one session of a person by its handle, everywhere when it resolves; NOT_FOUND when they have none such. */
+  /** Ends one session of a person by its handle, in every process when it resolves; NOT_FOUND when they have no such session. */
   async endOne(tenantId: string, userId: string, handle: string, by: Doer): Promise<void> {
     const ended = await this.#end(tenantId, userId, { handle }, by);
     if (ended === 0) throw new AppError('NOT_FOUND', 'there is no such session');
@@ -175,8 +175,8 @@ export class Sessions {
   }
 
   /**
-   * Takes the sessions away within the caller's transaction. The caller tells that the members changed, by which every
-   * process forgets them.
+   * Ends the sessions within the caller's transaction. The caller then sends the notice that the members changed, which
+   * makes every process forget them.
    */
   async endWithin(em: EntityManager, tenantId: string, which: { userId: string } | { id: string }): Promise<number> {
     const lucia = this.#lucia(em, tenantId);
@@ -186,7 +186,7 @@ export class Sessions {
     return count;
   }
 
-  /** Forgets the sessions that are over. */
+  /** Deletes the sessions that are over. */
   async forget(): Promise<void> {
     const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
       'select distinct tenant_id from session where expires_at <= $1',

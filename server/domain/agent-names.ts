@@ -17,7 +17,7 @@ export const AGENT_NAME_RULE =
   'must be 1 to 200 letters, digits and . _ : @ / + = | ~ - in ASCII, and begin with a letter or digit';
 export const AgentName = z.string().regex(FORM, AGENT_NAME_RULE);
 
-/** A name, or many: one `*` in it stands for any text. */
+/** A name, or many: one `*` in it matches any text. */
 export const AgentNamePattern = z
   .string()
   .regex(PATTERN, 'must be a name of letters, digits and . _ : @ / + = | ~ - in which one * may stand for any text');

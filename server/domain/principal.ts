@@ -47,7 +47,7 @@ export type Principal =
 export interface Access {
   readonly public?: true;
   readonly keys?: readonly Exclude<Scope, 'admin'>[];
-  /** The least role of a signed-in person; `any`: whoever is signed in, also without a role. */
+  /** The lowest role of a signed-in person; `any`: every signed-in person, also without a role. */
   readonly role?: Role | 'any';
   readonly agent?: true;
 }

@@ -5,14 +5,14 @@ import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
 import type { Letter, Mail, QueueMail } from '../lib/mail.ts';
 
-/** Seconds until the next attempt, after each failed one; the last repeats until the letter is of no use. */
+/** Seconds until the next attempt, after each failed one; the last repeats until the letter expires. */
 const BACK_OFF = [5, 15, 60, 120, 300, 900, 3600];
-/** A process that took a letter and died leaves it to the others after this long; a conversation takes less. */
+/** After this long another process takes over the letter of one that died; sending takes less. */
 const LEASE_SECONDS = 120;
 /** Letters that are sent at once. */
 const BATCH = 10;
 
-const placeOf = (tenantId: string, id: string) => `${tenantId}/mail_message/${id}/sealed`;
+const sealContext = (tenantId: string, id: string) => `${tenantId}/mail_message/${id}/sealed`;
 
 interface Row {
   tenant_id: string;
@@ -22,10 +22,10 @@ interface Row {
 }
 
 /**
- * The outbox of mails. A letter is a row that commits with the change that it tells of, so that none is lost when the
- * process ends between the answer and the mail, and none tells of what did not happen. The row is sealed, because a
- * letter may hold a link that signs in, and is gone once it was sent. A request never talks to the mail server: how long
- * that takes would tell who has an account.
+ * The outbox of mails. A letter is a row that commits with the change that it reports, so that none is lost when the
+ * process ends between the answer and the mail, and none reports what did not happen. The row is sealed, because a letter
+ * may hold a sign-in link, and is deleted once it was sent. A request never talks to the mail server: how long that takes
+ * would reveal who has an account.
  */
 export class Outbox {
   readonly #db: Database;
@@ -47,7 +47,7 @@ export class Outbox {
     const id = newId('mail', now.getTime());
     await em.execute(
       `insert into mail_message (tenant_id, id, sealed, created_at, expires_at, next_at) values (?, ?, ?, ?, ?, ?)`,
-      [tenantId, id, this.#box.seal(JSON.stringify(letter), placeOf(tenantId, id)), now, until, now],
+      [tenantId, id, this.#box.seal(JSON.stringify(letter), sealContext(tenantId, id)), now, until, now],
     );
   };
 
@@ -62,7 +62,7 @@ export class Outbox {
       'delete from mail_message where expires_at <= $1 and next_at <= $1 returning id',
       [now],
     );
-    for (const { id } of dropped.rows) this.#log.error({ mailId: id }, 'a mail was not sent in time, and is dropped');
+    for (const { id } of dropped.rows) this.#log.error({ mailId: id }, 'a mail was not sent in time and is dropped');
     const { rows } = await this.#db.owner.query<Row>(
       `update mail_message m set attempts = attempts + 1, next_at = $2
        from (select tenant_id, id from mail_message where next_at <= $1 order by next_at limit ${BATCH}
@@ -78,13 +78,13 @@ export class Outbox {
   async #send(row: Row): Promise<void> {
     const key = [row.tenant_id, row.id];
     try {
-      const letter = JSON.parse(this.#box.open(row.sealed, placeOf(row.tenant_id, row.id)).toString()) as Letter;
+      const letter = JSON.parse(this.#box.open(row.sealed, sealContext(row.tenant_id, row.id)).toString()) as Letter;
       await this.#mail.send(letter, row.id);
     } catch (err) {
       const seconds = BACK_OFF[Math.min(row.attempts, BACK_OFF.length) - 1]!;
       this.#log.warn(
         { err, mailId: row.id, attempts: row.attempts, seconds },
-        'a mail could not be sent; it is tried again',
+        'a mail could not be sent and will be retried',
       );
       await this.#db.owner.query('update mail_message set next_at = $3 where tenant_id = $1 and id = $2', [
         ...key,

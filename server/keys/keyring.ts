@@ -28,7 +28,7 @@ export class SealedError extends Error {}
 
 /**
  * The Ed25519 keys that sign bundles, checkpoints and packages. One is current; retired ones stay to verify what they
- * signed. Private keys rest encrypted under the master key.
+ * signed. Private keys are stored encrypted under the master key.
  */
 export class Keyring {
   readonly #db: Database;
@@ -61,7 +61,7 @@ export class Keyring {
     await keyring.#replace('when there is none');
     keyring.#open = await keyring.#load();
     db.notices.on('signing_keys', () => {
-      // INVARIANT: a failed reload keeps the keys that were open; the next use tells of the fault
+      // INVARIANT: a failed reload keeps the keys that were open; the next use reports the fault
       keyring.#ready = keyring.#reload().then(() => undefined);
       keyring.#ready.catch(() => undefined);
     });
@@ -96,8 +96,8 @@ export class Keyring {
       created_at: Date;
       retired_at: Date | null;
     }>('select * from signing_key order by created_at desc, kid');
-    // INVARIANT: what a key of the keyring signed is believed, retired or not. A row that somebody added to the table
-    // holds no private key that the master key sealed, and one that was altered not that of its public key.
+    // INVARIANT: what a key of the keyring signed is trusted, retired or not. A row that someone added to the table holds no
+    // private key sealed with the master key, and an altered row does not hold the private key of its public key.
     const opened = new Map(rows.map((row) => [row.kid, this.#unsealKey(row)]));
     const keys = rows.map((row) => {
       const publicKey = createPublicKey({ key: row.public_key, type: 'spki', format: 'der' });

@@ -16,7 +16,7 @@ const Joined = z.object({
 const Token = z.string().max(200).optional();
 
 /**
- * The routes of the link in an invitation. `checks` are those of sign-in: they throw for what is no page that somebody
+ * The routes of the link in an invitation. `checks` are those of sign-in: they throw for anything but a page that a person
  * opened, and for a form of another site.
  */
 export function inviteRoutes(

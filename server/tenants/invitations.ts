@@ -15,7 +15,7 @@ import { join } from './members.ts';
 
 /** How long an invitation can be accepted. */
 const INVITATION_SECONDS = 7 * 24 * 3600;
-/** How long a link that does not work any more is known, so that its use is told in the tenant's audit chain. */
+/** How long a dead link is kept, so that its use is recorded in the tenant's audit chain. */
 const KNOWN_DEAD_SECONDS = 30 * 24 * 3600;
 
 export const INVITATION_STATES = ['pending', 'expired', 'accepted', 'revoked'] as const;
@@ -253,8 +253,8 @@ export class Invitations {
   }
 
   /**
-   * Makes an address that was invited a member within the caller's transaction, where something else than the link has
-   * shown that the address is theirs (single sign-on). Undefined when no invitation is open for it.
+   * Makes an invited address a member within the caller's transaction, where something other than the link has proven that
+   * the address is theirs (single sign-on). Undefined when no invitation is open for it.
    */
   async acceptFor(
     em: EntityManager,
@@ -277,7 +277,7 @@ export class Invitations {
     return this.#join(em, notify, row, now, origin, name);
   }
 
-  /** Forgets links that have long been dead; the invitations remain in the list. */
+  /** Deletes links that have long been dead; the invitations remain in the list. */
   async forget(): Promise<void> {
     const before = new Date(this.#parts.clock.now() - KNOWN_DEAD_SECONDS * 1000);
     await this.#parts.db.owner.query(
@@ -365,13 +365,13 @@ function letter(row: InvitationRow, tenant: string, address: string): Letter {
 
 ${address}
 
-The invitation is good for ${days} days. If you do not want to join, leave it.
+The invitation is good for ${days} days. If you do not want to join, ignore this mail.
 `,
     html: page(
       `Join ${tenant}`,
       html`<p>${from} to join ${tenant} as ${role}.</p>
 <p><a href="${address}">Accept</a></p>
-<p>The invitation is good for ${days} days. If you do not want to join, leave it.</p>`,
+<p>The invitation is good for ${days} days. If you do not want to join, ignore this mail.</p>`,
     ),
   };
 }

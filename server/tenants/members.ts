@@ -34,7 +34,7 @@ export interface PersonFilter {
   offset: number;
 }
 
-/** What a person holds beside their roles, which other parts of the program know how to take away. */
+/** What a person holds beside their roles, which other parts of the program know how to revoke. */
 export interface Holdings {
   /** Ends the person's sessions and the links that would start one; resolves to how many sessions. */
   signOut(em: EntityManager, tenantId: string, userId: string): Promise<number>;
@@ -80,13 +80,13 @@ export class Members {
   async list(tenantId: string, filter: PersonFilter): Promise<{ people: Person[]; total: number }> {
     const values: unknown[] = [new Date(this.#clock.now())];
     const where = ['true'];
-    const also = (sql: (place: string) => string, value: unknown) => {
+    const and = (sql: (parameter: string) => string, value: unknown) => {
       values.push(value);
       where.push(sql(`$${values.length}`));
     };
     if (filter.status !== 'all') where.push(`m.removed_at is ${filter.status === 'active' ? '' : 'not '}null`);
-    if (filter.role) also((place) => `${place} = any(m.roles)`, filter.role);
-    if (filter.q) also((place) => `strpos(lower(m.email || ' ' || m.name), lower(${place})) > 0`, filter.q);
+    if (filter.role) and((parameter) => `${parameter} = any(m.roles)`, filter.role);
+    if (filter.q) and((parameter) => `strpos(lower(m.email || ' ' || m.name), lower(${parameter})) > 0`, filter.q);
     const matching = where.join(' and ');
     return this.#db.readOnly(tenantId, async (client) => {
       // the parameter of the time is used, so that both statements take the same list
@@ -170,8 +170,8 @@ export class Members {
   }
 
   /**
-   * Ends what a person asked for as an admin and nobody has taken up: invitations, and changes of settings. Resolves to
-   * how many invitations.
+   * Ends what a person requested as an admin and is still open: invitations, and changes of settings. Resolves to how many
+   * invitations.
    */
   async #endMade(em: EntityManager, tenantId: string, userId: string): Promise<number> {
     const now = new Date(this.#clock.now());
@@ -239,7 +239,7 @@ export class Members {
 
 /**
  * Makes an address a member within the caller's transaction, with these roles: a new account, or the one that it had
- * before it was removed, with the roles of now. A member stays as they are, with the roles added. The caller tells that
+ * before it was removed, with the new roles. A current member only gets the roles added. The caller sends the notice that
  * the members changed.
  */
 export async function join(

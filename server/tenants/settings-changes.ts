@@ -20,12 +20,12 @@ import {
 } from './settings.ts';
 
 /**
- * What another feature has against a change of settings: the error for the caller and the action that the audit chain
- * notes. Asked in the transaction of the change, which holds the tenant's row.
+ * Another feature's objection to a change of settings: the error for the caller and the action that the audit chain
+ * records. Asked in the transaction of the change, which holds the tenant's row.
  */
 export type SettingsObjection = (em: EntityManager, before: Settings, after: Settings) => Promise<Refusal | undefined>;
 
-/** Why a change is refused: the error for the caller, and the action that the audit chain notes. */
+/** Why a change is refused: the error for the caller, and the action that the audit chain records. */
 export interface Refusal {
   error: AppError;
   action: AuditAction;
@@ -204,15 +204,17 @@ export class SettingsChanges {
       }
       const { patch, reason } = row;
       const secret = row.secretSealed
-        ? this.#parts.box.open(row.secretSealed, secretPlace(tenantId, id)).toString()
+        ? this.#parts.box.open(row.secretSealed, secretContext(tenantId, id)).toString()
         : undefined;
       const effects = row.part === 'sso' ? await this.#parts.sso.effects(em, patch, secret) : undefined;
       if (effects && 'error' in effects) return this.#refused(em, tenantId, by, effects.action, effects.error, id);
-      // what would happen is, letter by letter, what the approver was shown
+      // what is applied is, letter by letter, what the approver was shown
       const happens = effects ?? shown(differences(this.#read(stored), this.#read(patched(stored, patch))));
       const stale = canonicalJson(happens) !== canonicalJson(row.changes);
       if (stale || !hasRole((people.get(row.proposedBy)?.roles ?? []) as Role[], 'admin')) {
-        const why = stale ? 'the settings changed since it was asked for' : 'who asked for it is no admin';
+        const why = stale
+          ? 'the settings changed since it was asked for'
+          : 'the person who requested it is no longer an admin';
         this.#end(row, 'superseded', null, null);
         await em.flush();
         const error = new AppError('CONFLICT', `the change is void: ${why}`);
@@ -301,13 +303,13 @@ export class SettingsChanges {
       part,
       patch,
       changes: [...changes],
-      secretSealed: secret === undefined ? null : this.#parts.box.seal(secret, secretPlace(tenantId, id)),
+      secretSealed: secret === undefined ? null : this.#parts.box.seal(secret, secretContext(tenantId, id)),
       reason,
       proposedBy: by.actor.id,
       createdAt: new Date(now),
     });
     await em.flush();
-    // pages that show what waits are told as of any change of settings
+    // pages that show waiting changes get the same notice as for any change of settings
     await notify('settings');
     await this.#parts.audit(em, tenantId, {
       ...by,
@@ -338,7 +340,7 @@ export class SettingsChanges {
     return error;
   }
 
-  /** Stores the settings with the patch; resolves to what another feature has against it, which is recorded. */
+  /** Stores the settings with the patch; resolves to the objection of another feature, which is recorded. */
   async #apply(
     em: EntityManager,
     notify: Notify,
@@ -393,15 +395,15 @@ async function lockPending(em: EntityManager, tenantId: string, id: string): Pro
   return row;
 }
 
-/** What the one who decides is shown of a change. */
+/** What the approver is shown of a change. */
 const shown = (changes: readonly SettingChange[]) =>
   changes.map(({ setting, from, to, loosens }) => ({ setting, from, to, loosens }));
 
-const secretPlace = (tenantId: string, id: string) => `${tenantId}/settings_change/${id}/secret`;
+const secretContext = (tenantId: string, id: string) => `${tenantId}/settings_change/${id}/secret`;
 
 const noChange = () => new AppError('NOT_FOUND', 'there is no such change of settings');
 
-/** A request may have been let in just before its person lost the role. */
+/** A request may have been accepted just before its person lost the role. */
 function assertRole(people: ReadonlyMap<string, Standing>, id: string, role: Role): void {
   if (hasRole((people.get(id)?.roles ?? []) as Role[], role)) return;
   throw new AppError('FORBIDDEN', `this needs the role ${role}`);
@@ -421,7 +423,7 @@ function assertMembers(people: ReadonlyMap<string, Standing>, { approver_groups 
 
 const pointerPart = (name: string) => name.replaceAll('~', '~0').replaceAll('/', '~1');
 
-/** So much of the changes is told in one audit record. */
+/** How much of the changes fits into one audit record. */
 const MOST_TOLD = 4000;
 
 /**
@@ -429,7 +431,7 @@ const MOST_TOLD = 4000;
  * what went. None of them is secret.
  */
 function wordsOf(before: Settings, after: Settings, patch: SettingsPatch): string {
-  const told = (Object.keys(patch) as SettingName[]).sort().flatMap((name) => {
+  const parts = (Object.keys(patch) as SettingName[]).sort().flatMap((name) => {
     const [old, now] = [before[name], after[name]];
     const words = canonicalJson;
     if (words(old) === words(now)) return [`${name}: ${typeof now === 'object' ? '' : `${words(now)}, `}as before`];
@@ -442,9 +444,9 @@ function wordsOf(before: Settings, after: Settings, patch: SettingsPatch): strin
       return change ? [`${name}/${key}: ${change}`] : [];
     });
   });
-  const text = told.join('; ');
+  const text = parts.join('; ');
   if (text.length <= MOST_TOLD) return text;
-  // not between the two halves of a character: one alone would be told as a replacement character
+  // not between the two halves of a character: one alone would become a replacement character
   return `${text.slice(0, MOST_TOLD).replace(/[\ud800-\udbff]$/, '')}…`;
 }
 

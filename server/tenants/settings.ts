@@ -45,7 +45,7 @@ export const Settings = z
 export type Settings = z.infer<typeof Settings>;
 export type SettingName = keyof Settings;
 
-/** What holds where nothing is set. How often proxies poll is the server's to say. */
+/** What applies where nothing is set. How often proxies poll is a setting of the server. */
 const DEFAULTS: Omit<Settings, 'poll_seconds'> = {
   approval_required: false,
   self_approval: false,
@@ -65,7 +65,7 @@ export const SettingsPatch = z.strictObject(
 );
 export type SettingsPatch = z.infer<typeof SettingsPatch>;
 
-/** The settings in force, of what is stored. */
+/** The settings in force, given what is stored. */
 export function settingsOf(stored: object, server: { poll_seconds: number }): Settings {
   return Settings.parse({ ...DEFAULTS, ...server, ...stored });
 }
@@ -75,13 +75,13 @@ export function patched(stored: object, patch: SettingsPatch): Record<string, un
   return Object.fromEntries(Object.entries({ ...stored, ...patch }).filter(([, value]) => value !== null));
 }
 
-/** Whether a value of this setting gives way to the other; null when the two are the same. */
+/** Whether the change from one value of the setting to the other takes a safeguard away. */
 type Loosens<T> = (before: T, after: T) => boolean;
 
 /**
- * The settings that decide who must agree, what policies apply to, who may come in, and how long evidence is there. Only a signed-in person
- * changes them, with a reason. Each says which of its changes take a safeguard away: where approval is required, these
- * wait for a second person.
+ * The settings that decide who must agree, what policies apply to, who may sign in, and how long evidence is kept. Only a
+ * signed-in person changes them, with a reason. Each says which of its changes take a safeguard away: where approval is
+ * required, these wait for a second person.
  */
 const GUARDED: { readonly [K in SettingName]?: Loosens<Settings[K]> } = {
   approval_required: (before) => before,
@@ -89,7 +89,7 @@ const GUARDED: { readonly [K in SettingName]?: Loosens<Settings[K]> } = {
   policy_author_may_vote: (before) => !before,
   sso_only: (before) => before,
   input_retention_days: (before, after) => after < before,
-  // which statements fit an action follows from its group: every change may take one out of a rule's reach
+  // the group of an action decides which statements match it: every change may take it out of a rule's reach
   action_types: () => true,
   // who is in a group can fill its seat of a quorum. One fewer makes a quorum harder to reach
   approver_groups: (before, after) =>

@@ -17,7 +17,7 @@ export class Tenants {
   readonly #server: { poll_seconds: number };
   readonly #settings: Lookups<Settings>;
 
-  /** `server`: what holds where a tenant says nothing. */
+  /** `server`: what applies where a tenant has set nothing. */
   constructor(db: Database, clock: Clock, audit: WriteAudit, server: { poll_seconds: number }) {
     this.#db = db;
     this.#clock = clock;
@@ -86,7 +86,7 @@ export class Tenants {
   }
 
   /**
-   * The settings as they stand until the caller's transaction ends: a change waits for it. For acts that a setting
+   * The settings, locked until the caller's transaction ends: a change waits for it. For actions that a setting
    * allows. Call it before other rows are locked.
    */
   async settingsWithin(em: EntityManager): Promise<Settings> {
@@ -95,7 +95,7 @@ export class Tenants {
     return settingsOf(row.settings, this.#server);
   }
 
-  /** Who the people of the tenant are, those who left included: for lists that name them by id. */
+  /** The people of the tenant, including those who left: for lists that name them by id. */
   async directory(tenantId: string): Promise<{ id: string; name: string; avatar_url: string | null }[]> {
     const members = await this.#db.reader(tenantId).find(Member, {}, { orderBy: { name: 'asc', id: 'asc' } });
     return members.map(({ id, name, avatarUrl }) => ({ id, name, avatar_url: avatarUrl ?? null }));

@@ -62,7 +62,7 @@ test('without Redis one server has the database, commands work beside it, and th
   await first.start();
 });
 
-test('a part of the work is taken only where there can be other processes for the rest', () => {
+test('a process takes only some roles where others can take the rest', () => {
   expect(() => readConfig({ SVC_ROLES: 'worker' })).toThrow(/SVC_ROLES.*REDIS_URL/);
   expect(() => readConfig({ SVC_ROLES: 'web', REDIS_URL: 'redis://x' })).toThrow(/SVC_ROLES/);
   expect(() => readConfig({ SVC_ROLES: 'cook' })).toThrow(/SVC_ROLES/);

@@ -54,7 +54,7 @@ describe('a local host', () => {
     expect(kind.opened).toEqual(['a', 'a']);
   });
 
-  test('an ownership that is lost twice in a row is UNAVAILABLE, and the next command begins anew', async () => {
+  test('ownership lost twice in a row is UNAVAILABLE, and the next command starts over', async () => {
     const kind = new Adding();
     const host = new LocalHost(kind);
     const { handle } = kind;
@@ -87,7 +87,7 @@ describe('a local host', () => {
     expect(await host.send('a', 1)).toBe('a:1');
   });
 
-  test('stop waits for what is under way, closes the actors and refuses the rest', async () => {
+  test('stop waits for commands in progress, closes the actors and refuses the rest', async () => {
     const kind = new Adding();
     const host = new LocalHost(kind);
     const sent = [host.send('a', 1), host.send('b', 2)];

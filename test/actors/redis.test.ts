@@ -71,7 +71,7 @@ describe.skipIf(noRedis)('the host of several processes', () => {
     return made;
   }
 
-  test('commands reach the one owner from everywhere, in the order of their sender', async () => {
+  test('commands from every process reach the one owner, in the order of their sender', async () => {
     const authority = new Authority();
     const all = await hosts(authority, 3);
     await all[0]!.send('t', { id: 'first' });
@@ -108,7 +108,7 @@ describe.skipIf(noRedis)('the host of several processes', () => {
     await expect(owner!.send('unknown', { id: 'x' })).rejects.toMatchObject({ problem: 'NOT_FOUND' });
   });
 
-  test('an owner that is there and does not do what it is asked is passed over after a lease', async () => {
+  test('an owner that is alive and does not do what it is asked is bypassed after a lease', async () => {
     const authority = new Authority();
     const [owner, other] = await hosts(authority, 2, { leaseMs: 300, patienceMs: 20_000 });
     await owner!.send('t', { id: 'first' });
@@ -249,7 +249,7 @@ describe.skipIf(noRedis)('the host of several processes', () => {
     }
   });
 
-  test('an owner that is cut off is passed over within the lease', { timeout: 30_000 }, async () => {
+  test('an owner that is cut off is bypassed within the lease', { timeout: 30_000 }, async () => {
     const authority = new Authority();
     const [owner, other] = await hosts(authority, 2, { leaseMs: 3000, patienceMs: 10_000 });
     await owner!.send('t', { id: 'first' });

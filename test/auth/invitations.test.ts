@@ -140,7 +140,7 @@ describe('an invitation', () => {
     await join((await mailed(email)).token);
   });
 
-  test('sent again has a new link, and the former one is dead', async () => {
+  test('that is sent again has a new link, and the former one is dead', async () => {
     const tenant = await server.tenant();
     const email = newAddress();
     const { id } = await create(tenant.admin, email);
@@ -154,7 +154,7 @@ describe('an invitation', () => {
     await server.call(404, `DELETE /v1/invites/${id}`, tenant.admin);
   });
 
-  test('made again for an address replaces the open one, also many at once', async () => {
+  test('that is made again for an address replaces the open one, also many at once', async () => {
     const tenant = await server.tenant();
     const email = newAddress();
     await create(tenant.admin, email, 'viewer');

@@ -75,7 +75,7 @@ const audit = async (tenant: TestTenant, action: string) =>
     )
   ).body.records;
 
-describe('asking for a link', () => {
+describe('requesting a link', () => {
   test('mails one that signs in, in text and HTML, to members only', async () => {
     const tenant = await server.tenant();
     const { email } = await member(tenant);
@@ -92,7 +92,7 @@ describe('asking for a link', () => {
     expect(mailsTo(server, 'nobody-here@example.test')).toEqual([]);
   });
 
-  test('does the same work and gives the same answer, whoever has the address', async () => {
+  test('does the same work and gives the same answer for every address', async () => {
     const known = await member(await server.tenant());
     const removedTenant = await server.tenant();
     const removed = await member(removedTenant);
@@ -141,7 +141,7 @@ describe('asking for a link', () => {
     expect(mailsTo(server, removed.email)).toEqual([]);
   });
 
-  test('is stored so that nobody reads an address or a nonce in it, nor in the log', async () => {
+  test('is stored so that neither it nor the log reveals an address or a nonce', async () => {
     // the rows are gone when they are served: each is kept here as it was stored
     await sql(server, 'create table seen as select * from sign_in_request with no data');
     await sql(
@@ -244,7 +244,7 @@ describe('a mailed link', () => {
     expect(refused.map(({ code, reason }) => [code, reason])).toEqual(Array(3).fill(['MLK002E', 'used already']));
   });
 
-  test('is not used up by what is no page that a person opened: images, frames, scripts, styles', async () => {
+  test('is not used up by anything but a page that a person opens: images, frames, scripts, styles', async () => {
     const { email } = await member(await server.tenant());
     const browser = new Browser();
     const { token } = await browser.ask(email);
@@ -327,7 +327,7 @@ describe('a mailed link', () => {
     expect((await new Browser().open(token)).status).toBe(401);
   });
 
-  test('that does not work is told to browsers in a page without script, and to programs as a problem', async () => {
+  test('that does not work is reported to browsers on a page without script, and to programs as a problem', async () => {
     const page = await new Browser().open('svc_link_x');
     expect([page.status, page.headers.get('content-type')]).toEqual([401, 'text/html; charset=utf-8']);
     expect(page.headers.get('content-security-policy')).toMatch(/^default-src 'none'; style-src 'sha256-/);
@@ -340,7 +340,7 @@ describe('a mailed link', () => {
     expect(problem.headers.get('content-type')).toMatch(/^application\/problem\+json/);
   });
 
-  test('of a removed person is dead, and stays so when they are back', async () => {
+  test('of a removed person is dead, and stays dead when they return', async () => {
     const tenant = await server.tenant();
     const { email, userId } = await member(tenant);
     const browser = new Browser();
@@ -351,7 +351,7 @@ describe('a mailed link', () => {
     expect((await browser.open(token)).status).toBe(401);
   });
 
-  test('lets nobody in once single sign-on is the only way; a mail says where to go', async () => {
+  test('lets nobody in once single sign-on is the only way in; a mail says where to go', async () => {
     const tenant = await server.tenant();
     const { email, userId } = await member(tenant);
     const browser = new Browser();
@@ -452,7 +452,7 @@ describe('where the tenant asks for a button', () => {
     body: new URLSearchParams({ token }).toString(),
   });
 
-  test('a GET elsewhere than where it was asked for only shows it; the button signs in, once', async () => {
+  test('a GET in another browser only shows it; the button signs in, once', async () => {
     const { email } = await confirming();
     const other = new Browser();
     const { token } = await new Browser().ask(email);
@@ -495,7 +495,7 @@ describe('where the tenant asks for a button', () => {
   });
 });
 
-test('what has long ended is forgotten, and nothing that works', async () => {
+test('what ended long ago is deleted, and nothing that works', async () => {
   const tenant = await server.tenant();
   const { email, userId } = await member(tenant);
   const { token } = await new Browser().ask(email);
@@ -526,7 +526,7 @@ test('what has long ended is forgotten, and nothing that works', async () => {
 });
 
 describe('limits', () => {
-  test('5 links in 15 minutes for an address and 20 an hour from an IP address, and nothing tells so', async () => {
+  test('5 links in 15 minutes for an address and 20 an hour from an IP address, without a sign of it', async () => {
     const tenant = await limited.tenant();
     const { email } = await member(tenant, newAddress(), limited);
     const shapes = new Set<string>();

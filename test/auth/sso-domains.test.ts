@@ -130,7 +130,7 @@ describe('a claimed domain', () => {
     expect((await audited(server, a, '&action=sso.domain_claimed')).map((r) => r.code)).toEqual(['SSO010I']);
   });
 
-  test('that is none is refused with a word on the field', async () => {
+  test('that is not a domain is refused with a message on the field', async () => {
     const { admin } = await server.tenant();
     for (const domain of ['com', '127.0.0.1', 'a b', 'user@example.com']) {
       const { body } = await server.call<{ errors: { pointer: string }[] }>(
@@ -245,7 +245,7 @@ describe('one organization', () => {
     expect(states.filter(Boolean)).toHaveLength(1);
   });
 
-  test('holds the row by the database itself', async () => {
+  test('is the only holder by constraint of the database', async () => {
     const [a, b] = [await server.tenant(), await server.tenant()];
     await verifyDomain(server, dns, a.admin, 'row.example');
     const insert = server.core.db.transaction(b.id, (em) =>
@@ -260,7 +260,7 @@ describe('one organization', () => {
 });
 
 describe('a verified domain whose record is gone', () => {
-  test('goes on to work, and is told of once; a DNS server that is silent proves nothing', async () => {
+  test('keeps working, and is reported once; a DNS server that does not answer proves nothing', async () => {
     const tenant = await server.tenant();
     await verifyDomain(server, dns, tenant.admin, 'gone.example');
     const name = '_svc-verification.gone.example';
@@ -290,7 +290,7 @@ describe('a verified domain whose record is gone', () => {
     expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO013I', actor: { type: 'system' } });
   });
 
-  test('can be taken over after a week by who shows it then, and not before', async () => {
+  test('can be taken over after a week by another tenant that proves control of it, and not before', async () => {
     const [old, heir] = [await server.tenant(), await server.tenant()];
     await verifyDomain(server, dns, old.admin, 'sold.example');
     const mine = await claim(heir, 'sold.example').catch(() => undefined);

@@ -44,8 +44,8 @@ async function configure(of = tenant, issuer = provider.issuer) {
   return setProvider(server, of, { issuer_url: issuer, ...CLIENT });
 }
 
-/** Forgets what is known of the provider: the documents that it may keep for a while are fetched anew. */
-async function anew() {
+/** Expires the cached documents of the provider. */
+async function expireCache() {
   server.clock.advance(11 * 60_000);
 }
 
@@ -570,7 +570,12 @@ const RESPONSES: Attack[] = [
     }),
   ],
   ['neither code nor error', 'SSO126E', 'sso_expired', () => ({ response: (query) => query.delete('code') })],
-  ['a code of nobody', 'SSO135E', 'sso_expired', () => ({ response: (query) => query.set('code', 'guess') })],
+  [
+    'a code that was never issued',
+    'SSO135E',
+    'sso_expired',
+    () => ({ response: (query) => query.set('code', 'guess') }),
+  ],
 ];
 
 const PEOPLE: Attack[] = [
@@ -583,7 +588,7 @@ const PEOPLE: Attack[] = [
     }),
   ],
   [
-    'an address that the provider says nothing of',
+    'an address whose verification the provider does not mention',
     'SSO172E',
     'sso_no_access',
     () => ({
@@ -599,13 +604,13 @@ const PEOPLE: Attack[] = [
     ],
   ),
   [
-    'no more than words of another address',
+    'only the verification of another address',
     'SSO172E',
     'sso_no_access',
     () => ({ claims: ({ email_verified: _, name: __, ...claims }) => claims }),
   ],
   [
-    'a false address that another claim would vouch for',
+    'an unverified address that another claim would vouch for',
     'SSO172E',
     'sso_no_access',
     () => ({
@@ -761,7 +766,7 @@ const DOCUMENTS: Attack[] = [
   ],
   ['keys in a file', 'SSO106E', '', () => edited({ jwks_uri: 'file:///etc/passwd' })],
   ['keys at a metadata address', 'SSO111E', '', () => edited({ jwks_uri: 'https://169.254.169.254/keys' })],
-  ['keys at an address within', 'SSO111E', '', () => edited({ jwks_uri: 'https://[::1]/keys' })],
+  ['keys at an internal address', 'SSO111E', '', () => edited({ jwks_uri: 'https://[::1]/keys' })],
   ['keys that nobody serves', 'SSO110E', '', () => edited({ jwks_uri: `${provider.issuer}/nothing` })],
   ['10 MB of keys', 'SSO112E', '', () => ({ answer: { '/jwks': tenMegabytes } })],
   ['keys behind a redirect', 'SSO113E', '', () => ({ answer: { '/jwks': redirectTo(`${provider.issuer}/keys`) } })],
@@ -796,17 +801,17 @@ describe('a provider whose discovery holds', () => {
       [edited({ jwks_uri: 'https://10.0.0.1/keys' }), 'SSO111E'],
     ] as const) {
       provider.misbehavior = misbehavior;
-      await anew();
+      await expireCache();
       await expectRefused(await signIn(), code, 'sso_unavailable');
     }
     provider.misbehavior = {};
-    await anew();
+    await expireCache();
     expect(await signIn()).toMatchObject({ path: '/policies' });
   });
 
   test('an address that does not answer is asked again only after a while', async () => {
     provider.misbehavior = { answer: { [WELL_KNOWN]: status(500) } };
-    await anew();
+    await expireCache();
     const before = provider.requests.length;
     for (let i = 0; i < 2; i++) await signIn();
     expect(provider.requests.length).toBe(before + 1);
@@ -819,14 +824,14 @@ describe('a provider whose discovery holds', () => {
 describe('keys', () => {
   test('that were swapped for others under the same name do not verify, once the old ones are gone', async () => {
     provider.misbehavior = { keySet: () => ({ keys: [{ ...stranger.publicKey, kid: provider.publicKey.kid }] }) };
-    await anew();
+    await expireCache();
     await expectRefused(await signIn(), 'SSO157E', 'sso_failed');
     provider.misbehavior = {};
-    await anew();
+    await expireCache();
   });
 
   test('that are rotated are fetched when a token names them, but not for each unknown name', async () => {
-    await anew();
+    await expireCache();
     await signIn();
     const fetches = () => provider.requests.filter((line) => line === 'GET /jwks').length;
     const before = fetches();
@@ -844,11 +849,11 @@ describe('keys', () => {
     }
     expect(fetches()).toBe(before + 1);
     provider.misbehavior = {};
-    await anew();
+    await expireCache();
   });
 
-  test('and algorithms that are new are known at their first use, also at another address or without a name', async () => {
-    await anew();
+  test('and algorithms that are new are accepted at their first use, also at another address or without a name', async () => {
+    await expireCache();
     await signIn();
     const { privateKey, publicKey } = await generateKeyPair('ES256', { extractable: true });
     const jwk = { ...(await exportJWK(publicKey)), alg: 'ES256', use: 'sig' };
@@ -870,7 +875,7 @@ describe('keys', () => {
       keySet: (keys) => ({ keys: keys.map(({ kid: _, ...key }) => key) }),
       idToken: (claims, sign) => sign(claims, { kid: undefined as never }),
     };
-    await anew();
+    await expireCache();
     expect(await signIn()).toMatchObject({ path: '/policies' });
     provider.misbehavior = {
       keySet: () => ({ keys: [nameless] }),
@@ -878,11 +883,11 @@ describe('keys', () => {
     };
     expect(await signIn()).toMatchObject({ path: '/policies' });
     provider.misbehavior = {};
-    await anew();
+    await expireCache();
   });
 
-  test('that are known go on to work when a newer set cannot be had', async () => {
-    await anew();
+  test('that are known keep working when a newer set cannot be fetched', async () => {
+    await expireCache();
     await signIn();
     provider.misbehavior = {
       answer: { '/jwks': status(500), [WELL_KNOWN]: status(500) },
@@ -893,7 +898,7 @@ describe('keys', () => {
     provider.misbehavior = { answer: { '/jwks': status(500), [WELL_KNOWN]: status(500) } };
     expect(await signIn()).toMatchObject({ path: '/policies' });
     provider.misbehavior = {};
-    await anew();
+    await expireCache();
   });
 
   test('that are too weak, malformed, or more than one for a token without a name, are refused', async () => {
@@ -901,24 +906,24 @@ describe('keys', () => {
       keySet: () => ({ keys: [{ ...weak.publicKey, kid: 'weak' }] }),
       idToken: (claims) => handSigned({ alg: 'RS256', kid: 'weak' }, claims, weak.privateKey),
     };
-    await anew();
+    await expireCache();
     await expectRefused(await signIn(), 'SSO156E', 'sso_failed');
     for (const key of [{ n: '*' }, { n: 'AQAB' }, { n: undefined }]) {
       provider.misbehavior = { keySet: (keys) => ({ keys: [{ ...keys[0], ...key }] }) };
-      await anew();
+      await expireCache();
       await expectRefused(await signIn(), 'SSO156E', 'sso_failed');
     }
     provider.misbehavior = { keySet: (keys) => ({ keys: [{ ...keys[0], key_ops: 7 }] }) };
-    await anew();
+    await expireCache();
     await expectRefused(await signIn(), 'SSO156E', 'sso_failed');
     provider.misbehavior = {
       keySet: (keys) => ({ keys: [...keys, { ...stranger.publicKey, kid: 'other' }] }),
       idToken: (claims, sign) => sign(claims, { kid: undefined as never }),
     };
-    await anew();
+    await expireCache();
     await expectRefused(await signIn(), 'SSO156E', 'sso_failed');
     provider.misbehavior = {};
-    await anew();
+    await expireCache();
   });
 });
 
@@ -941,7 +946,7 @@ describe('a response', () => {
     await expectRefused(await finish(server, browser, mixed.href), 'SSO122E', 'sso_expired');
   });
 
-  test('that comes many times at once opens one session', async () => {
+  test('that arrives many times at once opens one session', async () => {
     const { browser, callback } = await onTheWay();
     const answers = await Promise.all(Array.from({ length: 20 }, () => browser.send(callback)));
     const locations = answers.map((answer) => answer.headers.get('location')!.split('?')[0]);
@@ -972,7 +977,7 @@ describe('a response', () => {
     await expectRefused(await finish(server, browser, callback), 'SSO120E', 'sso_expired');
   });
 
-  test('to a question that was asked under another configuration is refused', async () => {
+  test('to a sign-in that began under another configuration is refused', async () => {
     const { browser, callback } = await onTheWay();
     await configure();
     await expectRefused(await finish(server, browser, callback), 'SSO123E', 'sso_expired');
@@ -1010,7 +1015,7 @@ describe('a response', () => {
     expect((await browser.send(`${callback}&state=x`)).status).toBe(400);
   });
 
-  test('that was used before leads a browser that is signed in home, as who it was', async () => {
+  test('that was used before sends a signed-in browser home, still as the same person', async () => {
     const { browser, callback } = await onTheWay();
     const first = await finish(server, browser, callback);
     const state = new URL(callback).searchParams.get('state')!;
@@ -1019,7 +1024,7 @@ describe('a response', () => {
     }
     expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO122E' });
     await server.call(200, 'GET /auth/me', first.who);
-    // but what is wrong with the provider or the account is told
+    // but what is wrong with the provider or the account is shown
     const other = await onTheWay(browser);
     provider.misbehavior = { claims: (claims) => ({ ...claims, email_verified: false }) };
     expect(await finish(server, browser, other.callback)).toMatchObject({ path: '/sign-in', error: 'sso_no_access' });
@@ -1033,7 +1038,7 @@ describe('a response', () => {
     }
   });
 
-  test('ends the session that the browser had; another site cannot begin a sign-in for one who is signed in', async () => {
+  test('ends the session that the browser had; another site cannot begin a sign-in for a signed-in person', async () => {
     const first = await onTheWay();
     const before = await finish(server, first.browser, first.callback);
     const second = await onTheWay(first.browser);
@@ -1047,7 +1052,7 @@ describe('a response', () => {
       expect([asked.status, asked.headers.getSetCookie()]).toEqual([200, []]);
       const text = await asked.text();
       expect(text).toContain('signed in as <strong>ann@example.test</strong>');
-      expect(text).toContain(`<a href="${path}">Sign in anew</a>`);
+      expect(text).toContain(`<a href="${path}">Sign in again</a>`);
     }
     // from the server's own pages, by hand, and for one who is nobody yet it goes to the provider at once
     for (const site of ['same-origin', 'none']) expect((await from(site)).status).toBe(302);
@@ -1083,7 +1088,7 @@ describe('two tenants', () => {
     });
   });
 
-  test('cannot vouch for addresses of one another, also when the person is a member of both', async () => {
+  test('cannot vouch for each other’s addresses, even when the person is a member of both', async () => {
     await addMember(server, other, 'ann@example.test', 'admin');
     await expectRefused(await signIn(other), 'SSO173E', 'sso_no_access', other);
   });
@@ -1142,7 +1147,7 @@ describe('a mix-up of identity providers', () => {
 
   test('gives the code of a tenant’s administrator to no other tenant’s provider', async () => {
     provider.misbehavior = thief;
-    await anew();
+    await expireCache();
     const [attacker, victim] = [newBrowser(server), newBrowser(server)];
     const own = await question(attacker, victims);
     expect(own.searchParams.get('redirect_uri')).toBe(redirectUriOf(victims));
@@ -1167,9 +1172,9 @@ describe('a mix-up of identity providers', () => {
     expect(await finish(server, again, back)).toMatchObject({ path: '/policies' });
   });
 
-  test('does not work by the attacker’s own redirect URI, the shared one of old, or their own state', async () => {
+  test('does not work by the attacker’s own redirect URI, a shared one, or their own state', async () => {
     provider.misbehavior = thief;
-    await anew();
+    await expireCache();
     const [attacker, victim] = [newBrowser(server), newBrowser(server)];
     const own = await question(attacker, victims);
     const lured = await question(victim, tenant);
@@ -1195,7 +1200,7 @@ describe('a mix-up of identity providers', () => {
   });
 });
 
-test('two subjects that come at once for one member: one is bound', async () => {
+test('of two subjects that arrive at once for one member, one is bound', async () => {
   await addMember(server, tenant, 'carl@example.test', 'viewer');
   const back: [browser: ReturnType<typeof newBrowser>, callback: string][] = [];
   for (let i = 0; i < 8; i++) {
@@ -1214,7 +1219,7 @@ test('two subjects that come at once for one member: one is bound', async () => 
   expect(body.identities.filter(({ email }) => email === 'carl@example.test')).toHaveLength(1);
 });
 
-test('a member who was removed is refused, and userinfo at an address within is not asked', async () => {
+test('a member who was removed is refused, and userinfo at an internal address is not requested', async () => {
   const dora = await addMember(server, tenant, 'dora@example.test', 'viewer');
   provider.person = { sub: 'dora', email: 'dora@example.test', email_verified: true };
   expect(await signIn()).toMatchObject({ path: '/policies' });
@@ -1224,10 +1229,10 @@ test('a member who was removed is refused, and userinfo at an address within is 
     document: (document) => ({ ...document, userinfo_endpoint: 'https://169.254.169.254/userinfo' }),
     claims: ({ email: _, ...claims }) => claims,
   };
-  await anew();
+  await expireCache();
   await expectRefused(await signIn(), 'SSO141E', 'sso_unavailable');
   provider.misbehavior = {};
-  await anew();
+  await expireCache();
   await setProvider(server, tenant, { issuer_url: 'https://169.254.169.254', ...CLIENT }, 400);
   expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO101E' });
 });

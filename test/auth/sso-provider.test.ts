@@ -129,7 +129,7 @@ async function callbackOf(login: string, start: string, browser: Visitor): Promi
   return at.url;
 }
 
-test('an admin sets it up, step by step, and is the first to come in', async () => {
+test('an admin sets it up, step by step, and is the first to sign in', async () => {
   const { admin } = tenant;
   // what must be registered at the provider is known before anything is configured
   const before = await server.call(200, 'GET /v1/settings/sso', admin);
@@ -161,7 +161,7 @@ test('an admin sets it up, step by step, and is the first to come in', async () 
   }
 });
 
-test('the second sign-in is of the same account, and binds nothing again', async () => {
+test('the second sign-in finds the same account and binds nothing', async () => {
   expect(await signIn('root')).toMatchObject({ path: '/policies' });
   const { body } = await server.call<{ identities: object[] }>(200, 'GET /v1/settings/sso/identities', tenant.admin);
   expect(body.identities).toMatchObject([{ email: 'root@acme.test', issuer, subject: 'root' }]);
@@ -186,7 +186,7 @@ test('GET /auth/login goes to the provider at once where one tenant has one', as
   expect(to.href).not.toContain(cookie.slice(8, 51));
 });
 
-test('an address that no organization has is answered like one that is none', async () => {
+test('an address of no organization gets the same answer as a malformed one', async () => {
   const answers = await Promise.all(
     ['x@nobody.test', 'x@sub.acme.test', 'acme.test', '@', '', 'x@acme.test@nobody.test'].map(async (email) => {
       const response = await newBrowser(server).send(`${BASE_URL}/auth/sso/start?email=${encodeURIComponent(email)}`);
@@ -206,7 +206,7 @@ test('an address that no organization has is answered like one that is none', as
   }
 });
 
-test('a person who is no member stays outside, and one who was removed does', async () => {
+test('a person who is not a member stays out, and so does one who was removed', async () => {
   people.eve = { email: 'eve@acme.test', email_verified: true, name: 'Eve' };
   expect(await signIn('eve')).toMatchObject({ path: '/sign-in', error: 'sso_no_access', who: undefined });
   expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO175E' });
@@ -243,7 +243,7 @@ describe('an invited person', () => {
     expect(await audited(server, tenant, '&action=invitation.accepted')).toHaveLength(2);
   });
 
-  test('does not join when the invitation is over or was taken back', async () => {
+  test('does not join when the invitation has expired or was revoked', async () => {
     people.ole = { email: 'ole@acme.test', email_verified: true, name: 'Ole' };
     const { body } = await invite('ole@acme.test');
     await server.call(204, `DELETE /v1/invites/${body.id}`, tenant.admin);
@@ -268,7 +268,7 @@ describe('an invited person', () => {
   });
 });
 
-test('a person who says no at the provider is sent back to the sign-in page', async () => {
+test('a person who declines at the provider is sent back to the sign-in page', async () => {
   const browser = newBrowser(server);
   const at = await browser.follow(`${BASE_URL}/auth/login?tenant=${tenant.id}`);
   const back = await browser.follow(`${at.url}/abort`, {}, `${BASE_URL}/auth/callback`);
@@ -302,7 +302,7 @@ describe('the client secret', () => {
     expect(await audited(server, tenant, '&action=sso.identity_bound')).toEqual(bound);
   });
 
-  test('stays when it is left out, and is never taken over to another issuer or client', async () => {
+  test('stays when it is omitted, and is never carried over to another issuer or client', async () => {
     await configure(tenant, { client_secret: undefined });
     expect(await signIn('root')).toMatchObject({ path: '/policies' });
     for (const other of [{ issuer_url: formIssuer }, { client_id: 'svc-es256' }]) {
@@ -336,13 +336,13 @@ test('where approval is required, no admin swaps the provider to sign in as the 
   expect((await server.call(200, 'GET /v1/settings/sso', alone)).body).toMatchObject({ client_id: 'svc-es256' });
 });
 
-test('a token signed with ES256 is taken', async () => {
+test('a token signed with ES256 is accepted', async () => {
   await configure(tenant, { client_id: 'svc-es256' });
   expect(await signIn('root')).toMatchObject({ path: '/policies' });
   await configure();
 });
 
-test('a tenant whose provider wants the secret in the form, and puts the claims into the token', async () => {
+test('a provider that wants the secret in the form and puts the claims into the token works', async () => {
   const other = await newTenant();
   await configure(other, { issuer_url: formIssuer, client_secret: SECRETS.post });
   await verifyDomain(server, dns, other.admin, 'form.test');
@@ -356,7 +356,7 @@ test('a tenant whose provider wants the secret in the form, and puts the claims 
   });
 });
 
-test('a new issuer binds anew; the accounts of the one before mean nothing to it', async () => {
+test('a new issuer binds accounts of its own; those of the previous one mean nothing to it', async () => {
   const mine = await newTenant();
   await configure(mine);
   await verifyDomain(server, dns, mine.admin, 'moving.test');
@@ -403,7 +403,7 @@ describe('SSO only', () => {
   const enforce = (expected: number, on = true) =>
     server.call(expected, 'PATCH /v1/settings', boss, { sso_only: on, reason: 'one way in' });
 
-  test('cannot be switched on before an admin has come in with the present configuration', async () => {
+  test('cannot be switched on before an admin has signed in with the present configuration', async () => {
     await enforce(409);
     expect((await audited(server, guarded))[0]).toMatchObject({ code: 'SSO004E', severity: 'warning' });
     await configure(guarded);
@@ -421,7 +421,7 @@ describe('SSO only', () => {
     expect((await server.call(200, 'GET /v1/settings', guarded.admin)).body).toMatchObject({ sso_only: true });
   });
 
-  test('holds what it needs: provider and domain stay, the secret may be rotated', async () => {
+  test('protects what it needs: provider and domain stay, the secret may be rotated', async () => {
     await configure(guarded, { client_id: 'svc-es256' }, 409);
     expect((await audited(server, guarded))[0]).toMatchObject({ code: 'SSO001E' });
     await configure(guarded, { issuer_url: formIssuer, client_secret: SECRETS.post }, 409);
@@ -434,7 +434,7 @@ describe('SSO only', () => {
     await server.call(204, 'DELETE /v1/settings/sso/domains/spare.test', guarded.admin);
   });
 
-  test('leaves the way back: a link of the operator, and the switch itself', async () => {
+  test('leaves a way back: an operator’s link, and the switch itself', async () => {
     const [admin] = await server.core.db.query<{ id: string }>(
       guarded.id,
       `select id from member where email = 'gil@guarded.test'`,

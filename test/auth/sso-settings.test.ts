@@ -33,8 +33,8 @@ afterAll(async () => {
 const reason = 'as agreed';
 const faultsOf = (body: Record<string, unknown>) => body.errors as { pointer: string; message: string }[];
 
-describe('an issuer that leads inside', () => {
-  test('is refused in every spelling, as issuer and as key set, and nothing is dialled', async () => {
+describe('an issuer at an internal address', () => {
+  test('is refused in every spelling, as issuer and as key set, and nothing is dialed', async () => {
     const tenant = await server.tenant();
     const { cookie } = await tenant.enter(tenant.admin.userId);
     const headers = { cookie: cookie!, origin: server.origin, 'content-type': 'application/json' };
@@ -73,7 +73,7 @@ describe('an issuer that leads inside', () => {
     expect(connections).toBe(0);
   });
 
-  test('is refused by what its name resolves to', async () => {
+  test('is refused by the addresses that its name resolves to', async () => {
     const tenant = await server.tenant();
     const who = await tenant.enter(tenant.admin.userId);
     const { port } = listener.address() as AddressInfo;
@@ -93,7 +93,7 @@ describe('an issuer that leads inside', () => {
     expect(connections).toBe(0);
   });
 
-  test('and one that no name server knows, or that is silent, tell so', async () => {
+  test('and one that no name server knows, or that does not answer, say so', async () => {
     const tenant = await server.tenant();
     dns.names['broken.example'] = 'SERVFAIL';
     for (const host of ['nowhere.example', 'broken.example']) {
@@ -132,7 +132,7 @@ describe('an issuer', () => {
     }
   });
 
-  test('that is refused leaves the one before as it was', async () => {
+  test('that is refused leaves the previous one in place', async () => {
     const tenant = await open.tenant();
     const input = { issuer_url: provider.issuer, ...CLIENT };
     const { waiting, ...saved } = (await setProvider(open, tenant, input)).body;
@@ -224,7 +224,7 @@ describe('how people sign in', () => {
     expect((await open.call(200, 'DELETE /v1/settings/sso', person, { reason })).body).toEqual({ waiting: null });
   });
 
-  test('gives one admin alone no way to come in as a colleague with a provider of their own', async () => {
+  test('gives no single admin a way to sign in as a colleague through a provider of their own', async () => {
     const { tenant, mallory, boss } = await guarded();
     await addMember(open, tenant, 'ann@colleagues.example', 'approver');
     await verifyDomain(open, dns, tenant.admin, 'colleagues.example');
@@ -325,7 +325,7 @@ describe('token issuers', () => {
       { token_issuers },
     );
 
-  test('are stored with their keys found, and reach the proxies', async () => {
+  test('are stored once their keys were found, and reach the proxies', async () => {
     const tenant = await open.tenant();
     const proxy = await tenant.key('proxy');
     expect((await open.call(200, 'GET /v1/proxy-config', proxy)).body.token_issuers).toEqual([]);
@@ -344,7 +344,7 @@ describe('token issuers', () => {
     expect((await open.call(200, 'GET /v1/proxy-config', proxy)).body.token_issuers).toEqual([]);
   });
 
-  test('with an address of keys need no discovery, and keep their order', async () => {
+  test('with a jwks_uri need no discovery, and keep their order', async () => {
     const tenant = await open.tenant();
     const jwks_uri = `${provider.issuer}/jwks`;
     const list = ['https://b.example', 'https://a.example', 'spiffe://agents'].map((name) =>
@@ -362,7 +362,7 @@ describe('token issuers', () => {
     ]);
   });
 
-  test('are all stored or none: each one that was refused is named', async () => {
+  test('are stored all or none: each one that was refused is named', async () => {
     const tenant = await open.tenant();
     await put(200, tenant.admin, issuer());
     const refused = await put(

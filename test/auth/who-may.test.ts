@@ -177,7 +177,7 @@ const caches: Record<string, () => Promise<Case>> = {
 };
 
 describe.each(Object.keys(caches))('%s', (name) => {
-  test('that was being looked up when it changed is not remembered as it was', async () => {
+  test('that was being looked up when it changed is not cached in its old state', async () => {
     const { read, change, before, after } = await caches[name]!();
     const reached = gate.hold();
     const early = read();
@@ -223,7 +223,7 @@ test('signing keys that were being read when one was made do not replace the new
   expect(keyring.current.kid).toBe(second.kid);
 });
 
-test('a shared place that repeats a look-up from before a revocation is not believed', async () => {
+test('a shared cache that repeats a look-up from before a revocation is not trusted', async () => {
   const entries = new Map<string, { value: Found | null; until: number; horizon: Horizon }>();
   const first = new Map<string, { value: Found | null; until: number; horizon: Horizon }>();
   const shared = {
@@ -248,7 +248,7 @@ test('a shared place that repeats a look-up from before a revocation is not beli
   await late.close();
 });
 
-test('a process whose listening connection says nothing more remembers nothing', async () => {
+test('a process whose listening connection has gone silent caches nothing', async () => {
   let silent = false;
   const notices = new Notices(async () => {
     const client = await there.connectOwner();

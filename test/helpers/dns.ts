@@ -6,7 +6,7 @@ import { afterAll, beforeAll } from 'vitest';
 
 /**
  * What a name answers. A list of addresses, families mixed, goes to A and AAAA questions alike, each taking its own;
- * a function is asked anew for each question, which is how a name rebinds.
+ * a function is called for each question, which is how a name rebinds.
  */
 export type Script =
   | readonly string[]

@@ -18,7 +18,7 @@ type Sign = (
   key?: Key | Uint8Array,
 ) => Promise<string>;
 
-/** What it does otherwise than it should; everything is right where nothing is said. */
+/** How it deviates from a correct provider; what is omitted is correct. */
 export interface Misbehavior {
   /** Answers a path by itself. */
   answer?: Record<string, (request: IncomingMessage, response: ServerResponse) => void>;
@@ -41,7 +41,7 @@ export const CLIENT = { client_id: 'svc-client', client_secret: 'a secret: with/
 export class HostileProvider {
   person: Person = { sub: 'subject-1', email: 'ann@example.test', email_verified: true, name: 'Ann' };
   misbehavior: Misbehavior = {};
-  /** The redirect URIs that its client registered; any will do where none is said. */
+  /** The redirect URIs that its client registered; undefined: any. */
   redirectUris: string[] | undefined;
   /** `METHOD /path` of each request. */
   readonly requests: string[] = [];

@@ -65,7 +65,7 @@ describe('a letter', () => {
     expect(await waiting()).toEqual([]);
   });
 
-  test('stands in the database in no readable form, and in no log', async () => {
+  test('is not readable in the database, and is in no log', async () => {
     await queue('secret@example.test');
     const { rows } = await box.db.owner.query<{ line: string }>('select m::text as line from mail_message m');
     const plain = Buffer.from(rows[0]!.line.match(/\\\\x([0-9a-f]+)/)![1]!, 'hex').toString('latin1');
@@ -104,7 +104,7 @@ describe('a letter', () => {
     mail.close();
   });
 
-  test('that could not be sent while it was of use is dropped', async () => {
+  test('that could not be sent while it was useful is dropped', async () => {
     const mail = sender(smtp.url);
     const before = smtp.received.length;
     await queue('late@example.test', 900);
@@ -118,7 +118,7 @@ describe('a letter', () => {
     mail.close();
   });
 
-  test('goes out once with many senders at work, and again after one died with it', async () => {
+  test('is sent once by many senders at work, and again after one of them died with it', async () => {
     const mail = sender(smtp.url);
     const before = smtp.received.length;
     for (let i = 0; i < 25; i++) await queue(`many${i}@example.test`);

@@ -25,7 +25,7 @@ test('a wrong master key opens nothing and changes nothing', async () => {
   await open();
 });
 
-test('rotation makes a new current key, keeps the old ones to verify with, and reaches other processes', async () => {
+test('rotation makes a new current key, keeps the old ones for verification, and reaches other processes', async () => {
   const [here, there] = [await open(), await open()];
   const old = here.current;
   const made = await here.rotate();
@@ -65,7 +65,7 @@ test('private keys swapped between rows do not open: each is bound to its own', 
   await open();
 });
 
-test('a key that somebody put into the table, or altered there, is none: nothing it signed is believed', async () => {
+test('a key that was inserted or altered in the table is refused: nothing it signed is trusted', async () => {
   const here = await open();
   const forged = newSigningKey();
   const kid = keyThumbprint(forged.publicKey);

@@ -23,7 +23,7 @@ export interface ConnectionView {
   proven_at?: string;
 }
 
-/** The same for a sign-in. */
+/** A tenant's provider as a sign-in uses it. */
 export interface Connection {
   issuer: string;
   clientId: string;
@@ -58,13 +58,13 @@ const SsoChange = z.union([
 ]);
 export type SsoChange = z.infer<typeof SsoChange>;
 
-const secretPlace = (tenantId: string) => `${tenantId}/sso_connection/client_secret`;
+const secretContext = (tenantId: string) => `${tenantId}/sso_connection/client_secret`;
 const fingerprint = (row: { issuer: string; client_id: string; revision: string } | undefined) =>
   row && sha256Tag(canonicalJson({ issuer: row.issuer, client_id: row.client_id, revision: row.revision }));
 
 /**
- * Which provider a tenant's people sign in with, and whom it knows there. The client secret rests sealed. Changes and the
- * switch "SSO only" lock the tenant's row, so that neither can slip past the other's check.
+ * Which provider a tenant's people sign in with, and which accounts there are bound to members. The client secret is stored
+ * sealed. Changes and the switch "SSO only" lock the tenant's row, so that neither can slip past the other's check.
  */
 export class Connections {
   readonly #db: Database;
@@ -118,7 +118,7 @@ export class Connections {
   async open(tenantId: string): Promise<Connection | undefined> {
     const [row] = await this.#db.query<Row>(tenantId, 'select * from sso_connection');
     if (!row) return undefined;
-    const secret = this.#box.open(row.client_secret, secretPlace(tenantId)).toString();
+    const secret = this.#box.open(row.client_secret, secretContext(tenantId)).toString();
     return { issuer: row.issuer, clientId: row.client_id, secret, revision: row.revision };
   }
 
@@ -131,7 +131,7 @@ export class Connections {
     return rows.map((row) => row.tenant_id);
   }
 
-  /** Asks the issuer: discovery and key set must be as they must be. VALIDATION_FAILED, audited, when they are not. */
+  /** Fetches discovery and key set of the issuer. VALIDATION_FAILED, audited, when they cannot be used. */
   async assertIssuer(tenantId: string, issuer: string, by: Doer): Promise<void> {
     const fault = this.#oidc.faultOfIssuer(issuer);
     if (fault) throw invalid('/issuer_url', fault);
@@ -155,9 +155,9 @@ export class Connections {
 
   /**
    * What a change does as things are now, within the caller's transaction, which holds the tenant's row; empty when
-   * nothing is left to change. All but a new secret loosens: who chooses the provider, or frees an account of it, can be
-   * anybody there. The stored secret stays only for the issuer and client that it was given for, since it is shown to
-   * whatever the issuer names.
+   * nothing is left to change. Everything but a new secret loosens: the person who chooses the provider, or frees an account
+   * of it, can become anyone through it. The stored secret is kept only for the issuer and client that it was given for,
+   * since it is sent to any endpoint that the issuer names.
    */
   async effects(
     em: EntityManager,
@@ -189,7 +189,7 @@ export class Connections {
     return [{ setting: 'sso_provider', from: before, to: after, loosens: other }];
   }
 
-  /** Does a change whose effects were looked at in the same transaction. */
+  /** Applies a change whose effects were determined in the same transaction. */
   async apply(
     em: EntityManager,
     tenantId: string,
@@ -214,7 +214,7 @@ export class Connections {
     const other = !before || before.issuer !== issuer || before.client_id !== clientId;
     const now = new Date(this.#clock.now());
     const revision = newId('sso', now.getTime());
-    const sealed = secret === undefined ? before!.client_secret : this.#box.seal(secret, secretPlace(tenantId));
+    const sealed = secret === undefined ? before!.client_secret : this.#box.seal(secret, secretContext(tenantId));
     await em.execute(
       `insert into sso_connection (tenant_id, issuer, client_id, client_secret, revision, created_at, updated_at)
        values (?, ?, ?, ?, ?, ?, ?) on conflict (tenant_id) do update
@@ -226,7 +226,7 @@ export class Connections {
       ...by,
       action: 'sso.configured',
       target: { type: 'sso_connection', id: issuer },
-      // whoever chooses the provider can be anybody at it
+      // the person who chooses the provider can become anyone through it
       severity: other ? 'critical' : 'warning',
       reason,
       detail: other ? `issuer ${issuer}, client ${clientId}` : 'client secret',
@@ -235,7 +235,7 @@ export class Connections {
     });
   }
 
-  /** Takes the provider away, and forgets whom it knows. */
+  /** Removes the provider and the bindings of members to its accounts. */
   async #remove(em: EntityManager, tenantId: string, by: Doer, reason: string): Promise<void> {
     const [before] = await em.execute<Row[]>('delete from sso_connection returning *');
     await em.execute('delete from sso_identity');
@@ -250,8 +250,8 @@ export class Connections {
   }
 
   /**
-   * What there is against single sign-on as the only way in: unless a member who is an admin now has signed in with the
-   * present configuration, it may be a way in for nobody. Asked by the transaction that turns the switch on.
+   * Why single sign-on cannot be the only way in; undefined when it can. Unless a current admin has signed in with the
+   * present configuration, nobody may be able to. Called in the transaction that turns the switch on.
    */
   async objectionToEnforcing(em: EntityManager): Promise<{ error: AppError; action: AuditAction } | undefined> {
     const proven = await em.execute<unknown[]>(
@@ -277,7 +277,7 @@ export class Connections {
     }
   }
 
-  /** Notes that the provider has let this member in, who is an admin; once for each configuration. */
+  /** Records that this member, an admin, has signed in through the provider; once for each configuration. */
   async prove(
     em: EntityManager,
     tenantId: string,
@@ -317,7 +317,7 @@ export class Connections {
     }));
   }
 
-  /** Forgets which account of the provider a member is, so that another one can be theirs. */
+  /** Unbinds a member from their account at the provider, so that another account can be bound. */
   async #unbind(em: EntityManager, tenantId: string, userId: string, by: Doer, reason: string): Promise<void> {
     const gone = await em.execute<{ issuer: string; subject: string }[]>(
       'delete from sso_identity where user_id = ? returning issuer, subject',

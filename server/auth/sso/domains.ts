@@ -38,10 +38,10 @@ const txtName = (domain: string) => `_svc-verification.${domain}`;
 const txtValue = (token: string) => `svc-domain-verification=${token}`;
 
 /**
- * A domain in the one spelling that is stored and compared: A-labels, lower case, without the closing dot. Undefined for
+ * A domain in the one spelling that is stored and compared: A-labels, lower case, without the trailing dot. Undefined for
  * what cannot be a domain of an organization: an address, a single label such as `com`, letters that no host name has.
- * There is no list of public suffixes: a domain counts for its own addresses alone, not for those below it, and whoever
- * can put the record into `co.uk` does own it.
+ * There is no list of public suffixes: a domain counts for its own addresses alone, not for its subdomains, and anyone who
+ * can publish the record in `co.uk` does own it.
  */
 export function normalDomain(text: string): string | undefined {
   const given = text.replace(/[.。．｡]$/u, '');
@@ -68,7 +68,7 @@ export function normalEmail(text: unknown): { email: string; domain: string } | 
 
 /**
  * The e-mail domains of tenants. A verified one sends its people's sign-ins to the tenant's provider, and only its
- * addresses are believed from there. One tenant at most has a domain verified, whoever asks at once: the primary key of
+ * addresses are believed from there. At most one tenant has a domain verified, however many ask at once: the primary key of
  * `verified_domain` decides.
  */
 export class Domains {
@@ -88,7 +88,7 @@ export class Domains {
     return (await this.#rows(tenantId)).map(record);
   }
 
-  /** Notes that the tenant says the domain is its own. The same record for each call. CONFLICT: see `verify`. */
+  /** Stores that the tenant claims the domain. Every call returns the same record. CONFLICT: see `verify`. */
   async claim(tenantId: string, given: string, by: Doer): Promise<DomainRecord> {
     const domain = normalDomain(given.trim());
     if (!domain) {
@@ -116,7 +116,7 @@ export class Domains {
   /**
    * Looks for the TXT record. When it resolves, the domain is this tenant's and no other's. NOT_FOUND when it was not
    * claimed; DOMAIN_NOT_VERIFIED says which record is missing and what DNS answered; CONFLICT while another organization
-   * has it, unless that one's record has been gone for a week: then who can write into the zone now has it.
+   * has it, unless the record of that one has been gone for a week: then the domain goes to the one who controls the zone now.
    */
   async verify(tenantId: string, given: string, by: Doer): Promise<DomainRecord> {
     const row = await this.#claimed(tenantId, given);
@@ -146,7 +146,7 @@ export class Domains {
         [now, domain],
       );
       if (renewed.length > 0) return true;
-      // a row of another tenant is not seen here, and its key is in the way all the same
+      // a row of another tenant is invisible here, and its key still conflicts
       const added = await em.execute<unknown[]>(
         `insert into verified_domain (domain, tenant_id, verified_at, checked_at) values (?, ?, ?, ?)
          on conflict do nothing returning domain`,
@@ -189,7 +189,7 @@ export class Domains {
     });
   }
 
-  /** The tenant whose people have addresses of this domain; undefined when none has shown that. */
+  /** The tenant that has verified this domain; undefined when none has. */
   async tenantOf(domain: string): Promise<string | undefined> {
     const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
       'select tenant_id from verified_domain where domain = $1',
@@ -199,9 +199,9 @@ export class Domains {
   }
 
   /**
-   * Looks once a day whether each verified domain still has its record. A domain that lost it goes on to work, so that a
-   * tidied zone locks nobody out; its admins see it, the audit chain has it, and after a week another organization that
-   * shows the domain may take it over. A DNS server that does not answer proves nothing.
+   * Checks once a day whether each verified domain still has its record. A domain that lost it keeps working, so that a
+   * zone cleanup locks nobody out; its admins see it, the audit chain records it, and after a week another organization
+   * that proves control of the domain may take it over. A DNS server that does not answer proves nothing.
    */
   async recheck(log: Log, signal: AbortSignal): Promise<void> {
     const { rows } = await this.#db.owner.query<{ tenant_id: string; domain: string; token: string }>(
@@ -311,7 +311,7 @@ export class Domains {
     );
   }
 
-  /** What DNS has in place of the record, in words; undefined when the record is there. */
+  /** What DNS has instead of the record, in words; undefined when the record is there. */
   async #missing({ domain, token }: Row): Promise<string | undefined> {
     let found: string[];
     try {

@@ -15,12 +15,12 @@ const BEGUN: PlainRoute['answers'] = {
       'To the identity provider, or to the sign-in page. Where another site sent a browser that is signed in, a page asks first (200)',
   },
 };
-/** Where a signed-in browser goes on. */
+/** Where a signed-in browser is sent. */
 const HOME = '/policies';
 
 /**
- * The routes of single sign-on. A browser is always sent on: to the provider, to the dashboard, or to the sign-in page
- * with a word of what to do next; what was wrong is in the audit chain, under the same request id.
+ * The routes of single sign-on. A browser is always redirected: to the provider, to the dashboard, or to the sign-in page
+ * with a hint of what to do next; what was wrong is in the audit chain, under the same request id.
  */
 export function ssoRoutes(parts: {
   singleSignOn: SingleSignOn;
@@ -45,7 +45,7 @@ export function ssoRoutes(parts: {
 
   const begin = async (call: PlainCall, tenantId: string | undefined, loginHint?: string) => {
     const { principal, request } = call;
-    // another site may send a visitor here, to a provider that signs them in as whom it likes
+    // another site may send a visitor here, to a provider that signs them in as anyone it likes
     if (principal?.kind === 'session' && request.headers['sec-fetch-site'] === 'cross-site') {
       return sendPage(call.reply, 200, askPage(request.url, principal.email));
     }
@@ -127,7 +127,7 @@ export function ssoRoutes(parts: {
         try {
           const session = await singleSignOn.finish(params.connection!, query, browserOf(call), originOf(context));
           if (call.principal?.kind === 'session') {
-            // its cookie is overwritten: nobody would end it
+            // its cookie is overwritten, so nobody else would end it
             await sessions
               .end(call.principal, originOf(context))
               .catch((err) => request.log.warn({ err }, 'the session before could not be ended'));
@@ -164,12 +164,12 @@ export function ssoRoutes(parts: {
   ];
 }
 
-/** `address`: of this request, to be asked for again from here. */
+/** `address`: that of this request, to be requested again from the page. */
 function askPage(address: string, email: string): string {
   return page(
     'Sign in',
-    html`<p>You are signed in as <strong>${email}</strong>, and another site asks to sign you in anew at an identity provider.</p>
-<p><a href="${address}">Sign in anew</a></p>
+    html`<p>You are signed in as <strong>${email}</strong>, and another site asks to sign you in again at an identity provider.</p>
+<p><a href="${address}">Sign in again</a></p>
 <p><a href="${HOME}">Stay signed in as ${email}</a></p>`,
   );
 }

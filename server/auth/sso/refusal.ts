@@ -25,17 +25,17 @@ export class SsoRefusal extends Error {
   }
 }
 
-/** A state that this server did not make. It names no tenant in whose chain it could stand: it is logged and counted. */
+/** A state that this server did not make. It names no tenant in whose chain it could be recorded: it is logged and counted. */
 export class ForgedState extends Error {}
 
 export function refusalOfFetch(what: FetchedResource, fault: Fault, detail: string): SsoRefusal {
   return new SsoRefusal(`sso.${what}_${fault}`, detail);
 }
 
-/** What the person at the browser is told, who may be an attacker: what to do next, not what was wrong. */
+/** What the person at the browser, who may be an attacker, gets to know: what to do next, not what was wrong. */
 export type BrowserError = 'sso_unknown' | 'sso_unavailable' | 'sso_expired' | 'sso_no_access' | 'sso_failed';
 
-/** Undefined for an error that is no refusal. */
+/** Undefined for an error that is not a refusal. */
 export function browserError(error: unknown): BrowserError | undefined {
   if (error instanceof ForgedState) return 'sso_expired';
   if (!(error instanceof SsoRefusal)) return undefined;

@@ -16,7 +16,7 @@ import { ForgedState, SsoRefusal, severityOf } from './refusal.ts';
 
 /** From leaving for the provider to coming back. */
 export const STATE_SECONDS = 600;
-const STATE_PLACE = 'sso/state';
+const STATE_CONTEXT = 'sso/state';
 /** What `generateCodeVerifier` makes: 256 bits. */
 const BROWSER_SECRET = /^[A-Za-z0-9_-]{43}$/;
 
@@ -46,8 +46,8 @@ export type AcceptInvitation = (
  *
  * Nothing is stored when a sign-in begins. The browser keeps a random secret in a cookie; the state says, sealed, to
  * which tenant, configuration and browser it belongs and until when; code verifier and nonce are MACs over the state
- * under the browser's secret. So a response is worth something only with the cookie of the browser that asked (no login
- * CSRF), within ten minutes, and once: its state's id is stored by the callback that uses it.
+ * under the browser's secret. So a response is accepted only with the cookie of the browser that asked (no login CSRF),
+ * within ten minutes, and once: its state's id is stored by the callback that uses it.
  *
  * A person is matched by address within the tenant of the state alone, when the tenant has verified the address's domain
  * and the tenant's issuer says that the address is the person's. From then on the member is bound to issuer and subject,
@@ -156,7 +156,7 @@ export class SingleSignOn {
     });
   }
 
-  /** Checks the state and uses it up, before anything is sent to the provider. */
+  /** Checks the state and marks it used, before anything is sent to the provider. */
   async #accept(state: State, connection: Connection | undefined, browser: string | undefined): Promise<Provider> {
     const now = this.#clock.now();
     if (now >= state.expires) throw new SsoRefusal('sso.state_expired', 'the sign-in took too long');
@@ -198,7 +198,7 @@ export class SingleSignOn {
         state.revision,
       ]);
       if (current.length === 0) throw outdated();
-      // another tenant's domain is not seen here, and so refused like one that nobody has
+      // another tenant's domain is invisible here, and so refused like one that nobody has
       const own = await em.execute<unknown[]>('select 1 from verified_domain where domain = ?', [domain]);
       if (own.length === 0) {
         throw refuse('sso.email_of_other_domain', 'the tenant has not verified the domain of the address');
@@ -225,7 +225,7 @@ export class SingleSignOn {
         }
         member = joined;
       }
-      // how a person is called is the provider's to say, each time; what it leaves out stays, but for a picture
+      // the provider decides the person's name at each sign-in; what it omits stays, except for a picture
       const name = nameOf(identity.name) ?? member.name;
       const avatarUrl = pictureOf(identity.picture) ?? null;
       if (name !== member.name || avatarUrl !== (member.avatarUrl ?? null)) {
@@ -272,19 +272,19 @@ export class SingleSignOn {
   }
 
   #seal(state: State): string {
-    return this.#box.seal(JSON.stringify(state), STATE_PLACE).toString('base64url');
+    return this.#box.seal(JSON.stringify(state), STATE_CONTEXT).toString('base64url');
   }
 
   #unseal(text: string | undefined): State | undefined {
     if (!text || !/^[A-Za-z0-9_-]+$/.test(text)) return undefined;
     try {
-      return State.parse(JSON.parse(this.#box.open(Buffer.from(text, 'base64url'), STATE_PLACE).toString()));
+      return State.parse(JSON.parse(this.#box.open(Buffer.from(text, 'base64url'), STATE_CONTEXT).toString()));
     } catch {
       return undefined;
     }
   }
 
-  /** Does the work; when it is refused, that is in the tenant's audit chain before the caller hears of it. */
+  /** Does the work; a refusal is in the tenant's audit chain before the caller sees it. */
   async #audited<T>(
     tenantId: string,
     connection: Connection | undefined,

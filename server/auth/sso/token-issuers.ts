@@ -20,7 +20,7 @@ const Given = z.strictObject({
     .array(AgentNamePattern)
     .min(1)
     .max(100)
-    .describe('the ids that this issuer may name; one `*` in each stands for any text, and `*` alone for every id'),
+    .describe('the ids that this issuer may name; one `*` in each matches any text, and `*` alone every id'),
   agent_roles: z
     .array(AgentNamePattern)
     .min(1)
@@ -31,12 +31,12 @@ const Given = z.strictObject({
     .min(1)
     .max(100)
     .optional()
-    .describe('what `azp` must be one of; default: not asked for, and then a token for several audiences is refused'),
+    .describe('what `azp` must be one of; default: not required, and then a token for several audiences is refused'),
   allowed_algs: z
     .array(z.enum(ALGORITHMS))
     .min(1)
     .optional()
-    .describe('signatures that are taken; default: what the discovery says, or RS256, PS256, ES256, EdDSA'),
+    .describe('signatures that are accepted; default: what the discovery says, or RS256, PS256, ES256, EdDSA'),
 });
 export const TokenIssuersInput = z.strictObject({ token_issuers: z.array(Given).max(20) });
 
@@ -58,7 +58,7 @@ export type TokenIssuer = z.infer<typeof TokenIssuer>;
 const DEFAULT_ALGORITHMS: TokenIssuer['allowed_algs'] = ['RS256', 'PS256', 'ES256', 'EdDSA'];
 
 /**
- * Whose tokens a tenant's proxies take as proof of which agent is calling. The proxies check them; here is the list. An
+ * Whose tokens a tenant's proxies accept as proof of which agent is calling. The proxies check them; here is the list. An
  * issuer names only the agents and roles that its entry lists: nothing is allowed by being left out.
  */
 export class TokenIssuers {
@@ -90,7 +90,7 @@ export class TokenIssuers {
     const checked = await Promise.all(
       given.token_issuers.map(async (issuer, at) => {
         if (given.token_issuers.findIndex((other) => other.issuer === issuer.issuer) < at) {
-          return { pointer: 'issuer', message: 'stands in the list twice' };
+          return { pointer: 'issuer', message: 'is in the list twice' };
         }
         return this.#check(issuer);
       }),
@@ -112,15 +112,15 @@ export class TokenIssuers {
       throw new AppError('VALIDATION_FAILED', undefined, { faults });
     }
     await this.#db.transaction(tenantId, async (em, notify) => {
-      // one change at a time, so that two lists do not become one
+      // one change at a time, so that two lists are not merged
       await lockTenant(em);
       const before = await em.execute<{ settings: TokenIssuer }[]>('select settings from token_issuer order by place');
       await em.execute('delete from token_issuer');
-      for (const [place, issuer] of issuers.entries()) {
+      for (const [position, issuer] of issuers.entries()) {
         await em.execute('insert into token_issuer (tenant_id, issuer, place, settings) values (?, ?, ?, ?)', [
           tenantId,
           issuer.issuer,
-          place,
+          position,
           JSON.stringify(issuer),
         ]);
       }
