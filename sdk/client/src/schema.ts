@@ -15,7 +15,7 @@ export interface paths {
         put?: never;
         /**
          * Mail a one-time sign-in link
-         * @description Answers the same, whoever has the address. An address that is a member of several tenants gets a mail for each. At most 5 are sent to an address in 15 minutes and 20 asked for from one IP address in an hour; more are not sent.
+         * @description The answer is the same for every address. An address that is a member of several tenants gets a mail for each. At most 5 are sent to an address in 15 minutes, and 20 requested from one IP address in an hour; more are not sent.
          */
         post: operations["auth-magicLink"];
         delete?: never;
@@ -5445,13 +5445,13 @@ export interface operations {
                         agent_id_claim: string;
                         /** @description the claim that holds its role */
                         agent_role_claim: string;
-                        /** @description the ids that this issuer may name; one `*` in each stands for any text, and `*` alone for every id */
+                        /** @description the ids that this issuer may name; one `*` in each matches any text, and `*` alone every id */
                         agent_ids: string[];
                         /** @description the roles that this issuer may name, in the same form */
                         agent_roles: string[];
-                        /** @description what `azp` must be one of; default: not asked for, and then a token for several audiences is refused */
+                        /** @description what `azp` must be one of; default: not required, and then a token for several audiences is refused */
                         authorized_parties?: string[];
-                        /** @description signatures that are taken; default: what the discovery says, or RS256, PS256, ES256, EdDSA */
+                        /** @description signatures that are accepted; default: what the discovery says, or RS256, PS256, ES256, EdDSA */
                         allowed_algs?: ("RS256" | "RS384" | "RS512" | "PS256" | "PS384" | "PS512" | "ES256" | "ES384" | "ES512" | "EdDSA" | "Ed25519")[];
                     }[];
                 };
