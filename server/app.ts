@@ -612,7 +612,7 @@ function watchProxies({ fleet, pollSeconds }: Core): Job {
     async run(signal) {
       for (const tenantId of await fleet.watched()) {
         if (signal.aborted) return;
-        await fleet.tellOffline(tenantId, await pollSeconds(tenantId));
+        await fleet.notifyOffline(tenantId, await pollSeconds(tenantId));
       }
     },
   };

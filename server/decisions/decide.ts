@@ -180,7 +180,7 @@ export class Decider {
     };
   }
 
-  /** Commits the record of a decision. Rejects with UNAVAILABLE when it could not be committed. */
+  /** Commits the record of a decision: durable when it resolves. Rejects with UNAVAILABLE when it could not be committed. */
   async #record(tenantId: string, event: DecisionEvent, input: string): Promise<void> {
     try {
       const { results } = await this.#append(tenantId, [{ event, input }]);
@@ -262,7 +262,7 @@ export class Decider {
     try {
       await this.#holds.withdraw(tenantId, holdId, 'the decision could not be recorded');
     } catch (err) {
-      // the database is away: the hold has no record that names it, nobody was told of it, and it ends by itself
+      // the database is away: no record and no answer names the hold, and it ends by itself
       this.#log.error({ err, holdId }, 'a hold without a record could not be cancelled');
     }
   }

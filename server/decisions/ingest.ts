@@ -35,7 +35,7 @@ interface Holder {
   agent_role: string;
 }
 
-/** Who brings the events. */
+/** The credential that the events came with. */
 export interface Bringer {
   tenantId: string;
   keyId: string;
@@ -122,18 +122,18 @@ function validate(body: unknown, rejected: Rejected[]): { index: number; event: 
 }
 const RecordsBody = z.strictObject({ records: IngestBody.shape.events });
 
-/** Who sent the request; throws an AppError when the credential does not allow it. */
+/** Authenticates the sender of a request. Throws an AppError when the credential does not allow it. */
 export type Authenticate = (request: FastifyRequest, reply: FastifyReply) => Authenticated | Promise<Authenticated>;
 interface Authenticated extends Bringer {
   /** Is the credential still what it was? */
   stillValid: () => Promise<boolean>;
 }
 
-/** A body may take its sender any time. After so long its credential is looked at again before anything is stored. */
+/** A sender may take any time for its body. After this long, its credential is checked again before anything is stored. */
 const LONG_BODY_MS = 100;
 
 /**
- * POST /v1/events/ingest, and POST /v1/forensics/records for what a proxy kept while it was off line. Plain routes:
+ * POST /v1/events/ingest, and POST /v1/forensics/records for what a proxy kept while it was offline. Plain routes:
  * the layers of the other procedures would cost more here than everything else. They answer 202 after the commit.
  *
  * Credentials are checked before the body is read, and again after one that took long. A body may be gzip. When JSON names a member twice, the last counts.

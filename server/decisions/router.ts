@@ -67,7 +67,7 @@ export function evaluateProcedure(decider: Decider) {
       headers: {
         request: {
           'X-Svc-Tenant': { description: 'The tenant of the agent key', required: true },
-          'X-Svc-Escrow-Id': { description: 'The released hold on which a retry stands' },
+          'X-Svc-Escrow-Id': { description: 'The released hold that a retry uses' },
         },
         answer: { 409: { 'X-Svc-Escrow-Id': { description: 'With POLICY_CHANGED: the new hold to wait for' } } },
       },
@@ -177,7 +177,7 @@ export const INGEST_ACCESS = { keys: ['proxy'] } as const;
 /** The description of the ingest routes, which are mounted apart because they parse their bodies themselves. */
 export const ingestRoutes: readonly PlainDescription[] = [
   { path: '/v1/events/ingest', summary: 'Store decision events of a proxy' },
-  { path: '/v1/forensics/records', summary: 'Store the records of a proxy that was off line' },
+  { path: '/v1/forensics/records', summary: 'Store the records of a proxy that was offline' },
 ].map((line) => ({
   ...line,
   method: 'POST',

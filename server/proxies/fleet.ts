@@ -4,7 +4,7 @@ import { addEvent } from '../../db/outbox.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 
-/** What a proxy says of itself. */
+/** What a proxy reports about itself. */
 export interface Heartbeat {
   proxy_id: string;
   version?: string | undefined;
@@ -16,14 +16,14 @@ export interface Heartbeat {
   started_at?: string | undefined;
 }
 
-/** After so many poll intervals in silence a proxy counts as gone. */
+/** A proxy that was silent for this many poll intervals counts as offline. */
 const SILENT_POLLS = 3;
 /** How far ahead of the database a proxy's bundle number is believed to be: a hostile one must not use them up. */
 const MOST_AHEAD = 1_000_000;
 const MOST_PER_TENANT = 1000;
 const MOST_PER_KEY = 100;
 
-/** The proxies of a tenant: what they last said, and what they need to know beside the bundle. */
+/** The proxies of a tenant: their last reports, and what they need to know beside the bundle. */
 export class Fleet {
   readonly #db: Database;
   readonly #clock: Clock;
@@ -34,8 +34,8 @@ export class Fleet {
   }
 
   /**
-   * Keeps what a proxy says of itself. A key has room for 100 names and a tenant for 1,000: beyond that, those go that
-   * were silent for the longest. CONFLICT for a name under which another key's proxy was heard of just now: with it,
+   * Stores what a proxy reports about itself. A key has room for 100 names and a tenant for 1,000: beyond that, the ones
+   * that were silent for the longest are deleted. CONFLICT for a name under which another key's proxy was heard of just now: with it,
    * one key could hide that another's proxy is gone.
    */
   async heartbeat(tenantId: string, keyId: string, heartbeat: Heartbeat, pollSeconds: number): Promise<void> {
@@ -44,8 +44,8 @@ export class Fleet {
     const { proxy_id, ...rest } = heartbeat;
     const info = JSON.stringify(rest);
     await this.#db.transaction(tenantId, async (em, notify) => {
-      // A bundle that was never given out here is of a time that the database was set back behind, by a restore. The
-      // proxy refuses what has its number or a lower one, a revocation among them: bundles are numbered on from there.
+      // A bundle that was never issued by this database comes from before a restore. The proxy refuses bundles with its
+      // number or a lower one, even revocations: bundles are numbered on from there.
       if (rest.bundle_seq !== undefined) {
         const { bundle_seq: seq, bundle_hash: hash = null } = rest;
         const raisedBefore = new Date(now - pollSeconds * 1000);
@@ -84,7 +84,7 @@ export class Fleet {
     });
   }
 
-  /** The proxies, the last seen first. `stale` when three poll intervals have gone by in silence. */
+  /** The proxies, the most recently seen first. `stale`: silent for three poll intervals. */
   async list(tenantId: string, pollSeconds: number) {
     const rows = await this.#db
       .reader(tenantId)
@@ -100,10 +100,10 @@ export class Fleet {
   }
 
   /**
-   * Tells subscribers of proxies that have fallen silent, once until each is heard of again. Resolves to how many it
-   * told of. May run in several processes at once.
+   * Notifies subscribers of proxies that have fallen silent, once until each sends a heartbeat again. Resolves to the
+   * number of such proxies. May run in several processes at once.
    */
-  async tellOffline(tenantId: string, pollSeconds: number): Promise<number> {
+  async notifyOffline(tenantId: string, pollSeconds: number): Promise<number> {
     const now = this.#clock.now();
     return this.#db.transaction(tenantId, async (em) => {
       const gone = await em.execute<{ id: string; last_seen_at: Date | string }[]>(
@@ -128,7 +128,7 @@ export class Fleet {
     });
   }
 
-  /** The tenants that have proxies which were heard of and not yet called silent. */
+  /** The tenants with proxies that are not offline yet. */
   async watched(): Promise<string[]> {
     const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
       'select distinct tenant_id from proxy_instance where offline_at is null',
@@ -136,7 +136,7 @@ export class Fleet {
     return rows.map(({ tenant_id }) => tenant_id);
   }
 
-  /** The SHA-256 of each agent key that works, with the agent that it stands for. */
+  /** The SHA-256 of each agent key that works, with its agent. */
   async agentKeys(tenantId: string) {
     const rows = await this.#db
       .reader(tenantId)

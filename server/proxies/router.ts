@@ -26,7 +26,11 @@ export function fleetRouter(
   bundles: Pick<Bundles, 'known'>,
 ) {
   return trpc.router({
-    heartbeat: route('POST /v1/proxies/heartbeat', { keys: ['proxy'] }, { summary: 'A proxy says that it lives', tag })
+    heartbeat: route(
+      'POST /v1/proxies/heartbeat',
+      { keys: ['proxy'] },
+      { summary: 'Report that a proxy is alive', tag },
+    )
       .input(z.strictObject(heartbeat))
       .output(z.object({ poll_seconds: z.int(), time: z.iso.datetime() }))
       .mutation(async ({ ctx, input }) => {
@@ -36,7 +40,11 @@ export function fleetRouter(
         return { poll_seconds: seconds, time: new Date().toISOString() };
       }),
 
-    list: route('GET /v1/proxies', { keys: [], role: 'viewer' }, { summary: 'List proxies, the last seen first', tag })
+    list: route(
+      'GET /v1/proxies',
+      { keys: [], role: 'viewer' },
+      { summary: 'List proxies, the most recently seen first', tag },
+    )
       .input(z.strictObject({}))
       .output(
         z.object({

@@ -16,14 +16,14 @@ import { type Egress, EgressError } from '../lib/egress.ts';
 import { Fetched } from '../lib/fetched.ts';
 import type { Governance } from './governance.ts';
 
-/** Who asks: the one of the agent key, or whom a token of a configured issuer names. Never what a request says. */
+/** The agent that asks: named by its key or by a token of a configured issuer, never by the request itself. */
 export interface Agent {
   id: string;
   role: string;
   owner: string | undefined;
 }
 
-/** No agent: the request goes no further. `unavailable` where the proxy cannot tell now. */
+/** The request has no valid agent and goes no further. `unavailable`: the proxy cannot check the credential now. */
 export class AgentError extends Error {
   override readonly name = 'AgentError';
   readonly unavailable: boolean;
@@ -73,7 +73,7 @@ const TYPES: ReadonlySet<unknown> = new Set([
   'application/jwt',
   'application/at+jwt',
 ]);
-/** How far the clocks of issuer and proxy may lie apart. */
+/** How far apart the clocks of issuer and proxy may be. */
 const TOLERANCE_SECONDS = 30;
 /** From `iat` to `exp`, and from `iat` to now: a stolen token is of use for a day at most, whatever its issuer says. */
 const MOST_TOKEN_SECONDS = 24 * 3600;
@@ -86,7 +86,7 @@ const KeySet = z.object({ keys: z.array(z.looseObject({ kty: z.string() })).max(
 
 type Keys = ReturnType<typeof createLocalJWKSet>;
 
-/** Tells agents by their credentials: agent keys, and tokens of the issuers that the tenant has configured. */
+/** Identifies agents by their credentials: agent keys, and tokens of the issuers that the tenant has configured. */
 export class Agents {
   readonly #governance: Governance;
   readonly #egress: Egress;
@@ -129,7 +129,7 @@ export class Agents {
     }
   }
 
-  /** The issuer that the token says it is from; nothing is believed by that, it chooses the keys to check with. */
+  /** The issuer that the token says it is from; nothing is believed by that, it only chooses the keys to check with. */
   #issuerOf(token: string): TokenIssuer {
     let named: unknown;
     try {
@@ -139,7 +139,7 @@ export class Agents {
     }
     const from = this.#governance.tokenIssuers;
     if (from !== this.#known.from) {
-      // one that cannot be read is none: nobody is believed by half a rule
+      // an issuer whose entry cannot be read is ignored: no token is accepted by half a rule
       const issuers = from.flatMap((one) => TokenIssuer.safeParse(one).data ?? []);
       this.#known = { from, issuers };
     }
@@ -199,12 +199,12 @@ export class Agents {
   }
 }
 
-/** A refusal that a newer key set could turn: no key fits. */
+/** No key fits; a newer key set may have one. */
 class UnknownKey extends AgentError {}
 
 /**
- * Whatever jose throws is a verdict on the token or on the key that it names, also where it is no error of its own kind: a
- * weak or malformed key is a TypeError there. INVARIANT: nothing of the error goes on, since it may hold claims.
+ * Anything that jose throws is a verdict on the token or on the key that it names, even where it is not a JOSEError: a
+ * weak or malformed key is a TypeError there. INVARIANT: nothing of the error is passed on, since it may hold claims.
  */
 function refusalOf(error: unknown, token: string): AgentError {
   if (!(error instanceof errors.JOSEError)) return new AgentError('the key of the token is too weak or malformed');

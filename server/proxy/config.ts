@@ -83,7 +83,7 @@ const environment = z.object({
 const Header = z.string().regex(/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/, 'is not the name of a header');
 /** Of a request's headers only those are forwarded whose names every program reads in the same way. */
 const PlainHeader = z.string().regex(/^[0-9A-Za-z-]+$/, 'must be the name of a header, of letters, digits and "-"');
-/** Where the worth of an action stands in its arguments, for policies (`context.amount`) and for approvers. */
+/** Where the arguments of an action hold its value, for policies (`context.amount`) and for approvers. */
 const Value = z.strictObject({
   from: z.string().min(1).max(1024),
   divide_by: z.number().positive().default(1),

@@ -21,8 +21,8 @@ export class ControlPlaneError extends Error {
   }
 
   /**
-   * The control plane itself says that this proxy's key is worth nothing. An answer without its problem document may
-   * come from anything that stands between.
+   * The control plane itself refuses this proxy's key. An answer without its problem document may come from anything in
+   * between.
    */
   get refusesKey(): boolean {
     return (
@@ -31,7 +31,7 @@ export class ControlPlaneError extends Error {
     );
   }
 
-  /** Nothing is wrong with what was asked: the same may be asked again. */
+  /** Nothing is wrong with the request itself: it may be repeated. */
   get passing(): boolean {
     return this.status === 0 || this.status === 429 || this.status >= 500 || this.code === '' || this.refusesKey;
   }
@@ -118,7 +118,7 @@ export class ControlPlane {
     this.#key = key;
   }
 
-  /** Gives up what is being asked, now and from now on: a process that ends does not wait for answers. */
+  /** Aborts all requests, now and in the future: a process that ends does not wait for answers. */
   close(): void {
     this.#closed.abort();
   }
@@ -192,7 +192,7 @@ export class ControlPlane {
     return read(Hold, body);
   }
 
-  /** Not to be asked again when no answer came: the hold may have been consumed by then. */
+  /** Not to be repeated when no answer came: the hold may have been consumed already. */
   async consumeHold(id: string, by: { action_hash: string; agent_id: string; agent_role: string }): Promise<Hold> {
     const { body } = await this.#call('POST', `/v1/escrow/${encodeURIComponent(id)}/consume`, { json: by });
     return read(Hold, body);

@@ -3,7 +3,7 @@ const MOST = 100_000;
 
 /**
  * What policies count, for this proxy alone: calls against `@rate`, in windows that begin with the first call, and the
- * calls of sessions. With several proxies each counts its own, and a restart begins anew; `POST /v1/evaluate` of the
+ * calls of sessions. Each of several proxies counts its own, and a restart begins from zero; `POST /v1/evaluate` of the
  * control plane counts for all.
  */
 export class Counters {

@@ -25,7 +25,7 @@ export interface Attempt {
   method?: string | undefined;
   resource?: string | undefined;
   arguments: unknown;
-  /** Where the arguments say what the action is worth. */
+  /** Where the arguments hold the value of the action. */
   value?: ValueRule | undefined;
   session_id?: string | undefined;
   source_ip?: string | undefined;

@@ -100,7 +100,7 @@ export class HttpFront {
     if (tls && this.#server instanceof https.Server) this.#server.setSecureContext(tls());
   }
 
-  /** Takes no more connections, lets the requests under way finish for at most so long, then cuts them. */
+  /** Accepts no more connections, gives open requests at most `mostMs` to finish, then closes their connections. */
   async stop(mostMs: number): Promise<void> {
     const cut = setTimeout(() => this.#server.closeAllConnections(), mostMs);
     await new Promise<void>((resolve) => {

@@ -91,7 +91,7 @@ const MOST_WAIT_SECONDS = 60;
  *
  * INVARIANT: nothing is decided by a bundle that `openGoverning` has not let pass, and none older than one that was
  * ever used. On disk the bundle is guarded by its signature; agents' keys and the state beside it by a MAC under a key
- * derived from the proxy's, since whoever can write there could else make themselves an agent.
+ * derived from the proxy's, because anyone who can write there could otherwise make themselves an agent.
  */
 export class Governance {
   readonly #control: ControlPlane;
@@ -146,7 +146,7 @@ export class Governance {
 
   /**
    * Takes up what is on disk, asks the control plane once, and then goes on asking until `stop`. Resolves when the
-   * first answers are there or have failed; `ready` tells which.
+   * first answers are there or have failed; `ready` says which.
    */
   async start(): Promise<void> {
     this.#restore();
@@ -161,7 +161,7 @@ export class Governance {
     this.#governing?.engine.dispose();
   }
 
-  /** What decisions are taken by now, or why there are none. */
+  /** The policies in force now, or why there are none. */
   get standing(): Governing | Standstill {
     if (this.#refused) return 'key_refused';
     const governing = this.#governing;
@@ -209,7 +209,7 @@ export class Governance {
     return agent && agent.expiresAt > this.#clock.now() ? agent : undefined;
   }
 
-  /** Whoever finds a key unknown shares the next look, so that made-up keys cannot make the proxy ask more often. */
+  /** All requests with unknown keys share the next look-up, so that made-up keys cannot make the proxy ask more often. */
   #lookAgain(): Promise<void> {
     this.#looking ??= (async () => {
       await this.#rest(Math.max(0, this.#lookedAt + LOOK_AGAIN_MS - performance.now()));
@@ -274,7 +274,7 @@ export class Governance {
       signal: this.#stop.signal,
     });
     const { waited } = answer;
-    // the same policies signed anew, so that they are good for longer
+    // the same policies, signed again with a later end
     if (!answer.bytes && answer.seq > (this.#governing?.seq ?? 0)) {
       answer = await this.#control.bundle({
         hash: undefined,
@@ -326,7 +326,7 @@ export class Governance {
       this.#refused = true;
       this.#log.error({ code: error.code }, 'the control plane refuses the key: everything is denied');
     } else {
-      this.#log.warn({ what, detail: error.message }, 'the control plane was asked in vain');
+      this.#log.warn({ what, detail: error.message }, 'a poll of the control plane failed');
     }
   }
 
@@ -420,8 +420,8 @@ export class Governance {
     }
     const { state, authentic } = kept;
     if (canonicalJson(state.scopes) !== canonicalJson(this.#scopes)) return;
-    // Authentic or not: what cannot be told to be forged must not be forgotten, or a changed file would let an old
-    // bundle in. Whoever can change files here can stop the proxy anyway.
+    // Authentic or not: the newest bundle must not be forgotten, or a changed file would let an old one in. Anyone who can
+    // change files here can stop the proxy anyway.
     this.#tenant = state.tenant;
     this.#newest = state.newest.seq > 0 ? state.newest : undefined;
     if (!authentic) {
@@ -498,7 +498,7 @@ function pinnedKeys(pem: string): Map<string, KeyObject> {
   return new Map(keys.map((key) => [keyThumbprint(key), key]));
 }
 
-/** What a bundle says of itself, unchecked; nothing where it is none. */
+/** The header of a bundle, unchecked; empty where the bytes are not a bundle. */
 function headerOf(bytes: Buffer): Partial<Record<keyof BundleHeader, unknown>> {
   try {
     const head = bytes.toString('latin1', 9, 9 + 2048).split('.')[0] as string;

@@ -10,7 +10,7 @@ import { Refusal } from './problem.ts';
 
 /**
  * What a request says, read so that there is one reading: what was decided on is what the upstream gets. A JSON or form
- * body goes on as it was understood, printed anew; a path that programs read in different ways is refused.
+ * body goes on as it was understood, serialized again; a path that programs read in different ways is refused.
  */
 
 const MOST_DEPTH = 64;
@@ -301,7 +301,7 @@ const DECODERS: Readonly<Record<string, Decode>> = {
   br: promisify(brotliDecompress) as Decode,
 };
 
-/** Undoes the content codings, the last applied first, to at most so many bytes. Rejects with a CodingError. */
+/** Undoes the content codings, the last applied first, up to `mostBytes`. Rejects with a CodingError. */
 export async function decode(body: Buffer, codings: string | undefined, mostBytes: number): Promise<Buffer> {
   const names = (codings ?? '')
     .split(',')
@@ -324,7 +324,7 @@ export async function decode(body: Buffer, codings: string | undefined, mostByte
   return bytes;
 }
 
-/** Addresses and networks of reverse proxies that are believed. */
+/** Addresses and networks of trusted reverse proxies. */
 export function trustedAddresses(list: readonly string[]): BlockList {
   const trusted = new BlockList();
   for (const item of list) {
@@ -340,7 +340,7 @@ export function trustedAddresses(list: readonly string[]): BlockList {
   return trusted;
 }
 
-/** Who sent the request: the peer, or where that is believed, the last address before it that is not. */
+/** The address of the client: the peer, or behind trusted proxies the last address that is not one of them. */
 export function clientAddress(peer: string | undefined, forwardedFor: string | undefined, trusted: BlockList): string {
   const hops = [...(forwardedFor ?? '').split(','), peer ?? ''].map((hop) =>
     hop.trim().replace(/^::ffff:(?=[\d.]+$)/i, ''),

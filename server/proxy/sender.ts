@@ -5,7 +5,7 @@ import type { Batch, Spool } from './spool.ts';
 
 const MOST_EVENTS = 100;
 const MOST_BYTES = 512 * 1024;
-/** Events gather for so long before they are sent. */
+/** How long events gather before they are sent. */
 const GATHER_MS = 250;
 /** Statuses by which the control plane says that the events themselves are at fault. */
 const HOPELESS = new Set([400, 413, 422]);
@@ -43,7 +43,7 @@ export class Sender {
     this.#retry();
   }
 
-  /** Sends what there is for at most so long, while it is taken, then stops. What is left stays in the spool. */
+  /** Sends what is pending for at most this long, as long as it is accepted, then stops. The rest stays in the spool. */
   async stop(mostMs: number): Promise<void> {
     const end = Date.now() + mostMs;
     while (this.#running && this.#spool.pending > 0 && this.#failures === 0 && Date.now() < end) {

@@ -119,8 +119,8 @@ export class Spool {
 
   /**
    * Opens the spool in a directory of its own; undefined when another process has it. What a crash tore off at the end
-   * was never acknowledged to anyone: it is moved to a file beside, and `warn` is told. Throws a SpoolError on any other
-   * damage, since to go on would be to lose records in silence.
+   * was never acknowledged to anyone: it is moved to a file beside the segment, and `warn` is called. Throws a SpoolError on any other
+   * damage, since going on would lose records silently.
    */
   static open(dir: string, options: SpoolOptions): Spool | undefined {
     mkdirSync(dir, { recursive: true, mode: 0o700 });

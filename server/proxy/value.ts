@@ -7,7 +7,7 @@ import type { ValueRule } from './config.ts';
 const MOST_VALUE = 1e14;
 
 /**
- * What the action is worth, from its arguments under the keys that policies see; nothing where they do not say. What is
+ * The value of the action, from its arguments under the keys that policies see; nothing where they have none. What is
  * there and cannot be read as an amount or a currency is in doubt: it must not get around a rule on `context.amount`.
  */
 export function actionValue(

@@ -114,7 +114,7 @@ describe('commands', () => {
   test('every flag of svc-verify and svc-proxy that a page names is in its help', () => {
     const help = {
       'svc-verify': source('server/forensics/svc-verify.ts'),
-      'svc-proxy': source('server/proxy/main.ts'),
+      'svc-proxy': source('server/proxy/options.ts'),
     };
     for (const [program, [text]] of Object.entries(help)) {
       for (const { code } of found(new RegExp(`\\b${program}\\b`, 'g'))) {

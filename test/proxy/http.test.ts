@@ -394,7 +394,7 @@ test('what was denied, allowed and held adds up, here and at the control plane',
   for (const secret of secrets) expect(proxy.output).not.toContain(secret);
 });
 
-test('the proxy serves TLS with the certificate of its files, and with a new one when it is told', async () => {
+test('the proxy serves TLS with the certificate of its files, and with a new one after SIGHUP', async () => {
   const ca = await TestCa.create();
   const dir = temporaryDirectory();
   const [cert, key] = [path.join(dir, 'cert.pem'), path.join(dir, 'key.pem')];
@@ -433,7 +433,7 @@ test('the proxy serves TLS with the certificate of its files, and with a new one
   expect(await own.exited()).toBe(0);
 });
 
-test('a proxy that is told to stop finishes what it began, takes nothing more, and sends what it recorded', async () => {
+test('a proxy that is stopped finishes open requests, accepts no more, and sends what it recorded', async () => {
   const own = await new ProxyProcess([{ path: '/api/*', to: upstream.url, tool: 'api' }], world.env).start();
   await own.ready();
   const { respond } = upstream;
@@ -444,7 +444,7 @@ test('a proxy that is told to stop finishes what it began, takes nothing more, a
     const slow = own.call(200, 'GET /api/slow', world.agentKey);
     const finish = await begun;
     own.signal('SIGTERM');
-    await until(() => own.output.includes('stopping: what was begun is finished first'), 'it is told to stop');
+    await until(() => own.output.includes('stopping: open requests are finished first'), 'it is told to stop');
     const refused = await until(
       () =>
         fetch(`${own.url}/healthz`).then(

@@ -806,7 +806,7 @@ describe('a proxy that falls silent', () => {
     const beat = () => server.call(200, 'POST /v1/proxies/heartbeat', proxy, { proxy_id: 'proxy-1', version: '1.0.0' });
     const { id } = await subscribe({ event_types: ['proxy.offline'] });
     const { fleet } = server.core;
-    const tell = () => fleet.tellOffline(tenant.id, 15);
+    const tell = () => fleet.notifyOffline(tenant.id, 15);
     await beat();
     expect(await tell()).toBe(0);
     server.clock.advance(46_000);

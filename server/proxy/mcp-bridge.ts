@@ -1,10 +1,5 @@
-import { randomUUID } from 'node:crypto';
-import type { IncomingMessage, ServerResponse } from 'node:http';
 import { setTimeout as delay } from 'node:timers/promises';
-import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js';
-import { StreamableHTTPClientTransport, StreamableHTTPError } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
-import { StdioServerTransport } from '@modelcontextprotocol/sdk/server/stdio.js';
-import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js';
+import { StreamableHTTPError } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
 import type { Transport } from '@modelcontextprotocol/sdk/shared/transport.js';
 import type {
   CallToolResult,
@@ -20,17 +15,17 @@ import type { Log } from '../lib/log.ts';
 import { applyMasks, type Mask, parseExact } from '../policy/evaluation/masks.ts';
 import { folded } from '../policy/evaluation/request.ts';
 import { type Agent, AgentError, isPlain } from './agents.ts';
-import type { McpRoute, ValueRule } from './config.ts';
+import type { ValueRule } from './config.ts';
 import { ControlPlaneError, type Hold } from './control-plane.ts';
 import type { Attempt, Enforcer, Ruling } from './decide.ts';
 import { type Holds, retryAfter } from './holds.ts';
 import { Refusal } from './problem.ts';
-import { collect, isParsable, isUtf8Charset, mediaType, readJson } from './requests.ts';
+import { isParsable } from './requests.ts';
 
 /** Beside a tool's answer: what the proxy decided. In a call: the hold that it waited for. */
 const META = 'svc/decision';
 const META_ESCROW_ID = 'svc/escrow-id';
-/** While a call waits for its release, the hold is looked up so often. */
+/** How often the hold of a waiting call is looked up. */
 const LOOK_MS = 1000;
 
 /** Members of a call. Servers that ignore case would take others for these, and call another tool than is decided on. */
@@ -49,7 +44,7 @@ export interface BridgeParts {
   server: string;
   /** How long a held call waits for its release before it is answered. */
   waitMs: number;
-  /** Where in the arguments of a call it stands what it is worth. */
+  /** Where the arguments of a call hold its value. */
   value: ValueRule | undefined;
   /** Where agents look a hold up. */
   controlUrl: string;
@@ -73,10 +68,10 @@ interface Pending {
  * Each `tools/call` is decided first; `tools/list` leaves out what the agent could not call whatever the arguments.
  *
  * The proxy stands between the two transports and not between two protocol objects, so that sampling, elicitation,
- * resources, progress and what later versions bring pass without its knowing them. Requests go to the server under
+ * resources, progress and what later versions add pass through unread. Requests go to the server under
  * numbers of its own: a client that uses an id twice at the same time cannot have one answer taken for another's.
  */
-class Bridge {
+export class Bridge {
   readonly #parts: BridgeParts;
   readonly #client: Transport;
   readonly #server: Transport;
@@ -184,7 +179,7 @@ class Bridge {
     });
   }
 
-  /** The client no longer wants an answer: what waits is given up, what is under way at the server is told so. */
+  /** The client no longer wants an answer: a waiting call is given up, and the server is notified of one that it has. */
   #cancelled(id: RequestId, message: JSONRPCMessage): void {
     this.#deciding.get(id)?.abort();
     for (const [number, pending] of this.#pending) {
@@ -253,7 +248,7 @@ class Bridge {
     };
   }
 
-  /** The ruling; a held call waits for its release as long as the settings say, and is then decided anew. */
+  /** The ruling; a held call waits for its release as long as the settings say, and is then decided again. */
   async #ruled(attempt: Attempt, request: JSONRPCRequest, signal: AbortSignal): Promise<Ruling> {
     const first = await this.#parts.enforcer.rule(attempt);
     if (first.decision !== 'escrow' || this.#parts.waitMs === 0) return first;
@@ -277,12 +272,12 @@ class Bridge {
     const progressToken = params?._meta?.progressToken;
     if (progressToken === undefined) return;
     const message = `waiting for approval (${hold.current_approvals} of ${hold.required_approvals})`;
-    const told = {
+    const notification = {
       jsonrpc: '2.0' as const,
       method: 'notifications/progress',
       params: { progressToken, progress, message },
     };
-    this.#client.send(told, { relatedRequestId: id }).catch(() => {});
+    this.#client.send(notification, { relatedRequestId: id }).catch(() => {});
   }
 
   #forward(request: JSONRPCRequest, ruling: Extract<Ruling, { done: unknown }>): void {
@@ -318,8 +313,8 @@ class Bridge {
         // calls have, may be said of the masked one.
         const masked = (meant.length > 0 ? meant : all).some(({ masks }) => masks.length > 0);
         const { message: _said, ...params } = message.params as Record<string, unknown>;
-        const told = masked ? { ...message, params } : message;
-        this.#client.send(told as JSONRPCMessage, of && { relatedRequestId: of.id }).catch((err) => this.#lost(err));
+        const shown = masked ? { ...message, params } : message;
+        this.#client.send(shown as JSONRPCMessage, of && { relatedRequestId: of.id }).catch((err) => this.#lost(err));
       } else this.#pass(this.#client, message);
       return;
     }
@@ -477,223 +472,4 @@ function maskResult(result: CallToolResult, masks: readonly Mask[]): CallToolRes
 /** Structured content is an object, also where all of it is masked. */
 function asObject(value: unknown): Record<string, unknown> {
   return typeof value === 'object' && value !== null ? (value as Record<string, unknown>) : { masked: value };
-}
-
-/** A longer message ends a session over standard input and output, so it is well above what a file or an image takes. */
-const MOST_MESSAGE_BYTES = 64 * 1024 * 1024;
-/** After the client has closed its side, what it asked for may still be answered for so long. */
-const LAST_ANSWERS_MS = 60_000;
-
-/**
- * Wraps a server that speaks MCP on its standard input and output. Resolves when the session is over: the client has
- * closed its side and what it asked was answered, or the server has ended.
- */
-export async function wrapStdio(
-  parts: BridgeParts & { command: string; args: string[]; agent: () => Promise<Agent>; env: NodeJS.ProcessEnv },
-): Promise<{ ended: Promise<void>; close: () => Promise<void> }> {
-  const env = Object.fromEntries(
-    // neither the proxy's key nor the agent's is the tool server's business
-    Object.entries(parts.env).filter(([name, value]) => value !== undefined && !name.startsWith('SVC_')),
-  ) as Record<string, string>;
-  const bridge = new Bridge({
-    ...parts,
-    client: new StdioServerTransport(process.stdin, process.stdout, { maxBufferSize: MOST_MESSAGE_BYTES }),
-    serverTransport: new StdioClientTransport({
-      command: parts.command,
-      args: parts.args,
-      env,
-      stderr: 'inherit',
-      maxBufferSize: MOST_MESSAGE_BYTES,
-    }),
-    session: `mcp_${randomUUID()}`,
-  });
-  const ended = new Promise<void>((resolve) => {
-    bridge.onClose = resolve;
-  });
-  await bridge.start();
-  process.stdin.once('end', async () => {
-    const end = Date.now() + LAST_ANSWERS_MS;
-    while (bridge.busy && Date.now() < end) await delay(20);
-    await bridge.close();
-  });
-  return { ended, close: () => bridge.close() };
-}
-
-/** A session that nobody has used for so long is ended. */
-const IDLE_MS = 30 * 60_000;
-const MOST_SESSIONS = 10_000;
-const MOST_SESSIONS_OF_AGENT = 100;
-
-interface Session {
-  bridge: Bridge;
-  transport: StreamableHTTPServerTransport;
-  route: McpRoute;
-  /** Of the agent that began it. */
-  owner: string;
-  identify: () => Promise<Agent>;
-  usedAt: number;
-  streams: number;
-  /** Its client may send further requests. */
-  begun: boolean;
-}
-
-/** MCP servers that speak Streamable HTTP: each session of a client has a session of its own at the server. */
-export class McpFront {
-  readonly #parts: Omit<BridgeParts, 'server' | 'waitMs' | 'value'>;
-  readonly #maxBodyBytes: number;
-  readonly #names: readonly string[];
-  readonly #sessions = new Map<string, Session>();
-  readonly #sweep: NodeJS.Timeout;
-
-  constructor(
-    parts: Omit<BridgeParts, 'server' | 'waitMs' | 'value'> & { maxBodyBytes: number; names: readonly string[] },
-  ) {
-    this.#parts = parts;
-    this.#names = parts.names;
-    this.#maxBodyBytes = parts.maxBodyBytes;
-    this.#sweep = setInterval(() => {
-      for (const { bridge, usedAt, streams } of this.#sessions.values()) {
-        if (streams === 0 && Date.now() - usedAt > IDLE_MS) void bridge.close();
-      }
-    }, 60_000).unref();
-  }
-
-  get sessions(): number {
-    return this.#sessions.size;
-  }
-
-  async serve(
-    route: McpRoute,
-    identify: () => Promise<Agent>,
-    request: IncomingMessage,
-    response: ServerResponse,
-    sourceIp: string | undefined,
-  ): Promise<void> {
-    this.#assertOwnSite(request);
-    const agent = await identify();
-    const owner = JSON.stringify([agent.id, agent.role]);
-    const id = request.headers['mcp-session-id'];
-    const session =
-      id === undefined ? await this.#begin(route, owner, identify, sourceIp) : this.#sessions.get(String(id));
-    // another agent's session is none, as one that has ended is none: the client begins a new one
-    if (!session || session.owner !== owner || session.route !== route || (id !== undefined && !session.begun)) {
-      throw new Refusal(404, 'NOT_FOUND', 'there is no such session');
-    }
-    session.identify = identify;
-    session.usedAt = Date.now();
-    session.streams++;
-    response.once('close', () => {
-      session.streams--;
-      session.usedAt = Date.now();
-      // of what was no initialization, or of one that failed, nothing is kept
-      if (!session.bridge.initialized && session.streams === 0) void session.bridge.close();
-    });
-    const body = request.method === 'POST' ? await this.#read(request) : undefined;
-    await session.transport.handleRequest(request, response, body);
-  }
-
-  /** The messages of a request. Throws a Refusal on what is too long or has more than one reading. */
-  async #read(request: IncomingMessage): Promise<unknown> {
-    const { type, charset } = mediaType(request.headers['content-type']) ?? {};
-    if (type !== 'application/json' || !isUtf8Charset(charset) || request.headers['content-encoding'] !== undefined) {
-      throw new Refusal(415, 'UNSUPPORTED_MEDIA_TYPE', 'messages must come as JSON in UTF-8, without a content coding');
-    }
-    const bytes = await collect(request, this.#maxBodyBytes);
-    if (!bytes) throw new Refusal(413, 'PAYLOAD_TOO_LARGE', `messages may have ${this.#maxBodyBytes} bytes`);
-    return readJson(bytes);
-  }
-
-  /**
-   * Throws a Refusal where a page of another site sends the request: one that a browser was led to by a name that has
-   * come to mean this machine (DNS rebinding) gives itself away by `Host`, any other by `Origin`.
-   */
-  #assertOwnSite({ headers, socket }: IncomingMessage): void {
-    const hostOf = (url: string) => (URL.canParse(url) ? new URL(url).hostname : undefined);
-    const host = hostOf(`http://${headers.host}`);
-    const isLocal = /^(?:127\.|::1$|::ffff:127\.)/.test(socket.localAddress ?? '');
-    const local = host !== undefined && /^(?:localhost|127(?:\.\d+){3}|\[::1\])$/.test(host);
-    const named = host !== undefined && this.#names.includes(host);
-    if (host === undefined || !(named || local || (!isLocal && this.#names.length === 0))) {
-      throw new Refusal(403, 'FORBIDDEN', 'the request is for a host that this is not (see SVC_PROXY_NAMES)');
-    }
-    const { origin } = headers;
-    if (origin === undefined) return;
-    const site = hostOf(origin);
-    if (site === undefined || (site !== host && !this.#names.includes(site))) {
-      throw new Refusal(403, 'FORBIDDEN', 'the request comes from a page of another site');
-    }
-  }
-
-  async stop(): Promise<void> {
-    clearInterval(this.#sweep);
-    await Promise.all([...this.#sessions.values()].map(({ bridge }) => bridge.close()));
-  }
-
-  async #begin(
-    route: McpRoute,
-    owner: string,
-    identify: () => Promise<Agent>,
-    sourceIp: string | undefined,
-  ): Promise<Session> {
-    this.#makeRoom(owner);
-    const name = randomUUID();
-    const transport = new StreamableHTTPServerTransport({
-      sessionIdGenerator: () => name,
-      onsessioninitialized: () => {
-        session.begun = true;
-      },
-      maxRequestBodySize: this.#maxBodyBytes,
-    });
-    const serverTransport = new StreamableHTTPClientTransport(new URL(route.mcp), {
-      requestInit: { headers: route.headers },
-    });
-    const session: Session = {
-      bridge: new Bridge({
-        ...this.#parts,
-        server: route.server,
-        waitMs: route.wait_seconds * 1000,
-        value: route.value,
-        // the SDK's own types are not written for exactOptionalPropertyTypes
-        client: transport as Transport,
-        serverTransport: serverTransport as Transport,
-        agent: () => session.identify(),
-        session: name,
-        sourceIp,
-        // the server may keep a session of its own, which ends with this one
-        ending: () => serverTransport.terminateSession(),
-      }),
-      transport,
-      route,
-      owner,
-      identify,
-      usedAt: Date.now(),
-      streams: 0,
-      begun: false,
-    };
-    session.bridge.onClose = () => this.#sessions.delete(name);
-    // at once, so that those that begin at the same time count
-    this.#sessions.set(name, session);
-    await session.bridge.start();
-    return session;
-  }
-
-  /**
-   * An agent that has as many sessions as it may loses the one that it has not used for the longest; where all of them
-   * are in use it is refused. Where there are too many of all agents, the one with the most of them gives way.
-   */
-  #makeRoom(owner: string): void {
-    const byOwner = Map.groupBy(this.#sessions.values(), (session) => session.owner);
-    let crowd = byOwner.get(owner) ?? [];
-    if (crowd.length < MOST_SESSIONS_OF_AGENT) {
-      if (this.#sessions.size < MOST_SESSIONS) return;
-      for (const sessions of byOwner.values()) if (sessions.length > crowd.length) crowd = sessions;
-    }
-    const [idle] = crowd
-      .filter(({ streams, bridge }) => streams === 0 && !bridge.busy)
-      .sort((a, b) => a.usedAt - b.usedAt);
-    if (!idle) throw new Refusal(429, 'RATE_LIMITED', 'too many sessions are in use', { retryAfter: 60 });
-    // taken out before it has ended: that may take its server some time
-    for (const [name, session] of this.#sessions) if (session === idle) this.#sessions.delete(name);
-    void idle.bridge.close();
-  }
 }
