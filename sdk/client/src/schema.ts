@@ -862,7 +862,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** A proxy says that it lives */
+        /** Report that a proxy is alive */
         post: operations["proxies-heartbeat"];
         delete?: never;
         options?: never;
@@ -877,7 +877,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List proxies, the last seen first */
+        /** List proxies, the most recently seen first */
         get: operations["proxies-list"];
         put?: never;
         post?: never;
@@ -1308,7 +1308,7 @@ export interface paths {
         get: operations["chain-records"];
         put?: never;
         /**
-         * Store the records of a proxy that was off line
+         * Store the records of a proxy that was offline
          * @description At most 100 events; answers after the commit. `event_id` is the idempotency key. One bad event is rejected with its index, the others are stored. The body may be gzip.
          */
         post: operations["post-v1-forensics-records"];
@@ -7916,7 +7916,7 @@ export interface operations {
             header: {
                 /** @description The tenant of the agent key */
                 "X-Svc-Tenant": string;
-                /** @description The released hold on which a retry stands */
+                /** @description The released hold that a retry uses */
                 "X-Svc-Escrow-Id"?: string;
             };
             path?: never;
