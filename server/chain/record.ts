@@ -88,7 +88,7 @@ export function decisionLine(tenantId: string, seq: number, receivedAt: string, 
  */
 export function derivedColumn(
   record: Readonly<Record<string, unknown>>,
-  { field, hashed }: (typeof DERIVED_COLUMNS)[number],
+  { field, hashed }: Pick<(typeof DERIVED_COLUMNS)[number], 'field' | 'hashed'>,
 ): number {
   const value = record[field];
   if (hashed) return typeof value === 'string' ? idHash(value) : 0;

@@ -80,10 +80,12 @@ export function addRecord(
   rows.row(COPIED_FIELDS);
   rows.int8(record.seq);
   rows.timestamp(record.at);
-  for (const { field, hashed } of DERIVED_COLUMNS) {
-    // an event that lacks one of them throws here: no record can be made of it
-    if (hashed) rows.int4(event ? idHash(event[field]) : 0);
-    else rows.int2(event ? DECISIONS.indexOf(event[field] as Decision) : 0);
+  for (const { field, hashed, optional } of DERIVED_COLUMNS) {
+    const value = event?.[field];
+    // an event that lacks what every record has throws here: no record can be made of it
+    if (!event || (optional && value === undefined)) hashed ? rows.int4(0) : rows.int2(0);
+    else if (hashed) rows.int4(idHash(value as string));
+    else rows.int2(DECISIONS.indexOf(value as Decision));
   }
   rows.bytes(record.hash);
   rows.text(record.tenantId);

@@ -198,11 +198,20 @@ export const FILTER_FIELDS = FIELD_NAMES.filter((name) => fieldOf(name).filter) 
 type FieldWithColumn = FieldsWith<{ column: string }>;
 /** The columns of a decision record that are derived from its fields. */
 export type DerivedColumn = Fields[FieldWithColumn]['column'];
-export const DERIVED_COLUMNS = FIELD_NAMES.flatMap(
-  (name): { field: FieldWithColumn; column: DerivedColumn; hashed: boolean }[] => {
-    const { column, type } = fieldOf(name);
-    return column === undefined
-      ? []
-      : [{ field: name as FieldWithColumn, column: column as DerivedColumn, hashed: type !== 'decision' }];
-  },
-);
+interface Derived {
+  field: FieldWithColumn;
+  column: DerivedColumn;
+  /** It holds the idHash of a text, as a 32-bit integer; otherwise the number of the decision, as a 16-bit one. */
+  hashed: boolean;
+  /** An event may lack the field; the column then holds 0. */
+  optional: boolean;
+}
+/** The derived columns, in the order of their fields. */
+export const DERIVED_COLUMNS: readonly Derived[] = FIELD_NAMES.flatMap((name) => {
+  const { column, type, presence } = fieldOf(name);
+  if (column === undefined) return [];
+  const hashed = type !== 'decision';
+  return [
+    { field: name as FieldWithColumn, column: column as DerivedColumn, hashed, optional: presence === 'optional' },
+  ];
+});

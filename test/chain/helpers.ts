@@ -3,7 +3,7 @@ import type { Database } from '../../db/index.ts';
 import { type AppendEvent, type Appender, type AppenderOptions, openAppender } from '../../server/chain/appender.ts';
 import { chainHash, ZERO_HASH } from '../../server/chain/record.ts';
 import { ChainVerifier } from '../../server/chain/verify.ts';
-import { DECISIONS, type DecisionEvent } from '../../server/domain/decision.ts';
+import { DECISIONS, type DecisionEvent, type DerivedColumn } from '../../server/domain/decision.ts';
 import { systemClock } from '../../server/lib/clock.ts';
 import { keyFingerprint, keyThumbprint, newSigningKey } from '../../server/lib/crypto.ts';
 import { createLog } from '../../server/lib/log.ts';
@@ -78,15 +78,12 @@ export function anyEvent(ids: readonly string[]): fc.Arbitrary<DecisionEvent> {
   });
 }
 
-export interface StoredRow {
+export interface StoredRow extends Record<DerivedColumn, number> {
   seq: number;
   hash: Buffer;
   line: string;
   event_id: string;
   received_at: Date;
-  agent_h: number;
-  session_h: number;
-  decision: number;
 }
 
 export async function storedRows(db: Database, tenantId: string): Promise<StoredRow[]> {

@@ -15,6 +15,7 @@ import { AUDIT_COLUMNS, chainHash, decisionLine, idHash } from '../../server/cha
 import { verifyChain } from '../../server/chain/verification.ts';
 import { Verifications } from '../../server/chain/verifications.ts';
 import { OPERATOR } from '../../server/domain/audit.ts';
+import { DERIVED_COLUMNS } from '../../server/domain/decision.ts';
 import { systemClock } from '../../server/lib/clock.ts';
 import { sha256Tag } from '../../server/lib/crypto.ts';
 import { useDatabase } from '../helpers/database.ts';
@@ -281,9 +282,9 @@ const TAMPERINGS: Record<string, Tampering> = {
   },
 };
 const COLUMNS: Record<string, string> = {
-  agent_h: 'agent_h + 1',
-  session_h: 'session_h - 1',
-  decision: '(decision + 1) % 5',
+  ...Object.fromEntries(
+    DERIVED_COLUMNS.map(({ column, hashed }) => [column, hashed ? `${column} + 1` : `(${column} + 1) % 5`]),
+  ),
   received_at: `received_at - interval '1 ms'`,
   event_id: `event_id || 'x'`,
 };

@@ -10,7 +10,10 @@ import {
   type ChainVerifierOptions,
   type DecisionColumns,
 } from '../../server/chain/verify.ts';
+import { DERIVED_COLUMNS } from '../../server/domain/decision.ts';
 import { anyEvent, ordinaryEvent, type StoredRecord, storedChain } from '../vectors/chain/samples.ts';
+
+const DERIVED = DERIVED_COLUMNS.map(({ column }) => column);
 
 const TENANT = 'tnt_a';
 const chainOf = (n: number) =>
@@ -160,7 +163,7 @@ describe('one flipped bit', () => {
   });
 
   test('of any column is found at its record, whose name is taken from the text', () => {
-    const numbers = ['received_at_ms', 'agent_h', 'session_h', 'decision'] as const;
+    const numbers = ['received_at_ms', ...DERIVED] as const;
     const change = fc.oneof(
       fc.record({ column: fc.constantFrom(...numbers), by: fc.constantFrom(1, 2, 1000, 86_400_000, -1) }),
       fc.record({ column: fc.constant('event_id' as const), by: fc.constant(0) }),
@@ -193,7 +196,7 @@ describe('one flipped bit', () => {
   test('leaves no doubt about a column that is null, not a number, or out of range', () => {
     const rows = chainOf(3);
     for (const odd of [null, Number.NaN, Number.POSITIVE_INFINITY, 1e20, -0.5, undefined]) {
-      for (const column of ['received_at_ms', 'agent_h', 'session_h', 'event_id', 'decision']) {
+      for (const column of ['received_at_ms', 'event_id', ...DERIVED]) {
         const columns = { ...rows[2]!.columns, [column]: odd } as DecisionColumns;
         expect(verify(changed(rows, 2, { columns })).code, `${column} ${odd}`).toBe('column_mismatch');
       }
@@ -215,7 +218,7 @@ describe('the quick look', () => {
     const event = fc.tuple(anyEvent, bait, bait).map(([event, a, b]) => ({ ...event, agent_role: a, deny_reason: b }));
     const tamper = fc.record({
       at: fc.nat(),
-      column: fc.constantFrom('event_id', 'received_at_ms', 'agent_h', 'session_h', 'decision'),
+      column: fc.constantFrom('event_id', 'received_at_ms', ...DERIVED),
       from: fc.nat(),
     });
     fc.assert(

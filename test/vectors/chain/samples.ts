@@ -2,7 +2,15 @@ import { createPrivateKey, type KeyObject } from 'node:crypto';
 import fc from 'fast-check';
 import { chainHash, decisionLine, genesisLine, idHash, ZERO_HASH } from '../../../server/chain/record.ts';
 import type { ChainRow, DecisionColumns } from '../../../server/chain/verify.ts';
-import { DECISIONS, type DecisionEvent, FIELD_NAMES, fieldOf } from '../../../server/domain/decision.ts';
+import {
+  DECISIONS,
+  DERIVED_COLUMNS,
+  type Decision,
+  type DecisionEvent,
+  type DerivedColumn,
+  FIELD_NAMES,
+  fieldOf,
+} from '../../../server/domain/decision.ts';
 import { publicKeyOf } from '../../../server/lib/crypto.ts';
 
 /** An Ed25519 key from a constant seed: the n-th key of the vectors. Never use it for anything else. */
@@ -36,9 +44,7 @@ export function storedChain(
   append(genesisLine(tenantId, 'forensics', new Date(START).toISOString(), fingerprint), {
     event_id: 'genesis_forensics',
     received_at_ms: START,
-    agent_h: 0,
-    session_h: 0,
-    decision: 0,
+    ...derivedFrom({}),
   });
   for (const [i, event] of events.entries()) {
     const received = START + 7 * (i + 1);
@@ -46,12 +52,20 @@ export function storedChain(
     append(decisionLine(tenantId, i + 2, new Date(received).toISOString(), { ...event, event_id: id }), {
       event_id: id,
       received_at_ms: received,
-      agent_h: idHash(event.agent_id),
-      session_h: idHash(event.session_id),
-      decision: DECISIONS.indexOf(event.decision),
+      ...derivedFrom(event),
     });
   }
   return rows;
+}
+
+/** The derived columns of an event; without members, of genesis. */
+function derivedFrom(event: Partial<DecisionEvent>): Record<DerivedColumn, number> {
+  const values = DERIVED_COLUMNS.map(({ field, column, hashed }) => {
+    const value = event[field];
+    if (value === undefined) return [column, 0];
+    return [column, hashed ? idHash(value) : DECISIONS.indexOf(value as Decision)];
+  });
+  return Object.fromEntries(values) as Record<DerivedColumn, number>;
 }
 
 /** Strings as they may come in: any well-formed ones, often with what must be escaped or looks like a member. */
