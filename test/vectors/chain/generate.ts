@@ -1,5 +1,6 @@
 import { signHead } from '../../../server/chain/note.ts';
 import { chainHash, genesisLine, idHash, ZERO_HASH } from '../../../server/chain/record.ts';
+import { type DecisionEvent, FIELD_NAMES, fieldOf } from '../../../server/domain/decision.ts';
 import { keyFingerprint } from '../../../server/lib/crypto.ts';
 import { ordinaryEvent, START, type StoredRecord, storedChain, vectorKey } from './samples.ts';
 
@@ -10,6 +11,10 @@ export const ORIGIN = `control.example/${TENANT}/forensics`;
 export function goldenChain(): StoredRecord[] {
   const everything = {
     ...ordinaryEvent(4),
+    ...sampleOfEach(),
+    rule_id: 'payments-limit#0',
+    policy_version: 3,
+    total_latency_ms: 4,
     action_hash: `sha256:${'a1'.repeat(32)}`,
     agent_id: 'agént "7" \\ 😀',
     bundle_hash: `sha256:${'b2'.repeat(32)}`,
@@ -26,6 +31,15 @@ export function goldenChain(): StoredRecord[] {
   };
   const events = [0, 1, 2, 3, 4].map(ordinaryEvent);
   return storedChain(TENANT, keyFingerprint(vectorKey(1).publicKey), [...events, everything]);
+}
+
+/** A value for every optional field, so that a new one is in the golden chain as soon as it is defined. */
+function sampleOfEach(): Partial<DecisionEvent> {
+  const samples = FIELD_NAMES.filter((name) => fieldOf(name).presence === 'optional').map((name) => {
+    const { type } = fieldOf(name);
+    return [name, type === 'texts' ? ['sample'] : type === 'text' ? `sample ${name}` : 1];
+  });
+  return Object.fromEntries(samples) as Partial<DecisionEvent>;
 }
 
 /** `<blake3-hex> <record line>` for each record, as in an evidence package. */
