@@ -1,4 +1,4 @@
-/** What is known of a hold kind besides how it is released, which is in `server/escrow/kinds.ts`. */
+/** Everything about a hold kind except how it is released, which is in `server/escrow/kinds.ts`. */
 interface HoldKindRow {
   /** How the dashboard and messages name it. */
   label: string;
@@ -27,7 +27,8 @@ interface HoldKindRow {
 
 /**
  * Every hold kind, once: the policy language, evaluation, the API, the database, the messages and the dashboard read these
- * rows. A new kind is a row here, its release in `server/escrow/kinds.ts`, and a life in `test/vectors/escrow`.
+ * rows. A new kind is a row here, its release in `server/escrow/kinds.ts`, and a model and a life in
+ * `test/vectors/escrow/kinds.ts`.
  */
 export const HOLD_KINDS = {
   single: {

@@ -4,7 +4,7 @@
 import type { Annotations, Seats } from './annotations.ts';
 import type { HoldKind } from './hold-kinds.ts';
 
-/** One statement as it stands in a bundle. The Cedar text is authoritative, the rest is derived from it. */
+/** One statement of a bundle. The Cedar text is authoritative, the rest is derived from it. */
 export interface BundleStatement {
   /** The rule id: `<policy_id>#<@id or 0-based position>`. */
   id: string;
@@ -16,7 +16,7 @@ export interface BundleStatement {
   cedar: string;
 }
 
-/** A statement that a hold stands for: its name, and the hash of its text. */
+/** A statement that a hold covers: its name, and the hash of its text. */
 export interface RuleReference {
   id: string;
   /** sha256 of the Cedar text with its annotations. */
@@ -97,7 +97,7 @@ export interface ActionRequest {
   session?: { call_count: number; started: string } | undefined;
 }
 
-/** What a hold keeps of an action beside its type and value. Absent members are null. */
+/** What a hold keeps of an action besides its type and value. Absent members are null. */
 export interface HeldContent {
   tool_server: string | null;
   tool_name: string | null;

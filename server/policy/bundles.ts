@@ -12,11 +12,11 @@ import { actionEntities, type OwnActionTypes, schemaFor } from './language/schem
 import { approvedStatements, LIVE_POLICIES, type LivePolicy } from './live.ts';
 import { packBundle } from './pack-bundle.ts';
 
-/** A bundle is signed for this long, and signed again when half of it is over. */
+/** A bundle is valid for this long, and signed again after half of it. */
 const BUNDLE_SECONDS = 30 * 24 * 3600;
-/** A key chooses its scopes, and each set of them has bundles of its own, which are kept: records name them. */
+/** Sets of scopes that one key may ask for: each has bundles of its own, which are kept because records name them. */
 const MOST_SETS_PER_KEY = 50;
-/** Sets of scopes of a tenant whose bundle is kept in memory; the one that was asked for the longest ago goes first. */
+/** Sets of scopes of a tenant whose bundle is kept in memory; the least recently used is dropped first. */
 const MOST_IN_MEMORY = 100;
 
 export interface PublishedBundle {
@@ -29,15 +29,15 @@ export interface PublishedBundle {
 }
 
 export interface KnownBundle {
-  /** It is the one in force for scopes that it was made for. */
+  /** It is the one in force for the scopes that it was built for. */
   current: boolean;
-  /** When it was built and signed: the one with this seq, or else the last with its content. */
+  /** When it was built and signed: the one with this seq, or else the newest with its content. */
   builtAt: (seq?: number) => Date;
 }
 
 /**
- * The bundles of each tenant: one of all its live policies, and one per set of scopes that a proxy asks for. A bundle is
- * built when it is first asked for after a change, stored as built, and served from memory until the next change.
+ * The bundles of each tenant: one with all its live policies, and one per set of scopes that a proxy asks for. A bundle is
+ * built when it is first requested after a change, stored, and served from memory until the next change.
  */
 export class Bundles {
   readonly #db: Database;
@@ -66,12 +66,12 @@ export class Bundles {
       notices: parts.db.notices,
       empties: { policies: ofTenant, settings: ofTenant, signing_keys: ofTenant },
       tags: (key) => [key.slice(0, key.indexOf(' '))],
-      // half of its time before it ends, so that a proxy never gets one that ends soon
+      // until half of its time is left, so that a proxy never gets one that ends soon
       until: ({ notAfter }) => notAfter.getTime() - (BUNDLE_SECONDS / 2) * 1000,
       now: () => this.#clock.now(),
       perTag: MOST_IN_MEMORY,
     });
-    // after the cache, so that who is woken finds it empty
+    // after the cache, which is then empty for those who are woken
     for (const topic of ['policies', 'settings', 'signing_keys'] as const) {
       parts.db.notices.on(topic, ({ tenantId }) => {
         for (const [tenant, wakers] of this.#waiting) {
@@ -82,8 +82,8 @@ export class Bundles {
   }
 
   /**
-   * The bundle in force for a set of scopes; null means all live policies. What it returns is stored. CONFLICT for a
-   * new set where `keyId`, which asks for it, has asked for too many others.
+   * The bundle in force for a set of scopes; null means all live policies. It is stored when this resolves. CONFLICT for a
+   * new set when the key `keyId` has asked for too many others.
    */
   async current(tenantId: string, scopes: readonly string[] | null, keyId?: string): Promise<PublishedBundle> {
     const wanted = scopes && [...new Set(scopes)].sort();
@@ -96,15 +96,15 @@ export class Bundles {
     try {
       return await this.#current.get(`${tenantId} ${set}`, build);
     } catch (error) {
-      // whoever asked first was refused for what that key has asked for; this one has a limit of its own
+      // the refusal was for another key's number of sets; this key has a limit of its own
       if (own || !(error instanceof AppError && error.problem === 'CONFLICT')) throw error;
       return build();
     }
   }
 
   /**
-   * The current bundle as soon as its hash differs from `hash`, or the same one when `seconds` are over, the signal
-   * fires or `endWaiting` was called.
+   * The current bundle as soon as its hash differs from `hash`; the same one when `seconds` have passed, the signal fires
+   * or `endWaiting` was called.
    */
   async waitForChange(
     tenantId: string,
@@ -139,13 +139,13 @@ export class Bundles {
     }
   }
 
-  /** Answers all who wait for a change, now and from now on: the process is about to end, and they ask the next one. */
+  /** Ends every `waitForChange`, now and from now on: the process is about to stop, and its callers ask another one. */
   endWaiting(): void {
     this.#stopping = true;
     for (const wakers of this.#waiting.values()) for (const wake of wakers) wake();
   }
 
-  /** What is known of the bundles with these hashes; an unknown hash is not in it. */
+  /** What is known about the bundles with these hashes; an unknown hash is left out. */
   async known(tenantId: string, hashes: readonly string[]): Promise<Map<string, KnownBundle>> {
     const rows = await this.#db.query<{ hash: string; scope_set: string; seq: number; built_at: Date }>(
       tenantId,
@@ -221,7 +221,7 @@ export class Bundles {
           [tenantId, keyId],
         );
         if (sets >= MOST_SETS_PER_KEY) {
-          throw new AppError('CONFLICT', `a key may ask for ${MOST_SETS_PER_KEY} sets of scopes`);
+          throw new AppError('CONFLICT', `a key may ask for at most ${MOST_SETS_PER_KEY} sets of scopes`);
         }
       }
       const seq = Math.max(Number(newest?.seq ?? 0), floor) + 1;

@@ -59,7 +59,7 @@ export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) =>
         } finally {
           reply.raw.off('close', leave);
         }
-        // a key that was revoked while it waited gets no more than one that asks anew
+        // a key that was revoked while it waited gets no more than one that asks now
         if (!(await call.context.stillValid())) throw new AppError('UNAUTHENTICATED', 'the key is not valid any more');
         reply.header('preference-applied', `wait=${wait}`);
       }

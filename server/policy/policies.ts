@@ -21,8 +21,8 @@ import { newId } from '../lib/ids.ts';
 import type { Compilation } from './language/compile.ts';
 import { ENFORCED } from './live.ts';
 import {
+  type BareEvent,
   circumstancesOf,
-  type Happening,
   type PolicyQueries,
   type PolicyView,
   policyView,
@@ -34,9 +34,9 @@ import type { PolicyTexts } from './texts.ts';
 /** Who acts, as policies and as the audit chain see it. */
 export type By = Who & Doer;
 
-/** Decisions and remarks on one version. */
+/** Decisions and remarks that one version may have. */
 const MOST_REVIEWS = 500;
-/** Ids that are words of the routes. */
+/** Words of the routes, which cannot be ids. */
 const RESERVED = new Set(['bundle', 'validate', 'format', 'try']);
 
 /**
@@ -102,7 +102,7 @@ export class Policies {
         await em.flush();
       } catch (error) {
         if (!(error instanceof UniqueConstraintViolationException)) throw error;
-        throw new AppError('CONFLICT', 'there is a policy with this id');
+        throw new AppError('CONFLICT', 'a policy with this id already exists');
       }
       const revision = this.#addRevision(em, policy, input.dsl_source, compiled, by, 'create', now);
       await em.flush();
@@ -200,7 +200,7 @@ export class Policies {
     });
   }
 
-  /** Writes down with their revisions what the machine has reviewed. */
+  /** Stores the reviews that the machine asks for with their revisions. */
   async #review(em: EntityManager, policy: PolicyRow, effects: PolicyEffect[], by: By, comment?: string) {
     const decided_at = new Date(this.#clock.now()).toISOString();
     for (const effect of effects) {
@@ -208,7 +208,7 @@ export class Policies {
       const { status, version } = effect.params;
       const revision = await em.findOneOrFail(PolicyRevision, { policyId: policy.id, version });
       if (status === 'commented' && revision.reviews.length >= MOST_REVIEWS) {
-        throw new AppError('CONFLICT', 'the version has too many remarks');
+        throw new AppError('CONFLICT', 'the version has too many reviews and remarks');
       }
       revision.reviews = [
         ...revision.reviews,
@@ -253,9 +253,9 @@ export class Policies {
   async #decide(
     tenantId: string,
     id: string,
-    event: Happening,
+    event: BareEvent,
     by: By,
-    // `remark` stays with the revision; `reason` is told in the audit log as well
+    // `remark` is kept with the revision alone; `reason` is in the audit log as well
     words: { reason?: string | undefined; remark?: string | undefined; note?: string | null },
   ): Promise<PolicyView> {
     return this.#db.transaction(tenantId, async (em, notify) => {
@@ -288,8 +288,8 @@ export class Policies {
   }
 
   /**
-   * Counted when the change is in the transaction, and one such change at a time. What takes statements away is never
-   * refused, also where there are too many.
+   * Counts after the change, one such change at a time. A change that does not add statements is never refused, even where
+   * there are too many.
    */
   async #assertQuota(em: EntityManager, { tenantId, id }: PolicyRow, replaced: number | null): Promise<void> {
     await em.execute('select pg_advisory_xact_lock(hashtextextended(?, 1))', [`live statements of ${tenantId}`]);
@@ -306,7 +306,7 @@ export class Policies {
     if (live <= this.#mostStatements || !grows) return;
     throw new AppError(
       'CONFLICT',
-      `quota live_statements: a tenant may have ${this.#mostStatements} statements live (SVC_LIVE_STATEMENTS), and this would make it ${live}`,
+      `quota live_statements: a tenant may have ${this.#mostStatements} live statements (SVC_LIVE_STATEMENTS), and this change would make it ${live}`,
     );
   }
 

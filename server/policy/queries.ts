@@ -6,10 +6,10 @@ import { hasRole, type Principal, personOf } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import type { OwnActionTypes } from './language/schema.ts';
 
-/** Who acts: the person that counts for author and approver, and what they may. */
+/** The actor of a change: the person who counts as author or approver, and what they may do. */
 export interface Who {
   person: string;
-  /** A person who is signed in, and no key. */
+  /** A signed-in person, not a key. */
   signedIn: boolean;
   admin: boolean;
 }
@@ -47,7 +47,7 @@ export interface OpenReview {
   opened_at?: string;
 }
 
-/** What the list is asked for: policies on which somebody must decide. */
+/** Filters of the list: policies on which somebody must decide. */
 export const REVIEWS = ['open', 'break_glass'] as const;
 
 /** Questions about stored policies and their versions; none of them changes one. */
@@ -60,7 +60,7 @@ export class PolicyQueries {
     this.#rules = parts.rules;
   }
 
-  /** The last changed first; with `review`, those on top that are enforced without one. */
+  /** The most recently changed first; with `review`, those that are enforced without one come before them. */
   async list(
     tenantId: string,
     filter: {
@@ -118,13 +118,13 @@ export class PolicyQueries {
     };
   }
 
-  /** Where a policy's machine stands, and for each event why `who` would be refused now; null when they would not. */
+  /** The state of a policy's machine, and for each event why `who` would be refused now; null when they would not. */
   async standing(tenantId: string, id: string, who: Who) {
     const { status, machineContext: context, machineVersion } = await this.find(tenantId, id);
     const circumstances = circumstancesOf(who, await this.#rules(tenantId));
     const { version, openReviews } = context;
     const decides = status === 'draft' || status === 'pending_approval';
-    const ask = (event: Happening) => policyRefusal(status, context, { ...event, ...circumstances }) ?? null;
+    const ask = (event: BareEvent) => policyRefusal(status, context, { ...event, ...circumstances }) ?? null;
     return {
       state: status,
       version: machineVersion,
@@ -162,8 +162,8 @@ export class PolicyQueries {
   }
 }
 
-/** An event without who sends it and under which rules. */
-export type Happening = PolicyEvent extends infer E
+/** An event of the policy machine without its actor and the rules that apply. */
+export type BareEvent = PolicyEvent extends infer E
   ? E extends PolicyEvent
     ? Omit<E, keyof Circumstances>
     : never

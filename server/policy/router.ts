@@ -16,7 +16,7 @@ const STATUSES = ['draft', 'pending_approval', 'deployed', 'revoked'] as const;
 const tag = 'policies';
 
 const PolicyId = text(64).regex(/^[A-Za-z0-9][A-Za-z0-9._-]*$/, 'must be letters, digits, ".", "_" and "-"');
-// a larger text is a fault of the text, told with its position; this only bounds what is looked at
+// a text over the limit is reported with its position; this only bounds what is read
 const Source = z.string().max(LIMITS.bytes * 4);
 const Version = z.int().min(1).max(2_147_483_647);
 const Id = { id: text(64) };
@@ -61,7 +61,7 @@ const VersionOut = z
 const OpenReviewOut = z
   .object({
     version: z.int(),
-    actor: z.string().describe('who broke the glass, and cannot close the review'),
+    actor: z.string().describe('the person who broke the glass and cannot close the review'),
     reason: z.string().optional(),
     opened_at: z.iso.datetime().optional(),
   })
@@ -118,7 +118,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
   return trpc.router({
     list: route('GET /v1/policies', read, {
       summary: 'List policies',
-      description: 'The last changed first. `agent_role` also finds policies that apply to every role.',
+      description: 'The most recently changed first. `agent_role` also finds policies that apply to every role.',
       tag,
     })
       .input(
@@ -174,7 +174,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
     try: route('POST /v1/policies/try', read, {
       summary: 'What a policy text would decide on a request; nothing is saved or recorded',
       description:
-        'The text stands in the place of the live version of policy `id` among all live policies, or by itself with `alone`. Rate limits count as not reached.',
+        'The text replaces the live version of policy `id` among all live policies, or is tried by itself with `alone`. Rate limits count as not reached.',
       tag,
     })
       .input(
@@ -229,7 +229,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
         };
       }),
 
-    format: route('POST /v1/policies/format', read, { summary: 'Lay out a policy text; nothing is saved', tag })
+    format: route('POST /v1/policies/format', read, { summary: 'Format a policy text; nothing is saved', tag })
       .input(z.strictObject({ dsl_source: Source }))
       .output(z.object({ formatted: z.string().optional(), errors: z.array(DiagnosticOut) }))
       .mutation(({ ctx, input }) => texts.format(ctx.tenantId, input.dsl_source)),
@@ -294,7 +294,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       'POST /v1/policies/{id}/approve',
       { keys: [], role: 'approver' },
       {
-        summary: 'Approve the version that was reviewed; it is enforced from then on',
+        summary: 'Approve the version that was reviewed, which is then enforced',
         description:
           'Where the tenant requires approval, a signed-in person who has neither written nor submitted the version must do this. With the version of an open review (`open_review`) it closes that review, whatever has become of the policy since: a signed-in person other than the one who broke the glass must do that, and what is enforced stays.',
         tag,
@@ -347,7 +347,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
     comment: route(
       'POST /v1/policies/{id}/comments',
       { keys: [], role: 'author' },
-      { summary: 'Remark on the newest version; decides nothing', tag, problems: ['NOT_FOUND', 'VERSION_CHANGED'] },
+      { summary: 'Comment on the newest version; decides nothing', tag, problems: ['NOT_FOUND', 'VERSION_CHANGED'] },
     )
       .input(z.strictObject({ ...Id, version: Version, comment: text(2000) }))
       .output(PolicyOut)
@@ -399,7 +399,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
             z.object({
               rule_id: z.string(),
               effect: z.enum(['permit', 'forbid']),
-              guardrail: z.boolean().describe('adds its obligation where something else permits; never permits'),
+              guardrail: z.boolean().describe('adds its obligation where another statement permits; never permits'),
               line: z.int(),
               roles: z.array(z.string()),
               any_role: z.boolean(),

@@ -4,7 +4,7 @@ import type { BundleStatement } from '../domain/policy.ts';
 import type { Clock } from '../lib/clock.ts';
 import { openBundle } from './bundle.ts';
 
-/** Bundles whose escrow rules are kept in memory. */
+/** Bundles whose rules are kept in memory. */
 const MOST_KEPT = 64;
 
 interface Kept {
@@ -13,8 +13,8 @@ interface Kept {
 }
 
 /**
- * The escrow rules of the bundles that were signed for a tenant: the one in force, and each older one until the end that
- * its signature gives it, because proxies decide by those too.
+ * The rules with `@escrow` of the bundles that were signed for a tenant: the one in force, and each older one until the end
+ * in its signed header, because proxies may still decide by it.
  */
 export class SignedRules {
   readonly #db: Database;
@@ -40,7 +40,7 @@ export class SignedRules {
       [tenantId, bundleHash],
     );
     if (!rows[0]) return undefined;
-    // what stands beside the bytes is not believed: the signed header has the end, the tenant and the hash
+    // the other columns are not trusted: the signed header has the end, the tenant and the hash
     const { header, hash, content } = openBundle(rows[0].bytes, this.#keyFor, { tenant: tenantId });
     const notAfter = Date.parse(header.not_after);
     if (hash !== bundleHash || notAfter <= this.#clock.now()) return undefined;

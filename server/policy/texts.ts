@@ -8,7 +8,7 @@ import type { Compilation, CompiledStatement } from './language/compile.ts';
 import { actionEntities, schemaFor } from './language/schema.ts';
 import { type PolicyQueries, type PolicyView, policyView, type Rules } from './queries.ts';
 
-/** A statement that no request meets: agents have ids. */
+/** A statement that matches no request: an agent always has an id. */
 const NO_RULE = 'forbid(principal == Agent::"", action, resource == Tool::"");';
 
 /**
@@ -46,8 +46,8 @@ export class PolicyTexts {
   }
 
   /**
-   * What a text would decide on a request, and what is decided now. With `alone` the text stands by itself, else in the
-   * place of the policy's live version among all live ones. Nothing is saved, counted or recorded.
+   * What a text would decide on a request, and what the live policies decide now. With `alone` the text is tried by itself,
+   * else in place of the policy's live version among all live ones. Nothing is saved, counted or recorded.
    */
   async tryOut(
     tenantId: string,
@@ -72,7 +72,7 @@ export class PolicyTexts {
     const trial = await this.#ask((language) =>
       language.tryOut(tenantId, { policyId, text: input.dsl_source, beside, ...common }),
     );
-    // a text that permits nothing and forbids nothing stands for no draft at all
+    // a text that permits nothing and forbids nothing is the same as no draft
     const now =
       trial.verdict &&
       (await this.#ask((language) =>

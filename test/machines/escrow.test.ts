@@ -21,6 +21,7 @@ import { HOLD_KIND_NAMES, type HoldKind, holdKind } from '../../server/domain/ho
 import { RELEASES } from '../../server/escrow/kinds.ts';
 import { tally } from '../../server/escrow/quorum.ts';
 import { generate } from '../vectors/escrow/generate.ts';
+import { MODEL } from '../vectors/escrow/kinds.ts';
 
 const SIEGE = process.env.SVC_SIEGE === '1';
 
@@ -135,15 +136,7 @@ class Reference {
     const { type, approvals, releaseAfter } = this.terms;
     const conditions = [...this.satisfied.values()].every(Boolean);
     const people = seated && this.counted.approvals >= approvals;
-    switch (type) {
-      case 'single':
-      case 'multi_party':
-        return people && conditions;
-      case 'conditional':
-        return (approvals === 0 || people) && conditions && seatedOrNone(this.terms, seated);
-      case 'time_delayed':
-        return conditions && (this.now >= releaseAfter || (approvals > 0 && people));
-    }
+    return MODEL[type]({ people, asksPeople: approvals > 0, conditions, timeOver: this.now >= releaseAfter });
   }
 
   #executeBy(): number {
@@ -162,8 +155,6 @@ class Reference {
     this.log.push(status);
   }
 }
-
-const seatedOrNone = (terms: Terms, seated: boolean) => terms.approvals === 0 || seated;
 
 function seatable(seats: string[], people: string[]): boolean {
   const [seat, ...rest] = seats;
@@ -217,7 +208,8 @@ const termsArbitrary: fc.Arbitrary<Terms> = fc
   .map((terms) => {
     const least = holdKind(terms.type).leastApprovals;
     const seats = terms.quorum.reduce((sum, { count }) => sum + count, 0);
-    const conditions = terms.type === 'conditional' && terms.conditions.length === 0 ? ['kyc'] : terms.conditions;
+    const conditions =
+      holdKind(terms.type).needsConditions && terms.conditions.length === 0 ? ['kyc'] : terms.conditions;
     return { ...terms, conditions, approvals: Math.max(terms.approvals, least, seats) };
   });
 

@@ -116,9 +116,9 @@ interface Slice {
  * cannot match the request are left out of the call, and so is what the rest does not read of context and arguments.
  * What was asked before is answered from memory: where no statement reads the arguments, that is most of the traffic.
  *
- * A guardrail binds where something else permits. The engine does not tell of permits behind a forbid that is hit, so
- * it is asked about guardrails as permits: one call then tells of all of them.
- * INVARIANT: a guardrail that is hit never stands for a permit.
+ * A guardrail binds where something else permits. The engine does not report permits behind a forbid that is hit, so
+ * it is asked about guardrails as permits: one call then reports all of them.
+ * INVARIANT: a guardrail that is hit never counts as a permit.
  */
 export class PolicyEngine {
   readonly #content: BundleContent;
@@ -301,7 +301,7 @@ export function doubted(path: string, rule?: BundleStatement): Match {
   return { outcome: 'doubt', hits: rule ? [rule] : [], rates: [], doubt: path };
 }
 
-/** Null, which stands for everything, when one of them is. */
+/** Null, which means everything, when one of them is null. */
 function union(lists: (readonly string[] | null)[]): ReadonlySet<string> | null {
   return lists.includes(null) ? null : new Set(lists.flatMap((list) => list ?? []));
 }

@@ -66,9 +66,9 @@ export function joinedTerms(rules: readonly BundleStatement[]): HoldTerms {
 }
 
 /**
- * How long the joined hold waits, and how long its release is good. A rule without @execute_within lets a release be
- * good until its ttl and no longer: beside one that counts from the release, wait and use together fit into that ttl,
- * at least half of it for the wait, and more where a delay needs it.
+ * How long the joined hold waits, and how long its release is valid. A rule without @execute_within lets a release be
+ * valid until its ttl and no longer: next to a rule that counts from the release, wait and use together fit into that
+ * ttl, at least half of it for the wait, and more where a delay needs it.
  */
 function timesOf(
   holding: readonly BundleStatement[],
@@ -77,7 +77,7 @@ function timesOf(
   const shortest = Math.min(...holding.map(ttl));
   const within = Math.min(...holding.map(({ annotations }) => annotations.execute_within ?? Infinity));
   const end = Math.min(...holding.filter(({ annotations }) => !annotations.execute_within).map(ttl));
-  // whatever the moment of the release, it is no longer good after the ttl
+  // whenever the release is, it is not valid after the ttl
   if (end < Infinity && within >= shortest) return { ttl_seconds: shortest };
   if (end === Infinity) return { ttl_seconds: shortest, execute_within_seconds: within };
   const use = Math.max(1, Math.min(within, Math.floor(end / 2), end - delay - 1));

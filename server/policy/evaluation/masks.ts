@@ -5,7 +5,7 @@
  * of the whole standard would also accept filters that no other consumer of a bundle knows.
  */
 
-/** What stands in the place of a masked value, whatever its type was. */
+/** What replaces a masked value, whatever its type was. */
 export const MASKED = '[masked]';
 
 interface Step {

@@ -4,7 +4,7 @@ import type { Context, EntityJson, StatefulAuthorizationCall } from '@cedar-poli
 import type { ActionRequest } from '../../domain/policy.ts';
 import type { Placed, TagKind } from '../language/head.ts';
 
-/** A request that has no exact form for the engine. Whoever decides must deny. */
+/** A request that has no exact form for the engine. The caller must deny. */
 export class RequestError extends Error {
   override readonly name = 'RequestError';
 }
@@ -152,7 +152,7 @@ const ROOT: Place = { key: '', fold: '' };
 function placeOf(parent: Place, name: string): Place {
   const fold = folded(name);
   if (parent !== ROOT) return { key: `${parent.key}.${name}`, fold: `${parent.fold}.${fold}` };
-  // in every spelling, so that whoever reads the argument in one of them cannot be shown another
+  // in every spelling, so that a reader of one of them cannot be shown another
   return /^context(?:$|[.[])/.test(fold)
     ? { key: `arguments.${name}`, fold: `arguments.${fold}` }
     : { key: name, fold };

@@ -38,7 +38,7 @@ export interface Compilation {
   any_role: boolean;
 }
 
-/** More than this helps nobody, and one text could else make thousands. */
+/** More diagnostics help nobody, and one text could cause thousands. */
 const MOST_DIAGNOSTICS = 100;
 
 /**
@@ -127,7 +127,7 @@ function compile(host: CedarHost, policyId: string, text: string, schema: string
   };
 }
 
-/** The text in the engine's standard form, or what is wrong with it. Throws only what `CedarHost` cannot mend. */
+/** The text in the engine's standard form, or what is wrong with it. Throws only what `CedarHost` cannot recover from. */
 export function formatPolicy(host: CedarHost, text: string): { formatted?: string; errors: Diagnostic[] } {
   const { source, refusal } = scan(text);
   if (refusal) return { errors: [refusal] };

@@ -7,7 +7,7 @@ export type Constraint =
   | { op: 'in'; entities: string[] }
   | { op: 'is'; type: string; entities?: string[] };
 
-/** What can be told about a statement from its tokens alone, at a hundredth of the cost of asking the engine. */
+/** What a statement's tokens alone show about it, at a hundredth of the cost of asking the engine. */
 export interface Head {
   effect: string;
   principal: Constraint;

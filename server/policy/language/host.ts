@@ -13,7 +13,7 @@ interface WasmMemory {
 }
 declare const WebAssembly: { Module: new (bytes: Uint8Array) => object };
 
-/** The engine threw, or refused what it was given to prepare. Whoever decides must deny. */
+/** The engine threw, or refused what it was given to prepare. The caller must deny. */
 export class EngineError extends Error {
   override readonly name = 'EngineError';
 }

@@ -211,7 +211,7 @@ export interface AnnotationToken {
   start: number;
 }
 
-/** What stands before the scope: the annotations and the effect. `rest` is the index of the token after the effect. */
+/** What precedes the scope: the annotations and the effect. `rest` is the index of the token after the effect. */
 export function preamble(statement: Token[]): { annotations: AnnotationToken[]; effect: string; rest: number } {
   const annotations: AnnotationToken[] = [];
   let n = 0;

@@ -41,7 +41,7 @@ export function readStatements(policyId: string, source: string, tokens: Token[]
 
 /**
  * The statements of a text that was compiled when it was stored, as a bundle carries them but for the version. It is
- * derived from the text each time: what stands beside a text in a database is not what was approved. Throws a RangeError
+ * derived from the text each time: what the database stores next to a text is not what was approved. Throws a RangeError
  * on a text that cannot have been compiled.
  */
 export function storedStatements(policyId: string, text: string): Omit<BundleStatement, 'version'>[] {
