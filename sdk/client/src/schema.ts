@@ -586,7 +586,7 @@ export interface paths {
         };
         /**
          * List policies
-         * @description The last changed first. `agent_role` also finds policies that apply to every role.
+         * @description The most recently changed first. `agent_role` also finds policies that apply to every role.
          */
         get: operations["policies-list"];
         put?: never;
@@ -626,7 +626,7 @@ export interface paths {
         put?: never;
         /**
          * What a policy text would decide on a request; nothing is saved or recorded
-         * @description The text stands in the place of the live version of policy `id` among all live policies, or by itself with `alone`. Rate limits count as not reached.
+         * @description The text replaces the live version of policy `id` among all live policies, or is tried by itself with `alone`. Rate limits count as not reached.
          */
         post: operations["policies-try"];
         delete?: never;
@@ -644,7 +644,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Lay out a policy text; nothing is saved */
+        /** Format a policy text; nothing is saved */
         post: operations["policies-format"];
         delete?: never;
         options?: never;
@@ -721,7 +721,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Approve the version that was reviewed; it is enforced from then on
+         * Approve the version that was reviewed, which is then enforced
          * @description Where the tenant requires approval, a signed-in person who has neither written nor submitted the version must do this. With the version of an open review (`open_review`) it closes that review, whatever has become of the policy since: a signed-in person other than the one who broke the glass must do that, and what is enforced stays.
          */
         post: operations["policies-approve"];
@@ -794,7 +794,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Remark on the newest version; decides nothing */
+        /** Comment on the newest version; decides nothing */
         post: operations["policies-comment"];
         delete?: never;
         options?: never;
@@ -2486,7 +2486,7 @@ export interface components {
         /** @description A break-glass deployment that waits for an approver other than its actor */
         OpenReview: {
             version: number;
-            /** @description who broke the glass, and cannot close the review */
+            /** @description the person who broke the glass and cannot close the review */
             actor: string;
             reason?: string;
             /** Format: date-time */
@@ -6588,7 +6588,7 @@ export interface operations {
                             rule_id: string;
                             /** @enum {string} */
                             effect: "permit" | "forbid";
-                            /** @description adds its obligation where something else permits; never permits */
+                            /** @description adds its obligation where another statement permits; never permits */
                             guardrail: boolean;
                             line: number;
                             roles: string[];
