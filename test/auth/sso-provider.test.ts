@@ -1,12 +1,8 @@
-import { once } from 'node:events';
-import { createServer, type Server } from 'node:http';
-import type { AddressInfo } from 'node:net';
-import { exportJWK, generateKeyPair } from 'jose';
-import Provider, { type ClientMetadata } from 'oidc-provider';
-import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { beforeAll, describe, expect, test } from 'vitest';
 import { AUDIT_ACTIONS, OPERATOR } from '../../server/domain/audit.ts';
 import { dump } from '../helpers/api.ts';
 import { useDns } from '../helpers/dns.ts';
+import { startOpenIdProvider } from '../helpers/openid-provider.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 import {
   addMember,
@@ -25,80 +21,33 @@ const dns = useDns();
 const server = useServer(dns.settings({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }));
 
 const SECRETS = { basic: 'first secret: 100% + more', post: 'a secret for the form' };
-const client = (id: string, more: Partial<ClientMetadata>): ClientMetadata => ({
-  client_id: id,
-  redirect_uris: [`${BASE_URL}/auth/callback/none`],
-  response_types: ['code'],
-  grant_types: ['authorization_code'],
-  ...more,
-});
-
 /** What the tenants have registered at the providers beside it: each its own redirect URI. */
 const registered = new Set<string>();
 
 /** The people that the provider knows, by what they type as login. */
 const people: Record<string, { email: string; email_verified: boolean; name: string }> = {};
-const servers: Server[] = [];
-
-/** A provider on loopback; `claimsInToken`: whether the ID token has the claims of scopes, or userinfo alone. */
-async function startProvider(
-  clients: ClientMetadata[],
-  options: { claimsInToken: boolean; methods?: ('client_secret_basic' | 'client_secret_post')[] },
-): Promise<string> {
-  const http = createServer();
-  servers.push(http);
-  await once(http.listen(0, '127.0.0.1'), 'listening');
-  const issuer = `http://127.0.0.1:${(http.address() as AddressInfo).port}`;
-  const keys = await Promise.all(
-    (['RS256', 'ES256'] as const).map(async (alg) => {
-      const { privateKey } = await generateKeyPair(alg, { extractable: true });
-      return { ...(await exportJWK(privateKey)), alg, use: 'sig', kid: `${alg}-key` };
-    }),
-  );
-  const provider = new Provider(issuer, {
-    clients,
-    jwks: { keys } as never,
-    cookies: { keys: ['a key for cookies of the test'] },
-    claims: { openid: ['sub'], email: ['email', 'email_verified'], profile: ['name'] },
-    conformIdTokenClaims: !options.claimsInToken,
-    pkce: { required: () => true },
-    ttl: { AccessToken: 600, Grant: 600, IdToken: 600, Interaction: 600, Session: 600 },
-    findAccount: (_, id) => (people[id] ? { accountId: id, claims: () => ({ sub: id, ...people[id] }) } : undefined),
-    ...(options.methods && { clientAuthMethods: options.methods }),
-  });
-  provider.Client.prototype.redirectUriAllowed = (uri: string) => registered.has(uri);
-  http.on('request', provider.callback());
-  return issuer;
-}
-
 let issuer: string;
 let formIssuer: string;
 let tenant: TestTenant;
 beforeAll(async () => {
-  issuer = await startProvider(
-    [
-      client('svc', { client_secret: SECRETS.basic, token_endpoint_auth_method: 'client_secret_basic' }),
-      client('svc-es256', {
-        client_secret: SECRETS.basic,
-        token_endpoint_auth_method: 'client_secret_basic',
-        id_token_signed_response_alg: 'ES256',
-      }),
+  const common = { claimsOf: (login: string) => people[login], redirectUris: registered };
+  const basic = { client_secret: SECRETS.basic, token_endpoint_auth_method: 'client_secret_basic' } as const;
+  issuer = await startOpenIdProvider({
+    ...common,
+    clients: [
+      { client_id: 'svc', ...basic },
+      { client_id: 'svc-es256', ...basic, id_token_signed_response_alg: 'ES256' },
     ],
-    { claimsInToken: false },
-  );
-  formIssuer = await startProvider(
-    [client('svc', { client_secret: SECRETS.post, token_endpoint_auth_method: 'client_secret_post' })],
-    { claimsInToken: true, methods: ['client_secret_post'] },
-  );
+    claimsInToken: false,
+  });
+  formIssuer = await startOpenIdProvider({
+    ...common,
+    clients: [{ client_id: 'svc', client_secret: SECRETS.post, token_endpoint_auth_method: 'client_secret_post' }],
+    claimsInToken: true,
+    methods: ['client_secret_post'],
+  });
   tenant = await newTenant();
 });
-afterAll(async () => {
-  for (const http of servers) {
-    http.closeAllConnections();
-    http.close();
-  }
-});
-
 /** A tenant that has registered its redirect URI. */
 async function newTenant(): Promise<TestTenant> {
   const made = await server.tenant();

@@ -1,16 +1,11 @@
-import { once } from 'node:events';
-import { createServer, type Server } from 'node:http';
-import type { AddressInfo } from 'node:net';
-import { exportJWK, generateKeyPair } from 'jose';
-import Provider from 'oidc-provider';
-import { afterAll, beforeAll, expect, test } from 'vitest';
+import { beforeAll, expect, test } from 'vitest';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { useDns } from '../helpers/dns.ts';
 import { mailsSent, mailsTo } from '../helpers/mail.ts';
+import { startOpenIdProvider } from '../helpers/openid-provider.ts';
 import { useServer } from '../helpers/server.ts';
 
 const dns = useDns();
-let http: Server;
 let issuer: string;
 const CLIENT = { id: 'governance', secret: 'a secret of the test' };
 
@@ -18,34 +13,12 @@ const CLIENT = { id: 'governance', secret: 'a secret of the test' };
 const registered = new Set<string>();
 const server = useServer(dns.settings({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }), { browsed: true });
 beforeAll(async () => {
-  http = createServer();
-  await once(http.listen(0, '127.0.0.1'), 'listening');
-  issuer = `http://127.0.0.1:${(http.address() as AddressInfo).port}`;
-  const { privateKey } = await generateKeyPair('ES256', { extractable: true });
-  const provider = new Provider(issuer, {
-    clients: [
-      {
-        client_id: CLIENT.id,
-        client_secret: CLIENT.secret,
-        redirect_uris: [`${server.url}/auth/callback/none`],
-        id_token_signed_response_alg: 'ES256',
-      },
-    ],
-    jwks: { keys: [{ ...(await exportJWK(privateKey)), alg: 'ES256', use: 'sig', kid: 'one' }] } as never,
-    cookies: { keys: ['a key for cookies of the test'] },
-    claims: { openid: ['sub'], email: ['email', 'email_verified'], profile: ['name'] },
-    conformIdTokenClaims: false,
-    findAccount: (_ctx, id) => ({
-      accountId: id,
-      claims: () => ({ sub: id, email: `${id}@meridian.test`, email_verified: true, name: id }),
-    }),
+  issuer = await startOpenIdProvider({
+    clients: [{ client_id: CLIENT.id, client_secret: CLIENT.secret, id_token_signed_response_alg: 'ES256' }],
+    claimsOf: (login) => ({ email: `${login}@meridian.test`, email_verified: true, name: login }),
+    redirectUris: registered,
+    claimsInToken: true,
   });
-  provider.Client.prototype.redirectUriAllowed = (uri: string) => registered.has(uri);
-  http.on('request', provider.callback());
-});
-afterAll(() => {
-  http.closeAllConnections();
-  http.close();
 });
 
 describeInBrowser('people', () => {
