@@ -236,6 +236,15 @@ test('every action of the audit log and every event that a page names is one tha
   expect(unknown).toEqual([]);
 });
 
+test('every file and folder of the project that a page names is there', () => {
+  const named = found(/^((?:server|machines|db|web|test|docs|sdk)\/[\w./-]*\w)\/?$/g).map(({ file, match }) => ({
+    file,
+    name: match[1]!,
+  }));
+  expect(named.length).toBeGreaterThan(40);
+  expect(named.filter(({ name }) => !existsSync(path.join(root, name)))).toEqual([]);
+});
+
 test('every route that a page names is in the OpenAPI document', () => {
   const known = Object.entries(document.paths).flatMap(([route, methods]) =>
     Object.keys(methods).map((method) => ({ method: method.toUpperCase(), route: route.replace(/\{[^}]+\}/g, '{}') })),
