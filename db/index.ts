@@ -40,6 +40,8 @@ export interface Database {
    * change with a lower number.
    */
   horizon(): Promise<{ run: string; xmin: number }>;
+  /** Tells installations that share a Redis apart: restored copies of one database have other oids, as a rule. */
+  installation(): Promise<string>;
   /** A connection of the owner's outside the pool, for the chain writer and listeners. */
   connectOwner(): Promise<pg.Client>;
   close(): Promise<void>;
@@ -168,6 +170,13 @@ export async function openDatabase(url: string, options: { poolSize?: number } =
         `select ${SERVER_RUN} as run, pg_snapshot_xmin(pg_current_snapshot())::text as xmin`,
       );
       return { run: rows[0]!.run, xmin: Number(rows[0]!.xmin) };
+    },
+    installation: async () => {
+      const { rows } = await owner.query<{ id: string }>(
+        `select encode(i.canary, 'hex') || '/' || d.oid as id
+         from instance i, pg_database d where d.datname = current_database()`,
+      );
+      return rows[0]!.id;
     },
     connectOwner,
     close: async () => {

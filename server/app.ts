@@ -1,9 +1,7 @@
-import { randomBytes } from 'node:crypto';
-import { chmodSync, existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 import { claimDatabase } from '../db/claim.ts';
-import { type Database, migrate, openDatabase, type WriteAudit } from '../db/index.ts';
+import { migrate, openDatabase, type WriteAudit } from '../db/index.ts';
 import { readinessOf } from '../db/readiness.ts';
 import { deliveryMachine } from '../machines/delivery.ts';
 import { holdMachine } from '../machines/escrow.ts';
@@ -35,10 +33,12 @@ import { Checkpoints } from './chain/checkpoint.ts';
 import { AcknowledgedHeads } from './chain/heads.ts';
 import { auditExportRoute, verifyRoutes } from './chain/http.ts';
 import type { ChainName } from './chain/record.ts';
+import { headsOf } from './chain/seek.ts';
 import { Verifications } from './chain/verifications.ts';
-import { type Config, parseMasterKey } from './config.ts';
+import type { Config } from './config.ts';
 import { Decider } from './decisions/decide.ts';
 import { registerIngest } from './decisions/ingest.ts';
+import { forgetInputs } from './decisions/retention.ts';
 import { INGEST_ACCESS, ingestRoutes } from './decisions/router.ts';
 import type { Doer } from './domain/audit.ts';
 import type { SignInPolicyOf } from './domain/principal.ts';
@@ -51,6 +51,7 @@ import { type Job, startJobs } from './jobs/jobs.ts';
 import { Outbox } from './jobs/mail.ts';
 import { keyRoutes } from './keys/http.ts';
 import { Keyring, SealedError } from './keys/keyring.ts';
+import { masterKey } from './keys/master-key.ts';
 import { type Clock, systemClock } from './lib/clock.ts';
 import { SecretBox } from './lib/crypto.ts';
 import { Egress } from './lib/egress.ts';
@@ -66,7 +67,7 @@ import { Policies } from './policy/policies.ts';
 import { PolicyQueries } from './policy/queries.ts';
 import { SignedRules } from './policy/signed-rules.ts';
 import { PolicyTexts } from './policy/texts.ts';
-import { Fleet } from './proxies/fleet.ts';
+import { Fleet, silentProxies } from './proxies/fleet.ts';
 import { mountPlain, type PlainRoute } from './rpc/plain.ts';
 import { assertAccess } from './rpc/procedure.ts';
 import { Deliverer } from './subscriptions/deliver.ts';
@@ -125,7 +126,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     box = new SecretBox(secret);
     keyring = await Keyring.open(db, box, clock);
     if (config.redisUrl) {
-      redis = await RedisLink.open(config.redisUrl, { log, secret, installation: await installationOf(db) });
+      redis = await RedisLink.open(config.redisUrl, { log, secret, installation: await db.installation() });
     }
   } catch (error) {
     await db.close();
@@ -398,29 +399,6 @@ export async function openCore(parts: Parts): Promise<Core> {
   };
 }
 
-/**
- * The master key: as set, or else that of the data directory, made there once. Whoever has the database and this key
- * has every secret in it.
- */
-function masterKey(config: Config): Buffer {
-  if (config.masterKey) return config.masterKey;
-  const file = path.join(config.dataDir, 'master.key');
-  mkdirSync(config.dataDir, { recursive: true });
-  if (!existsSync(file)) {
-    writeFileSync(file, `${randomBytes(32).toString('hex')}\n`, { mode: 0o600, flag: 'wx' });
-    chmodSync(file, 0o600);
-  }
-  return parseMasterKey(readFileSync(file, 'utf8').trim(), file);
-}
-
-/** Tells installations apart that share a Redis: restored copies of one database have other oids, as a rule. */
-async function installationOf(db: Database): Promise<string> {
-  const { rows } = await db.owner.query<{ id: string }>(
-    `select encode(i.canary, 'hex') || '/' || d.oid as id from instance i, pg_database d where d.datname = current_database()`,
-  );
-  return rows[0]!.id;
-}
-
 export interface Program {
   /** Undefined while the program is sealed. */
   readonly core: Core | undefined;
@@ -509,7 +487,13 @@ export async function createProgram(parts: Parts): Promise<Program> {
     const { db, holds, deliverer } = core;
     jobs = startJobs(
       [
-        forgetInputs(core, clock),
+        forgetInputs({
+          db,
+          clock,
+          tenants: () => core.tenants.list(),
+          retentionDays: async (tenantId) => (await core.tenants.settings(tenantId)).input_retention_days,
+          forgetHeld: (tenantId, before) => holds.forget(tenantId, before),
+        }),
         { name: 'check domains', everySeconds: 3600, run: (signal) => core.domains.recheck(log, signal) },
         holdTimers(holds, log),
         holdRecounts(holds, db.notices),
@@ -517,7 +501,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
         forgetEnded(core),
         deliverer.job(),
         { name: 'forget deliveries', everySeconds: 600, run: () => deliverer.forget() },
-        watchProxies(core),
+        silentProxies(core.fleet, core.pollSeconds),
       ],
       log,
     );
@@ -554,31 +538,6 @@ export function describeApi(): object {
   ]);
 }
 
-/** Erases inputs of decisions, and what holds keep of them, when the tenant's retention is over. The chain holds only their hashes. */
-function forgetInputs(core: Core, clock: Clock): Job {
-  return {
-    name: 'forget inputs',
-    everySeconds: 600,
-    async run(signal) {
-      for (const { tenant_id } of await core.tenants.list()) {
-        if (signal.aborted) return;
-        const { input_retention_days } = await core.tenants.settings(tenant_id);
-        const before = new Date(clock.now() - input_retention_days * 24 * 3600 * 1000);
-        let erased = 0;
-        do {
-          const gone = await core.db.owner.query(
-            `delete from decision_input where (tenant_id, event_id) in (
-               select tenant_id, event_id from decision_input where tenant_id = $1 and created_at < $2 limit 5000)`,
-            [tenant_id, before],
-          );
-          erased = gone.rowCount ?? 0;
-        } while (erased > 0 && !signal.aborted);
-        while (!signal.aborted && (await core.holds.forget(tenant_id, before)) > 0);
-      }
-    },
-  };
-}
-
 /** Mails sign-in links to those who asked and are known, and whatever else is in the outbox. */
 function mails({ links, outbox }: Core): Job {
   return {
@@ -604,20 +563,6 @@ function forgetEnded({ sessions, links, invitations }: Core): Job {
   };
 }
 
-/** Tells subscribers of proxies that have fallen silent. */
-function watchProxies({ fleet, pollSeconds }: Core): Job {
-  return {
-    name: 'silent proxies',
-    everySeconds: 5,
-    async run(signal) {
-      for (const tenantId of await fleet.watched()) {
-        if (signal.aborted) return;
-        await fleet.notifyOffline(tenantId, await pollSeconds(tenantId));
-      }
-    },
-  };
-}
-
 /** Every route that is not a procedure. */
 function plainRoutes(core: Core, streams: LiveStreams): PlainRoute[] {
   return [
@@ -637,16 +582,7 @@ function plainRoutes(core: Core, streams: LiveStreams): PlainRoute[] {
 }
 
 function liveStreams({ db }: Core): LiveStreams {
-  return new LiveStreams({
-    notices: db.notices,
-    heads: async (tenantIds) => {
-      const { rows } = await db.owner.query<{ tenant_id: string; seq: number }>(
-        `select tenant_id, seq from chain_head where chain = 'forensics' and tenant_id = any($1::text[])`,
-        [tenantIds],
-      );
-      return new Map(rows.map((row) => [row.tenant_id, row.seq]));
-    },
-  });
+  return new LiveStreams({ notices: db.notices, heads: (tenantIds) => headsOf(db, tenantIds) });
 }
 
 function inspectorOf({ db }: Core, url: string, log: Log): Inspector {

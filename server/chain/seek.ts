@@ -1,4 +1,5 @@
 import type pg from 'pg';
+import type { Database } from '../../db/index.ts';
 import { RECORDS } from './loss.ts';
 import type { ChainName } from './record.ts';
 
@@ -13,6 +14,15 @@ export const PLAN = {
   text: `select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
     set_config('enable_sort', 'off', true)`,
 };
+
+/** The heads of the decision chains of these tenants, by tenant; a tenant without a record has none. */
+export async function headsOf(db: Pick<Database, 'owner'>, tenantIds: readonly string[]): Promise<Map<string, number>> {
+  const { rows } = await db.owner.query<{ tenant_id: string; seq: number }>(
+    `select tenant_id, seq from chain_head where chain = 'forensics' and tenant_id = any($1::text[])`,
+    [tenantIds],
+  );
+  return new Map(rows.map(({ tenant_id, seq }) => [tenant_id, seq]));
+}
 
 /** The seq of the chain's last record; 0 when it has none. */
 export async function lastSeq(client: pg.PoolClient, tenantId: string, chain: ChainName): Promise<number> {

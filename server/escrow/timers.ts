@@ -1,7 +1,7 @@
-import { setTimeout as delay } from 'node:timers/promises';
 import type { Notices } from '../../db/notices.ts';
 import type { Job } from '../jobs/jobs.ts';
 import type { Log } from '../lib/log.ts';
+import { pause } from '../lib/pause.ts';
 import type { DueHold, Holds } from './holds.ts';
 
 /** Holds of one tenant that change in one transaction. */
@@ -55,12 +55,7 @@ export function holdTimers(holds: Holds, log: Log): Job {
     everySeconds: 1,
     async run(signal) {
       while (!signal.aborted) {
-        const pause = Math.max(1, await look(signal));
-        try {
-          await delay(pause, undefined, { signal });
-        } catch (error) {
-          if (!signal.aborted) throw error;
-        }
+        await pause(Math.max(1, await look(signal)), signal);
       }
     },
   };

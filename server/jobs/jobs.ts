@@ -1,5 +1,5 @@
-import { setTimeout as delay } from 'node:timers/promises';
 import type { Log } from '../lib/log.ts';
+import { pause } from '../lib/pause.ts';
 
 export interface Job {
   name: string;
@@ -18,8 +18,7 @@ export function startJobs(jobs: readonly Job[], log: Log): { stop(): Promise<voi
       } catch (err) {
         if (!stopped.signal.aborted) log.error({ err, job: job.name }, 'a job failed');
       }
-      // rejects when the jobs are stopped
-      await delay(job.everySeconds * 1000, undefined, { signal: stopped.signal }).catch(() => undefined);
+      await pause(job.everySeconds * 1000, stopped.signal);
     }
   });
   return {

@@ -2,6 +2,7 @@ import { AgentKey, ProxyInstance } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
 import { addEvent } from '../../db/outbox.ts';
 import { AppError } from '../errors.ts';
+import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
 
 /** What a proxy reports about itself. */
@@ -152,4 +153,18 @@ export class Fleet {
         ...(row.expiresAt && { expires_at: row.expiresAt.toISOString() }),
       }));
   }
+}
+
+/** Reports proxies that have fallen silent to their tenant's subscribers. */
+export function silentProxies(fleet: Fleet, pollSeconds: (tenantId: string) => Promise<number>): Job {
+  return {
+    name: 'silent proxies',
+    everySeconds: 5,
+    async run(signal) {
+      for (const tenantId of await fleet.watched()) {
+        if (signal.aborted) return;
+        await fleet.notifyOffline(tenantId, await pollSeconds(tenantId));
+      }
+    },
+  };
 }

@@ -1,0 +1,39 @@
+import type { Database } from '../../db/index.ts';
+import type { Job } from '../jobs/jobs.ts';
+import type { Clock } from '../lib/clock.ts';
+
+const BATCH = 5000;
+const DAY_MS = 24 * 3600 * 1000;
+
+/**
+ * Erases inputs of decisions, and by `forgetHeld` what holds keep of them, once the tenant's retention is over. The
+ * chain holds only their hashes. `forgetHeld` resolves to how many it erased, and is called until there are none left.
+ */
+export function forgetInputs(parts: {
+  db: Database;
+  clock: Clock;
+  tenants: () => Promise<readonly { tenant_id: string }[]>;
+  retentionDays: (tenantId: string) => Promise<number>;
+  forgetHeld: (tenantId: string, before: Date) => Promise<number>;
+}): Job {
+  const forgetDecided = async (tenantId: string, before: Date) => {
+    const { rowCount } = await parts.db.owner.query(
+      `delete from decision_input where (tenant_id, event_id) in (
+         select tenant_id, event_id from decision_input where tenant_id = $1 and created_at < $2 limit ${BATCH})`,
+      [tenantId, before],
+    );
+    return rowCount ?? 0;
+  };
+  return {
+    name: 'forget inputs',
+    everySeconds: 600,
+    async run(signal) {
+      for (const { tenant_id } of await parts.tenants()) {
+        if (signal.aborted) return;
+        const before = new Date(parts.clock.now() - (await parts.retentionDays(tenant_id)) * DAY_MS);
+        while (!signal.aborted && (await forgetDecided(tenant_id, before)) > 0);
+        while (!signal.aborted && (await parts.forgetHeld(tenant_id, before)) > 0);
+      }
+    },
+  };
+}
