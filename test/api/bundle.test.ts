@@ -245,7 +245,7 @@ describe('what a key of a proxy may leave behind is bounded', () => {
     const other = await tenant.key('proxy');
     for (let n = 0; n < 50; n++) await poll(proxy, `?scopes=s${n}`);
     const refused = await server.call(409, 'GET /v1/policies/bundle?scopes=one-more', proxy);
-    expect(refused.body).toMatchObject({ code: 'CONFLICT', detail: 'a key may ask for 50 sets of scopes' });
+    expect(refused.body).toMatchObject({ code: 'CONFLICT', detail: 'a key may ask for at most 50 sets of scopes' });
     await poll(proxy, '?scopes=s0');
     await deploy(server, tenant.admin, 'p', PERMIT);
     await poll(proxy, '?scopes=s1');
