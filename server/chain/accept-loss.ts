@@ -93,7 +93,7 @@ export async function acceptLoss(
     client.release(broken);
   }
   if (directory !== undefined && knowledge.unreadable !== undefined) await keepReadable(parts, tenantId, chain);
-  // says to everybody, and to the file, where the chain stands now
+  // publishes the new head, to the file as well
   await checkpoints.take(tenantId, chain);
   await checkpoints.flushed();
   return accepted;
@@ -165,7 +165,7 @@ async function record(
   const execute: Execute = async (sql, values) => (await client.query(sql, values)).rows as never;
   const how = { now: at.getTime(), fingerprint: () => fingerprint };
   await client.query('delete from chain_alarm where tenant_id = $1 and chain = $2', [tenantId, chain]);
-  // whoever writes it with the head of before is locked out
+  // locks out a writer that still holds the old head
   await client.query(
     'update chain_head set seq = $3, hash = $4, fence = fence + 1 where tenant_id = $1 and chain = $2',
     [tenantId, chain, kept.seq, last.hash],

@@ -40,13 +40,12 @@ export interface Appender {
    * event whose result has a `seq` is committed and flushed to disk (synchronous_commit), and stays at that place.
    *
    * Events of one call keep their order; those of calls at the same time may mix. It is not all or nothing: an event
-   * that cannot be stored hurts only itself. At most 1,000 events a call.
+   * that cannot be stored affects only itself. At most 1,000 events a call.
    *
    * Rejects with Fenced when another process took the tenant over, with ChainClosed when the chain lacks what was
    * acknowledged (compared whenever the chain is opened and after every connect), with UNAVAILABLE (Retry-After) when the
-   * mailbox is full or the database does not acknowledge within 5 s, and with NOT_FOUND for an unknown tenant. What was
-   * asked for may then be
-   * stored or not: the same call again finds out and does the rest.
+   * mailbox is full or the database does not acknowledge within 5 s, and with NOT_FOUND for an unknown tenant. The events
+   * may then be stored or not: the same call again finds out and does the rest.
    */
   append(tenantId: string, events: readonly AppendEvent[]): Promise<AppendResult>;
   /** Takes the tenant's fence, so that every other writer of its chain is locked out. `append` does it when needed. */

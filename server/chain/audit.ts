@@ -140,7 +140,7 @@ export async function addAudit(
 }
 
 /**
- * The writer of the audit chain: its records commit in the transaction of the change that they tell of. With
+ * The writer of the audit chain: its records commit in the transaction of the change that they describe. With
  * `checkpoints` the chain is first compared with what is known about it; a chain that lacks what was acknowledged takes
  * no record (ChainClosed), and so no change is made.
  */

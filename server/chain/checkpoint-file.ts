@@ -7,7 +7,7 @@ import type { ChainName } from './record.ts';
 
 /**
  * The files of checkpoints, one for each chain: signed notes, each followed by an empty line, only ever appended to.
- * They are outside the database, so that whoever rewrites a chain there has not yet rewritten what was said about it.
+ * They are outside the database, so that rewriting a chain there does not rewrite what was signed about it.
  */
 
 /** The file of a chain's checkpoints. */
@@ -41,7 +41,7 @@ export async function appendNotes(file: string, text: string): Promise<void> {
   }
 }
 
-/** A note as it stands in a file, read and not opened: nothing of it is trusted. */
+/** A note as it is in a file, read but not verified: nothing in it is trusted. */
 export interface FiledNote {
   note: string;
   seq: number;

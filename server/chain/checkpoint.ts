@@ -47,7 +47,7 @@ export interface CheckpointOptions {
   directory?: string | undefined;
   /** What was acknowledged; by default only what this process acknowledges through `acknowledged`. */
   acknowledged?: AcknowledgedHeads | undefined;
-  /** Told of every checkpoint after its commit. May be told late or not at all when the process dies in between. */
+  /** Called with each checkpoint after its commit; late, or not at all, when the process dies in between. */
   onCheckpoint?: ((checkpoint: Checkpoint) => void) | undefined;
   everyRecords?: number;
   everyMs?: number;
@@ -78,7 +78,7 @@ export interface Contradiction {
   readonly agreed: number;
 }
 
-/** How a chain stands against all that is known about it. */
+/** How a chain compares with all that is known about it. */
 export interface Standing {
   /** As the head row states it. */
   readonly head: ChainPosition;
@@ -361,7 +361,7 @@ export class Checkpoints {
     return { heads, unreadable };
   }
 
-  /** How the chain stands. The caller has gathered the knowledge before; it may hold the head, and need not. */
+  /** Compares the chain with knowledge that the caller gathered before. The caller may hold the head, but need not. */
   async standing(
     client: Pick<pg.ClientBase, 'query'>,
     tenantId: string,
@@ -477,13 +477,13 @@ export class Checkpoints {
     }
     const looks = [...this.#closed.keys()].map((key) => {
       const at = key.indexOf(' ');
-      // closed still, or the database is away: the next look tells
+      // still closed, or the database is away: the next look will show
       return this.inspect(key.slice(at + 1), key.slice(0, at) as ChainName).catch(() => undefined);
     });
     this.#raising = Promise.all([this.#raising, ...looks]);
   }
 
-  /** Writes down that the chain is closed, for every process, and tells subscribers. Once, however many notice it. */
+  /** Stores that the chain is closed, for every process, and notifies subscribers. Once, however many processes notice it. */
   async #raiseAlarm(tenantId: string, chain: ChainName, knowledge: Knowledge): Promise<void> {
     const { db, clock } = this.#options;
     const at = clock.now();
@@ -522,7 +522,7 @@ export class Checkpoints {
         ],
       );
       if (rows[0]?.raised) {
-        // whoever writes the chain elsewhere has to look too
+        // a writer in another process has to look too
         await client.query('update chain_head set fence = fence + 1 where tenant_id = $1 and chain = $2', [
           tenantId,
           chain,
@@ -569,7 +569,7 @@ export class Checkpoints {
     }
   }
 
-  /** Tells of committed checkpoints: to the files (see `flushed`) and to whoever listens. Never throws. */
+  /** Publishes committed checkpoints to the files (see `flushed`) and to `onCheckpoint`. Never throws. */
   publish(checkpoints: readonly Checkpoint[]): void {
     const { directory, log, onCheckpoint } = this.#options;
     for (const checkpoint of checkpoints) {
@@ -640,7 +640,7 @@ export class Checkpoints {
   }
 }
 
-/** What subscribers are told of a checkpoint: with the note they can hold this server to it. */
+/** The event for subscribers about a checkpoint. With the note in it they can hold this server to its word. */
 export function checkpointEvent({
   chain,
   seq,

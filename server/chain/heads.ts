@@ -2,7 +2,7 @@ import type { Log } from '../lib/log.ts';
 import type { RedisLink } from '../lib/redis.ts';
 import type { ChainName } from './record.ts';
 
-/** A head that a chain is known to have had: whoever was told of it may rely on record `seq` being there. */
+/** A head that a chain is known to have had: a caller that got the acknowledgement may rely on record `seq` being there. */
 export interface KnownHead {
   seq: number;
   /** BLAKE3 of record `seq`, in hex. */
@@ -11,7 +11,7 @@ export interface KnownHead {
   generation: number;
 }
 
-/** Redis is told at most this often of one chain; a process that dies takes so much of its newest knowledge with it. */
+/** How often one chain's head is sent to Redis at most; a process that dies loses what it learned since. */
 const FLUSH_MS = 50;
 
 /**
@@ -33,7 +33,7 @@ export class AcknowledgedHeads {
     this.#redis = redis;
   }
 
-  /** Remembers a head whose commit is certain. Call it before anybody is told of the commit. */
+  /** Remembers a head whose commit is certain. Call it before anyone learns of the commit. */
   acknowledge(tenantId: string, chain: ChainName, head: KnownHead): void {
     const key = `${chain} ${tenantId}`;
     const before = this.#heads.get(key);
@@ -64,7 +64,7 @@ export class AcknowledgedHeads {
     }
   }
 
-  /** Resolves when Redis was told of everything, or could not be. */
+  /** Resolves when everything was sent to Redis, or could not be. */
   async flushed(): Promise<void> {
     if (this.#timer) this.#send();
     await this.#sending;

@@ -8,7 +8,7 @@ import {
 } from '../domain/decision.ts';
 
 /**
- * The chain record, version 1. A record is one line of canonical JSON (RFC 8785): a closed object whose keys stand in
+ * The chain record, version 1. A record is one line of canonical JSON (RFC 8785): a closed object whose keys are in
  * sorted order here, so that JSON.stringify prints the canonical form directly. The line is stored as the bytes that
  * were hashed and is opaque afterwards.
  *
@@ -114,7 +114,7 @@ export function genesisLine(tenantId: string, chain: ChainName, createdAt: strin
   });
 }
 
-/** The members of an audit record's line that stand in columns of their own, by which the log is searched. */
+/** The members of an audit record's line that have columns of their own, by which the log is searched. */
 export const AUDIT_COLUMNS = ['actor_id', 'action', 'target_type', 'target_id', 'severity'] as const;
 export type AuditColumns = Record<(typeof AUDIT_COLUMNS)[number], string>;
 

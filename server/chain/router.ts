@@ -85,7 +85,7 @@ export function chainRouter(db: Database) {
       {
         summary: 'The newest signed checkpoint of a chain',
         description:
-          'Keep it somewhere else: with it, a cut or rewritten chain is found even by who trusts nobody here.',
+          'Keep it somewhere else: with it, anyone can detect a truncated or rewritten chain without trusting this server.',
         tag: 'forensics',
         problems: ['NOT_FOUND'],
       },
@@ -119,8 +119,8 @@ export function chainRouter(db: Database) {
       'GET /v1/forensics/closed',
       { keys: ['pipeline'], role: 'viewer' },
       {
-        summary: 'The chains that take no more records, because they lack what was acknowledged',
-        description: 'A chain is open again when an operator has accepted the loss (`svc chain accept-loss`).',
+        summary: 'The chains that are closed because acknowledged records are missing',
+        description: 'A closed chain takes no records until an operator accepts the loss (`svc chain accept-loss`).',
         tag: 'forensics',
       },
     )
@@ -131,8 +131,8 @@ export function chainRouter(db: Database) {
             z.object({
               chain: z.enum(['forensics', 'audit']),
               reason: z.string(),
-              known_seq: z.int().describe('the highest record that is known to have been there'),
-              last_seq: z.int().describe('the last record that is there'),
+              known_seq: z.int().describe('the highest record known to have existed'),
+              last_seq: z.int().describe('the last record that exists'),
               noticed_at: z.iso.datetime(),
             }),
           ),
@@ -157,9 +157,9 @@ export function chainRouter(db: Database) {
       'GET /v1/forensics/records',
       { keys: ['pipeline'], role: 'viewer' },
       {
-        summary: 'The records around a place in a chain, as they are stored',
+        summary: 'The records near a position in a chain, as stored',
         description:
-          'Each with the hash that is stored and the one that follows from its text and the record before: to see what a verification found.',
+          'Each with its stored hash and the hash computed from its text and the record before it. Use it to inspect what a verification found.',
         tag: 'forensics',
       },
     )
@@ -207,7 +207,7 @@ export function chainRouter(db: Database) {
     actions: route(
       'GET /v1/audit/actions',
       { keys: ['pipeline'], role: 'viewer' },
-      { summary: 'Every action that the audit log knows, with its stable code', tag: 'audit' },
+      { summary: 'Every audit action with its stable code', tag: 'audit' },
     )
       .input(z.strictObject({}))
       .output(z.object({ actions: z.array(z.object({ action: z.string(), code: z.string() })) }))

@@ -13,7 +13,7 @@ export interface StoredRecord {
   computed_hash: string | null;
 }
 
-/** The records from `radius` before a place to `radius` after it. Nothing of them is trusted: they may be altered. */
+/** The records from `radius` before a position to `radius` after it. Nothing in them is trusted: they may be altered. */
 export async function storedRecordsNear(
   db: Database,
   tenantId: string,

@@ -9,11 +9,11 @@ import { idHash } from './record.ts';
 
 /** What a writer's session begins with. */
 export const SESSION = `
--- an acknowledgement stands on it: the server flushes a commit before it answers, whatever its configuration says
+-- acknowledgements depend on it: the server flushes a commit before it answers, whatever its configuration says
 set synchronous_commit = on;
--- a head that somebody else holds is waited for, but not for ever
+-- wait for a head that another transaction holds, but not forever
 set lock_timeout = '2s';
--- a writer that froze within a transaction does not hold the heads for long (from PostgreSQL 17)
+-- a writer that froze within a transaction must not hold the heads for long (from PostgreSQL 17)
 select set_config('transaction_timeout', '30s', false) where current_setting('server_version_num')::int >= 170000;
 -- the one prepared statement stays on its index, however few rows there were when it was planned
 set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set enable_hashjoin = off;

@@ -15,15 +15,15 @@ export type MismatchCode =
   | 'hash_mismatch'
   /** Records are missing before this one. */
   | 'gap'
-  /** A second record stands at the place of the one before. */
+  /** A second record has the position of the one before. */
   | 'repeat'
-  /** The record stands after later ones. */
+  /** The record comes after later ones. */
   | 'order'
   /** Record 1 is missing, or does not open this chain of this tenant. */
   | 'genesis'
   /** The text is not a record of a known version, or lacks what every record has. */
   | 'malformed_record'
-  /** The text names another tenant, chain or place than where it stands. */
+  /** The text names another tenant, chain or position than the record has. */
   | 'tenant_mismatch'
   | 'chain_mismatch'
   | 'seq_mismatch'
@@ -77,7 +77,7 @@ export interface ChainVerifierOptions<C extends object = DecisionColumns> {
 export interface ChainVerdict {
   /** Nothing is wrong: texts, hashes, places, columns, checkpoints and head agree. */
   verified: boolean;
-  /** No record is missing, doubled or out of place, and the checkpoints tell the same history. */
+  /** No record is missing, doubled or out of place, and the checkpoints agree with the history. */
   linear: boolean;
   /** All rows that were fed, those after a mismatch included. */
   records_checked: number;
@@ -92,7 +92,7 @@ export interface ChainVerdict {
   reason?: string;
 }
 
-/** Codes that tell of another sequence than the one that was written; rows out of place are seen by their seq. */
+/** Codes that mean another sequence than the one that was written; rows out of place are seen by their seq. */
 const NOT_LINEAR: ReadonlySet<MismatchCode> = new Set(['tail_cut', 'checkpoint_mismatch', 'head_mismatch']);
 
 /** Feed it the rows in the order in which they are stored, then call `finish` once. Pure: it reads and writes nothing. */
@@ -329,7 +329,7 @@ const BACKSLASH = 92;
  * that member, and there is only one. The line is known to be one that the appender wrote, because its hash was
  * checked before.
  *
- * The places where it stood in lines before are tried first; most records of a chain have one of a few shapes.
+ * The offsets found in earlier lines are tried first; most records of a chain have one of a few shapes.
  */
 class FastLine {
   readonly #tenant: Uint8Array;

@@ -19,7 +19,7 @@ const DEPTH = 2;
 const SECOND_GROUP_EVENTS = 200;
 /** A transaction that takes longer is given up: its connection is cut. */
 const TRANSACTION_MS = 5000;
-/** A caller whose events are not acknowledged by then is told that they may be stored or not. */
+/** A caller whose events are not acknowledged by then gets an error: they may or may not be stored. */
 const ACKNOWLEDGE_MS = 5000;
 const CONNECT_MS = 5000;
 /** A writer is busy for this long after its last events. */
@@ -40,7 +40,7 @@ interface Chain {
   generation: number;
   /** For the genesis record, where there is none yet. */
   readonly fingerprint: string;
-  /** False once the ownership is lost or unsure: whoever comes next opens the chain again. */
+  /** False once the ownership is lost or unsure: the next caller opens the chain again. */
   live: boolean;
   /** Why what waits for it is refused, when it is not because another process has it. */
   refusal: Error | undefined;
@@ -57,7 +57,7 @@ interface Batch {
   readonly reject: (error: Error) => void;
 }
 
-/** Where a chain stood before a group. */
+/** The head of a chain before a group. */
 interface Move {
   readonly chain: Chain;
   readonly seq: number;
@@ -476,7 +476,7 @@ export class Writer {
       if (!(await this.#reconnect(failed.flatMap((group) => group.batches)))) return;
     } else await this.#rollBack();
     for (const [index, group] of failed.entries()) {
-      // of a lost connection's transactions each may be committed; of others only the first tells why it failed
+      // of a lost connection's transactions each may be committed; otherwise only the first knows why it failed
       const cause = index === 0 || error instanceof ConnectionLost ? error : undefined;
       await this.#redo(group.batches, undefined, cause);
       for (const batch of group.batches) {
@@ -512,7 +512,7 @@ export class Writer {
           await this.#lookUp(open, pick);
         } else if (remedy === 'duplicate') {
           if ((await this.#lookUp(open, pick)) === 0) {
-            // no id of ours is there: a record stands at a place that the head does not know of
+            // no id of ours is there: a record exists beyond the head
             this.#options.log.error({ err: cause }, 'records stand beyond the head of a chain: it was tampered with');
             return this.#rejectAll(open, unavailable('the chain is damaged', cause));
           }
@@ -596,7 +596,7 @@ export class Writer {
         for (const [i, { event }] of events.entries()) {
           const row = stored.get(event.event_id);
           if (!row || final![i] || (pick !== undefined && pick !== i)) continue;
-          // the attempt before may itself have stored it: then it stands where that attempt meant it to
+          // the attempt before may itself have stored it: then it is where that attempt meant to put it
           const meant = results[i];
           const ours = meant && 'seq' in meant && !meant.duplicate && meant.hash === row.hash.toString('hex');
           results[i] = sameLine(chain.tenantId, event, row.line)
@@ -751,7 +751,7 @@ export class Writer {
 
 const GENESIS_ID = 'genesis_forensics';
 
-/** Notes where the chain stands before the group. Time never goes back, not even when the group is undone. */
+/** Notes the chain's head before the group. Time never goes back, not even when the group is undone. */
 function begin(group: Group, chain: Chain, now: number): Move {
   const { seq, hash, signed } = chain;
   const move = { chain, seq, hash, signed, ids: [] };

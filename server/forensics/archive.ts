@@ -49,7 +49,7 @@ export interface Manifest {
   checkpoint_seq: number | null;
   /** The range is unchanged and tied to that checkpoint. */
   chain_intact: boolean;
-  /** The record where tampering starts, when the chain is broken and a readable record stands there. */
+  /** The record where tampering starts, when the chain is broken and a readable record is there. */
   first_mismatch_id?: string;
   record_alg: typeof RECORD_ALG;
   /** Every member of the package but manifest.json and its signature. */
@@ -250,7 +250,7 @@ export interface LossRecord {
 /**
  * Recomputes the chain of a package: feed it records.txt, then lead.txt, in pieces of any size.
  *
- * A range whose hashes follow from each other may still be rewritten as a whole by whoever has the database. So it is
+ * A range whose hashes follow from each other may still be rewritten as a whole by someone who controls the database. So it is
  * intact only when the chain goes on to a record whose hash was signed: that hash covers every record before it, and
  * the place where the range begins.
  */

@@ -37,7 +37,7 @@ export function forensicsRouter(evidence: Evidence) {
       {
         summary: 'Make a signed package of decision records',
         description:
-          'Of the records received from `from` to before `to` (default: the last month), or of a session by `sequence_id` (without `from` and `to`): then every record from its first to its last. At most 10,000 records. `chain_intact` says that they are unchanged up to a signed checkpoint at or after the last of them. One export at a time for each tenant.',
+          'The records received from `from` (inclusive) to `to` (exclusive; default: the last month), or, with `sequence_id` in place of both, every record from the first to the last of a session. At most 10,000 records. `chain_intact` is true if they are unchanged up to a signed checkpoint at or after the last of them. One export at a time per tenant.',
         tag,
         limit: 'export',
         status: 201,
@@ -65,7 +65,7 @@ export function forensicsRouter(evidence: Evidence) {
       'GET /v1/forensics/export/plan',
       { keys: ['pipeline'], role: 'viewer' },
       {
-        summary: 'How many records an export would hold, and how to split it',
+        summary: 'How many records an export would contain, and how to split it',
         description: '`parts` is empty when one package is enough.',
         tag,
         problems: ['NOT_FOUND'],

@@ -24,17 +24,17 @@ const HELP = `Usage: svc-verify PATH [options]
 
 Checks an evidence package (the tar, or the directory it was unpacked into), a policy bundle, or a directory of those.
 
-  --pubkey FILE         the signer's public key as PEM, obtained elsewhere (several keys may stand in the file)
+  --pubkey FILE         the signer's public key as PEM, obtained elsewhere (the file may hold several keys)
   --jwks FILE           the signer's keys as a JSON Web Key Set, retired ones included
   --fingerprint HASH    sha256:<hex> of the signer's public key (packages only)
   --json                one JSON object instead of text
   --help                this text
 
-A package carries its public key: without one of the three it is checked against that key, and you must compare the
-fingerprint printed. A bundle carries none and needs --pubkey or --jwks.
+A package contains its public key. Without one of these three options it is checked against that key, and you must
+compare the printed fingerprint yourself. A bundle contains no key and needs --pubkey or --jwks.
 
 Exit code: 0 verified; 1 not verified, which includes an authentic package of a chain that was broken before it was
-exported; 2 wrong usage, or nothing there to verify. Losses of records that an operator accepted are listed; they do not
+exported; 2 wrong usage, or nothing to verify. Losses of records that an operator accepted are listed; they do not
 change the exit code.
 `;
 
@@ -47,7 +47,7 @@ class UsageError extends Error {}
 
 type Found = Report & { path: string };
 
-/** Runs the program with these arguments. Reads files and nothing else; says what to print and the exit code. */
+/** Runs the program with these arguments. Reads files and nothing else; returns what to print and the exit code. */
 export function svcVerify(args: readonly string[]): { exitCode: 0 | 1 | 2; stdout: string; stderr: string } {
   try {
     const { path, json, help, trust } = readArguments(args);
