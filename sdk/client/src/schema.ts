@@ -1246,7 +1246,7 @@ export interface paths {
         };
         /**
          * The newest signed checkpoint of a chain
-         * @description Keep it somewhere else: with it, a cut or rewritten chain is found even by who trusts nobody here.
+         * @description Keep it somewhere else: with it, anyone can detect a truncated or rewritten chain without trusting this server.
          */
         get: operations["chain-checkpoint"];
         put?: never;
@@ -1282,8 +1282,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * The chains that take no more records, because they lack what was acknowledged
-         * @description A chain is open again when an operator has accepted the loss (`svc chain accept-loss`).
+         * The chains that are closed because acknowledged records are missing
+         * @description A closed chain takes no records until an operator accepts the loss (`svc chain accept-loss`).
          */
         get: operations["chain-closed"];
         put?: never;
@@ -1302,8 +1302,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * The records around a place in a chain, as they are stored
-         * @description Each with the hash that is stored and the one that follows from its text and the record before: to see what a verification found.
+         * The records near a position in a chain, as stored
+         * @description Each with its stored hash and the hash computed from its text and the record before it. Use it to inspect what a verification found.
          */
         get: operations["chain-records"];
         put?: never;
@@ -1359,7 +1359,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Every action that the audit log knows, with its stable code */
+        /** Every audit action with its stable code */
         get: operations["chain-actions"];
         put?: never;
         post?: never;
@@ -1380,7 +1380,7 @@ export interface paths {
         put?: never;
         /**
          * Make a signed package of decision records
-         * @description Of the records received from `from` to before `to` (default: the last month), or of a session by `sequence_id` (without `from` and `to`): then every record from its first to its last. At most 10,000 records. `chain_intact` says that they are unchanged up to a signed checkpoint at or after the last of them. One export at a time for each tenant.
+         * @description The records received from `from` (inclusive) to `to` (exclusive; default: the last month), or, with `sequence_id` in place of both, every record from the first to the last of a session. At most 10,000 records. `chain_intact` is true if they are unchanged up to a signed checkpoint at or after the last of them. One export at a time per tenant.
          */
         post: operations["forensics-export"];
         delete?: never;
@@ -1397,7 +1397,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * How many records an export would hold, and how to split it
+         * How many records an export would contain, and how to split it
          * @description `parts` is empty when one package is enough.
          */
         get: operations["forensics-plan"];
@@ -8349,9 +8349,9 @@ export interface operations {
                             /** @enum {string} */
                             chain: "forensics" | "audit";
                             reason: string;
-                            /** @description the highest record that is known to have been there */
+                            /** @description the highest record known to have existed */
                             known_seq: number;
-                            /** @description the last record that is there */
+                            /** @description the last record that exists */
                             last_seq: number;
                             /** Format: date-time */
                             noticed_at: string;
