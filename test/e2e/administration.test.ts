@@ -133,7 +133,7 @@ describeInBrowser('administration', () => {
     await page.getByRole('button', { name: 'Save' }).first().click();
     await giveReason();
     const waiting = page.getByRole('region', { name: 'Waiting changes' });
-    await waiting.getByText('Days that inputs are kept: 7 → 3').waitFor();
+    await waiting.getByText('Days to keep decision inputs: 7 → 3').waitFor();
     await waiting.getByRole('button', { name: 'Withdraw' }).waitFor();
     expect(await waiting.getByRole('button', { name: 'Approve' }).count()).toBe(0);
     await assertAccessible();
@@ -144,7 +144,7 @@ describeInBrowser('administration', () => {
     await second.page.getByText('as agreed').waitFor();
     await second.page.getByRole('button', { name: 'Approve' }).click();
     const sure = second.page.getByRole('dialog');
-    await sure.getByText('Days that inputs are kept: 7 → 3').waitFor();
+    await sure.getByText('Days to keep decision inputs: 7 → 3').waitFor();
     await second.assertAccessible();
     await sure.getByRole('button', { name: 'Approve' }).click();
     await second.page.getByRole('region', { name: 'Waiting changes' }).waitFor({ state: 'detached' });

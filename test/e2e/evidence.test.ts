@@ -20,14 +20,14 @@ describeInBrowser('evidence', () => {
     const tenant = await tenantWithDecisions();
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('viewer'));
     await open('/forensics');
-    await page.getByText('No person has verified it yet').waitFor();
+    await page.getByText('No one has verified it yet').waitFor();
     await assertAccessible();
     await page.getByRole('button', { name: 'Verify now' }).click();
-    await page.getByText('The chain is whole').waitFor();
+    await page.getByText('The chain is intact').waitFor();
     // another person sees it without running it again
     const other = await browser.visitor(await tenant.person('viewer'));
     await other.open('/forensics');
-    await other.page.getByText('The chain was whole').waitFor();
+    await other.page.getByText('The chain was intact').waitFor();
     await other.page.getByText(/@\S+ verified 41 records\./).waitFor();
     await other.assertAccessible();
     await sql(
@@ -38,7 +38,7 @@ describeInBrowser('evidence', () => {
     );
     await page.getByRole('button', { name: 'Verify again' }).click();
     await page.getByText('The chain is broken').waitFor();
-    const around = page.getByRole('region', { name: 'The records around the break' });
+    const around = page.getByRole('region', { name: 'Records around the break' });
     await around.getByText('first mismatch').waitFor();
     expect(await around.getByRole('listitem').count()).toBe(5);
     expect(await around.locator('[data-tone="bad"]').first().textContent()).toContain('Record 17');
@@ -70,7 +70,7 @@ describeInBrowser('evidence', () => {
     await server.core.acceptLoss(tenant.id, 'forensics', 'the drill', { actor: { type: 'operator', id: 'operator' } });
     await open('/forensics');
     await page.getByRole('button', { name: 'Verify now' }).click();
-    await page.getByText('other than what an operator has accepted').waitFor();
+    await page.getByText('except for losses that an operator accepted').waitFor();
     await page.getByText('after record 30, known up to 41: the drill').waitFor();
     expect(await page.getByRole('alert').count()).toBe(0);
     await assertAccessible();
@@ -122,9 +122,9 @@ describeInBrowser('evidence', () => {
     ]);
     expect(download.suggestedFilename()).toMatch(/\.csv$/);
     await page.getByRole('button', { name: 'Verify now' }).click();
-    await page.getByText('The chain is whole').waitFor();
+    await page.getByText('The chain is intact').waitFor();
     await open('/audit?action=forensics.verified');
-    await page.getByText('The chain was whole').waitFor();
+    await page.getByText('The chain was intact').waitFor();
     await page.getByRole('button', { name: 'forensics.verified' }).waitFor();
 
     await deploy(server, tenant.admin, 'guard', GUARD);

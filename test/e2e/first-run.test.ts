@@ -16,7 +16,7 @@ describeInBrowser('a new tenant', () => {
     await visitor.assertAccessible();
     await page.getByRole('button', { name: /Refunds with a limit/ }).click();
     await page.getByRole('button', { name: 'Enforce this policy' }).click();
-    await page.getByRole('button', { name: 'Make the key' }).click();
+    await page.getByRole('button', { name: 'Create the key' }).click();
     const call = await page.getByRole('region', { name: 'a call that is denied' }).innerText();
     await visitor.assertAccessible();
 

@@ -18,7 +18,7 @@ describeInBrowser('a held action', () => {
     const first = await browser.visitor(await tenant.person('approver'));
     const second = await browser.visitor(await tenant.person('approver'), { width: 390, height: 844 });
     await first.open('/approvals');
-    await first.page.getByRole('heading', { name: 'Nobody waits for you' }).waitFor();
+    await first.page.getByRole('heading', { name: 'No held actions' }).waitFor();
     const { escrow } = await evaluate(server, tenant, 'pay');
     await first.page.getByRole('link', { name: 'pay (tool_call)' }).click();
     // what the action is stands above; what the agent wrote is marked as its words
@@ -30,7 +30,7 @@ describeInBrowser('a held action', () => {
 
     // by the button of a message, on a phone: prepared, and still a person's own press
     await second.open(`/approvals/${escrow!.id}?vote=approve`);
-    await second.page.getByText('Nothing is decided until you press it here').waitFor();
+    await second.page.getByText('Nothing is decided until you confirm it here').waitFor();
     await second.assertAccessible();
     await second.page.getByLabel('Reason').fill('matches the contract');
     await second.page.getByRole('button', { name: 'Approve' }).click();
@@ -76,7 +76,7 @@ describeInBrowser('a held action', () => {
     const { escrow } = await evaluate(server, tenant, 'pay');
     const viewer = await browser.visitor(await tenant.person('viewer'));
     await viewer.open(`/approvals/${escrow!.id}`);
-    await viewer.page.getByText('You cannot vote on this: this needs the role approver').waitFor();
+    await viewer.page.getByText('You cannot vote on this hold: this requires the approver role').waitFor();
     const approver = await browser.visitor(await tenant.person('approver'));
     await approver.open(`/approvals/${escrow!.id}?vote=deny`);
     await approver.page.getByRole('button', { name: 'Reject' }).click();
@@ -89,7 +89,7 @@ describeInBrowser('a held action', () => {
     await open(`/approvals/${other.escrow!.id}`);
     await page.getByRole('button', { name: 'Cancel the hold' }).click();
     await page.getByRole('dialog').getByLabel('Reason').fill('paid by hand');
-    await page.getByRole('dialog').getByRole('button', { name: 'Cancel it' }).click();
+    await page.getByRole('dialog').getByRole('button', { name: 'Cancel hold' }).click();
     await page.getByText('Cancelled', { exact: true }).first().waitFor();
     const { body } = await server.call(200, `GET /v1/escrow/${other.escrow!.id}`, tenant.admin);
     expect(body).toMatchObject({ status: 'cancelled' });
@@ -118,7 +118,7 @@ describeInBrowser('a held action', () => {
     await viewer.open('/approvals');
     await rows.nth(1).getByText('ends in 10 minutes').waitFor();
     await page.getByText('50 of 52').waitFor();
-    await page.getByRole('button', { name: 'Those that end later' }).click();
+    await page.getByRole('button', { name: 'Holds that expire later' }).click();
     await rows.nth(52).getByText('ends in 61 minutes').waitFor();
     await viewer.assertAccessible();
     // one that ends sooner comes to the top by itself, and the pages stay open

@@ -52,7 +52,7 @@ describeInBrowser('the machines', () => {
     });
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('approver'));
     await open(`/approvals/${body.id}`);
-    await page.getByText('Where it stands, what may come next').click();
+    await page.getByText('Current state, next steps').click();
     await page.getByRole('heading', { name: 'Now held: what may come next' }).waitFor();
     await page.getByText('you may').first().waitFor();
     await assertAccessible();

@@ -24,7 +24,7 @@ beforeAll(async () => {
 describeInBrowser('people', () => {
   const browser = useBrowser(() => server.url);
 
-  test('a member signs in by the link in a mail, and comes where they wanted to go', async () => {
+  test('a member signs in by the email link and lands on the page they wanted', async () => {
     const tenant = await server.tenant();
     await tenant.member({ email: 'lin@meridian.test', name: 'Lin', roles: ['viewer'] });
     const { page, open, expectFault } = await browser.visitor();
@@ -32,13 +32,13 @@ describeInBrowser('people', () => {
     await open('/proxies');
     await page.getByLabel('Work email').fill('lin@meridian.test');
     await page.getByRole('button', { name: 'Email me a sign-in link' }).click();
-    await page.getByText('Look into your mail').waitFor();
+    await page.getByText('Check your email').waitFor();
     await mailsSent(server);
     await page.goto(mailsTo(server, 'lin@meridian.test').at(-1)!.link);
     await page.getByRole('heading', { name: 'Proxies' }).waitFor();
   });
 
-  test('an admin sets single sign-on up, and a member of the domain signs in through it', async () => {
+  test('an admin sets up single sign-on, and a member of the domain signs in through it', async () => {
     const tenant = await server.tenant();
     const adminId = await tenant.member({ email: 'maria@meridian.test', name: 'Maria', roles: ['admin'] });
     const { page, open, assertAccessible, expectFault } = await browser.visitor(await tenant.enter(adminId));
@@ -105,7 +105,7 @@ describeInBrowser('people', () => {
     await page.getByText('Single sign-on is the only way in').waitFor();
   });
 
-  test('somebody is invited, and joins by the link in the mail', async () => {
+  test('someone is invited, and joins by the link in the email', async () => {
     const tenant = await server.tenant();
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
     await open('/team');
@@ -155,7 +155,7 @@ describeInBrowser('people', () => {
     await page.getByRole('row').filter({ hasText: 'sofia@meridian.test' }).waitFor({ state: 'detached' });
   });
 
-  test('a group of approvers is made, changed and deleted', async () => {
+  test('a group of approvers is created, changed and deleted', async () => {
     const tenant = await server.tenant();
     const approver = await tenant.member({ email: 'aisha@meridian.test', name: 'Aisha', roles: ['approver'] });
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
@@ -177,7 +177,7 @@ describeInBrowser('people', () => {
     expect(await groups()).toEqual({});
   });
 
-  test('somebody is found among many, in the list, for a group and among the invited', async () => {
+  test('a person is found among many: in the list, for a group and among the invitations', async () => {
     const tenant = await server.tenant();
     await server.core.db.owner.query(
       `with person as (select n, 'p' || lpad(n::text, 3, '0') || '@many.test' as email from generate_series(1, 240) n),

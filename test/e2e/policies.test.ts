@@ -15,7 +15,7 @@ describeInBrowser('a policy', () => {
     const author = await browser.visitor(await tenant.person('author', 'approver'));
     const approver = await browser.visitor(await tenant.person('approver'));
     await approver.open('/review');
-    await approver.page.getByRole('heading', { name: 'Nothing waits for review' }).waitFor();
+    await approver.page.getByRole('heading', { name: 'Nothing to review' }).waitFor();
     expect(await evaluate(server, tenant, 'read')).toMatchObject({ decision: 'deny' });
 
     const { page } = author;
@@ -23,7 +23,7 @@ describeInBrowser('a policy', () => {
     await page.getByLabel('Id').fill('reading');
     await write(author, '@reson("x")\npermit(principal, action, resource == Tool::"read");');
     await page.getByRole('button', { name: /did you mean @reason/ }).waitFor();
-    expect(await page.getByRole('button', { name: 'Create the draft' }).isDisabled()).toBe(true);
+    expect(await page.getByRole('button', { name: 'Create draft' }).isDisabled()).toBe(true);
     await author.assertAccessible();
     await write(author, 'permit(principal in AgentRole::"clerk", action, resource == Tool::"read");');
     await page.getByText('no problems').waitFor();
@@ -32,7 +32,7 @@ describeInBrowser('a policy', () => {
     await page.getByRole('button', { name: 'Try this request' }).click();
     await page.getByText('this text changes it').waitFor();
     await page.getByRole('button', { name: 'reading#0, line 1' }).waitFor();
-    await page.getByRole('button', { name: 'Create the draft' }).click();
+    await page.getByRole('button', { name: 'Create draft' }).click();
     await page.getByRole('button', { name: 'Submit for review' }).click();
     await page.getByLabel('Note for the reviewer').fill('clerks read');
     await page.getByRole('button', { name: 'Submit', exact: true }).click();
@@ -86,16 +86,16 @@ describeInBrowser('a policy', () => {
 
     await put('PUT /v1/policies/guard', JSON.stringify({ dsl_source: GUARD.replace('"read"', '"write"') }));
     await server.call(200, 'POST /v1/policies/guard/submit', author, {});
-    await approver.page.getByText('Version 2 was written meanwhile', { exact: true }).waitFor();
+    await approver.page.getByText('Version 2 is newer than the one you are reviewing', { exact: true }).waitFor();
     expect(await approver.page.getByRole('button', { name: 'Approve version 1' }).isDisabled()).toBe(true);
     await approver.assertAccessible();
     await approver.page.getByRole('button', { name: 'Review version 2' }).click();
     const { page } = approver;
     await page.getByRole('button', { name: 'Approve version 2' }).waitFor();
 
-    // what is remarked stands there for everyone; what is sent back or rejected is a draft again
-    await page.getByLabel('Remark').fill('Who writes?');
-    await page.getByRole('button', { name: 'Add the remark' }).click();
+    // everyone sees comments; a version that is sent back or rejected becomes a draft again
+    await page.getByRole('textbox', { name: 'Comment' }).fill('Who writes?');
+    await page.getByRole('button', { name: 'Add comment' }).click();
     await page.getByText('Who writes?').and(page.locator(':not(textarea)')).waitFor();
     const dialog = page.getByRole('dialog');
     await page.getByRole('button', { name: 'Request changes' }).click();
@@ -123,8 +123,8 @@ describeInBrowser('a policy', () => {
     const { page } = admin;
     await admin.open('/policies/guard?tab=history');
     await admin.assertAccessible();
-    await page.getByRole('button', { name: 'Roll back to it' }).click();
-    await page.getByRole('dialog').getByText('This is what changes by it').waitFor();
+    await page.getByRole('button', { name: 'Roll back to this' }).click();
+    await page.getByRole('dialog').getByText('It changes the following').waitFor();
     await page.getByRole('dialog').getByRole('button', { name: 'Roll back' }).click();
     await page.getByText('Version 3', { exact: true }).waitFor();
 
@@ -181,7 +181,7 @@ describeInBrowser('a policy', () => {
     await approver.page.getByRole('link', { name: 'The first page' }).click();
     await queue.nth(1).getByText('other').waitFor();
     await approver.open('/policies?scope=none');
-    await approver.page.getByRole('heading', { name: 'No policy fits the filters' }).waitFor();
+    await approver.page.getByRole('heading', { name: 'No policies match the filters' }).waitFor();
     await approver.page.getByRole('button', { name: 'Clear the filters' }).click();
     await approver.page.getByRole('link', { name: 'guard' }).waitFor();
   });

@@ -71,7 +71,7 @@ const SCREENS: Record<string, Screen> = {
     prepare: async (page) => {
       await page.getByLabel('Purpose').fill('Quarterly review Q4');
       await page.getByRole('button', { name: 'Verify now' }).click();
-      await page.getByText('The chain is whole').waitFor();
+      await page.getByText('The chain is intact').waitFor();
       await page
         .getByText(/\d records?$/)
         .first()
@@ -94,7 +94,7 @@ const SCREENS: Record<string, Screen> = {
   'hold-machine': {
     path: (demo) => `/approvals/${demo.hold}`,
     prepare: async (page) => {
-      await page.getByText('Where it stands, what may come next').click();
+      await page.getByText('Current state, next steps').click();
       const next = page.getByRole('heading', { name: /what may come next/ });
       await next.waitFor();
       await next.scrollIntoViewIfNeeded();

@@ -24,11 +24,11 @@ afterEach(() => receiver.stop());
 describeInBrowser('subscriptions', () => {
   const browser = useBrowser(() => server.url);
 
-  test('a webhook is made and tested, and what came of it is told in plain words', async () => {
+  test('a webhook is created and tested, and the result is shown in plain words', async () => {
     const tenant = await server.tenant();
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
     await open('/subscriptions');
-    await page.getByRole('heading', { name: 'Nothing is told to anybody yet' }).waitFor();
+    await page.getByRole('heading', { name: 'No subscriptions yet' }).waitFor();
     await assertAccessible();
     await page.getByRole('button', { name: 'New subscription' }).first().click();
     await page.getByLabel('URL').fill(receiver.url());
@@ -54,7 +54,7 @@ describeInBrowser('subscriptions', () => {
     await page.getByText('Test not delivered: refused: not allowed (401 or 403)').waitFor();
   });
 
-  test('a delivery that fails is told with the answer, and sent again by hand', async () => {
+  test('a failed delivery is shown with its answer and sent again by hand', async () => {
     const tenant = await server.tenant();
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
     await open(`/subscriptions/${await subscribe(tenant)}`);
@@ -91,7 +91,7 @@ describeInBrowser('subscriptions', () => {
       .toBe('policy.created: details');
   });
 
-  test('a secret is rotated with an overlap; a subscription is paused, and deleted', async () => {
+  test('a secret is rotated with an overlap; a subscription is paused and deleted', async () => {
     const tenant = await server.tenant();
     const { page, open } = await browser.visitor(await tenant.person('admin'));
     await open(`/subscriptions/${await subscribe(tenant)}`);
@@ -109,10 +109,10 @@ describeInBrowser('subscriptions', () => {
     await page.getByText('paused').first().waitFor();
     await page.getByRole('button', { name: 'Delete' }).click();
     await page.getByRole('button', { name: 'Delete subscription' }).click();
-    await page.getByRole('heading', { name: 'Nothing is told to anybody yet' }).waitFor();
+    await page.getByRole('heading', { name: 'No subscriptions yet' }).waitFor();
   });
 
-  test('an address that is private is refused where it is typed', async () => {
+  test('a private address is refused at its field', async () => {
     const tenant = await server.tenant();
     const { page, open, expectFault, assertAccessible } = await browser.visitor(await tenant.person('admin'));
     await open('/subscriptions');

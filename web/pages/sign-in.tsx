@@ -6,18 +6,18 @@ import { rememberNext } from '../lib/next.ts';
 import { Mark } from '../ui/mark.tsx';
 import { Notice } from '../ui/notice.tsx';
 
-/** Why the identity provider did not lead in, by the code in the address: what to do next, not what was wrong. */
+/** What to do when sign-in through the identity provider failed, by the code in the URL. */
 const FAILURES: Readonly<Record<string, string>> = {
-  sso_unknown: 'No organization has set up single sign-on for this address. Use a link by mail.',
-  sso_unavailable: 'Your identity provider cannot be used just now. Try again, or ask an admin.',
-  sso_expired: 'The sign-in took too long, was used before, or began in another browser. Start again.',
+  sso_unknown: 'No organization has set up single sign-on for this address. Use an email link.',
+  sso_unavailable: 'Your identity provider is not available right now. Try again, or ask an admin.',
+  sso_expired: 'The sign-in took too long, was already used, or was started in another browser. Start again.',
   sso_no_access: 'Your account has no access here. Ask an admin to invite you.',
   sso_failed: 'The sign-in did not succeed. Start again, or ask an admin.',
 };
 
 const route = getRouteApi('/sign-in');
 
-/** Sign-in by a link in a mail, or at the organization's identity provider. */
+/** Sign-in by an email link or through the organization's identity provider. */
 export function SignIn() {
   const { next, error, request_id: requestId } = route.useSearch();
   const failure = error === undefined ? undefined : (FAILURES[error] ?? FAILURES.sso_failed);
@@ -68,8 +68,8 @@ export function SignIn() {
           </Notice>
         )}
         {sent ? (
-          <Notice tone="ok" title="Look into your mail">
-            If {email} belongs to a member, a link is on its way. It works once, for 15 minutes, in this browser.
+          <Notice tone="ok" title="Check your email">
+            If {email} belongs to a member, a link is on its way. It works once, within 15 minutes, in this browser.
             <div>
               <Button mt="sm" size="xs" variant="default" onClick={() => setSent(false)}>
                 Use another address

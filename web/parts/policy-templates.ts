@@ -1,10 +1,10 @@
-/** Policies to begin with. Each is a whole text that passes the server's check: test/policy/templates.test.ts. */
+/** Policies to start from. Each is a complete text that passes the server's check (test/policy/templates.test.ts). */
 export interface Template {
   id: string;
   title: string;
   about: string;
   source: string;
-  /** A call that the text denies, and one that it allows, to see it work. */
+  /** A call that the text denies and one that it allows, to see it work. */
   denied: { agent_role: string; tool_name: string; arguments: Record<string, unknown> };
   allowed: { agent_role: string; tool_name: string; arguments: Record<string, unknown> };
 }

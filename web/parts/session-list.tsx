@@ -6,17 +6,17 @@ import { When } from '../ui/time.tsx';
 
 export type Session = Answers['sessions']['list']['sessions'][number];
 
-/** What a browser calls itself, in the words of its owner. */
+/** A browser's name, from its user agent. */
 function browserOf(agent: string | null): string {
-  if (!agent) return 'unknown program';
-  // each also calls itself by the names that follow
+  if (!agent) return 'unknown browser';
+  // a browser also claims the names that follow its own in this list
   const name = ['Edg', 'OPR', 'Firefox', 'Chrome', 'Safari'].find((one) => agent.includes(`${one}/`));
   const on = /(Windows|Android|iPhone|iPad|Mac OS X|Linux)/.exec(agent)?.[1];
   const names: Record<string, string> = { Edg: 'Edge', OPR: 'Opera' };
   return name ? `${names[name] ?? name}${on ? ` on ${on.replace(' OS X', '')}` : ''}` : agent.slice(0, 60);
 }
 
-/** Where somebody is signed in, each with a button that ends it. */
+/** A person's sessions, each with a button that ends it. */
 export function SessionList({ sessions, onEnd }: { sessions: readonly Session[]; onEnd: (session: Session) => void }) {
   if (sessions.length === 0) return <Text c="dimmed">Not signed in anywhere.</Text>;
   return (
@@ -30,7 +30,7 @@ export function SessionList({ sessions, onEnd }: { sessions: readonly Session[];
               {session.current ? <Tag tone="ok">this one</Tag> : null}
             </Group>
             <Text size="sm" c="dimmed">
-              {session.auth_method === 'oidc' ? 'single sign-on' : 'link by mail'}
+              {session.auth_method === 'oidc' ? 'single sign-on' : 'email link'}
               {session.ip ? ` · ${session.ip}` : ''} · last seen <When at={session.last_seen_at} /> · ends{' '}
               <When at={session.expires_at} />
             </Text>

@@ -21,7 +21,7 @@ import { CONTENT, focusContent } from '../ui/focus.ts';
 import { Mark } from '../ui/mark.tsx';
 import { NAV } from './nav.ts';
 
-/** Everything around a page: where one is, where one can go, who one is. */
+/** The frame of every page: navigation, the signed-in person, preferences. */
 export function Shell() {
   const [opened, menu] = useDisclosure();
   const path = useRouterState({ select: (state) => state.location.pathname });
@@ -34,7 +34,7 @@ export function Shell() {
     menu.close();
     if (shown.current === path) return;
     shown.current = path;
-    // what was pressed is gone or in the navigation: the keyboard goes on, and is read to, from where the page begins
+    // the pressed link may be gone: keyboard and screen reader continue from the start of the page
     focusContent();
   }, [path]);
   return (
@@ -164,7 +164,7 @@ function Person() {
           className="live"
           data-tone={live === 'live' ? 'ok' : 'wait'}
           role="status"
-          title={live === 'live' ? 'What happens is shown by itself' : 'What is shown may be old'}
+          title={live === 'live' ? 'This page updates automatically' : 'This page may be out of date'}
         >
           {live === 'live' ? 'live' : 'connecting…'}
         </span>

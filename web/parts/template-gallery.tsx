@@ -1,7 +1,7 @@
 import { TEMPLATES, type Template } from './policy-templates.ts';
 import './template-gallery.css';
 
-/** The templates, each a button. */
+/** The policy templates, one button each. */
 export function Gallery({ onChoose }: { onChoose: (template: Template) => void }) {
   return (
     <div className="gallery">

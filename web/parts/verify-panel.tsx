@@ -36,12 +36,12 @@ type State =
 
 const ABOUT = {
   forensics:
-    'Recomputes every record of the decision chain and compares it with the head, all signed checkpoints, and what was acknowledged.',
+    'Recomputes every record of the decision chain and compares the result with the head, every signed checkpoint and everything that was acknowledged.',
   audit:
-    'Recomputes every record of the audit chain and compares it with the head, all signed checkpoints, and what was acknowledged.',
+    'Recomputes every record of the audit chain and compares the result with the head, every signed checkpoint and everything that was acknowledged.',
 };
 
-/** Verifies one of the tenant's chains while one watches, and shows what was found where. */
+/** Verifies one of the tenant's chains with live progress, and shows what was found and where. */
 export function VerifyPanel({ chain }: { chain: Chain }) {
   const [state, setState] = useState<State>({ name: 'idle' });
   const running = useRef<AbortController>(undefined);
@@ -59,7 +59,7 @@ export function VerifyPanel({ chain }: { chain: Chain }) {
         if (event === 'result') {
           const at = new Date().toISOString();
           setState({ name: 'done', verdict: data as Verdict, at, ms: Date.now() - since });
-          // it stands in the audit log now
+          // the verification is in the audit log now
           void queryClient.invalidateQueries(trpc.chain.audit.pathFilter());
         }
       }
@@ -74,7 +74,7 @@ export function VerifyPanel({ chain }: { chain: Chain }) {
       <Group justify="space-between" align="flex-start" gap="sm">
         <div style={{ flex: '1 1 260px' }}>
           <Title order={2} size="h3">
-            Is the chain whole?
+            Is the chain intact?
           </Title>
           <Text c="dimmed">{ABOUT[chain]}</Text>
         </div>
@@ -98,7 +98,7 @@ export function VerifyPanel({ chain }: { chain: Chain }) {
   );
 }
 
-/** A chain that lacks what was acknowledged, whether somebody verifies it or not. */
+/** The alarm of a chain that lacks acknowledged records, whether or not anyone verifies it. */
 function Closed({ chain }: { chain: Chain }) {
   const { data } = useQuery(trpc.chain.closed.queryOptions({}, { refetchInterval: 30_000 }));
   const alarm = data?.closed.find((each) => each.chain === chain);
@@ -118,18 +118,18 @@ function Closed({ chain }: { chain: Chain }) {
   );
 }
 
-/** What was found when somebody last looked, whoever that was. */
+/** The result of the last verification by anyone. */
 function LastTime({ chain }: { chain: Chain }) {
   const last = useLastVerified(chain);
   if (last === undefined) return null;
-  if (last === null) return <Text c="dimmed">No person has verified it yet.</Text>;
+  if (last === null) return <Text c="dimmed">No one has verified it yet.</Text>;
   const whole = last.action === 'forensics.verified';
   const Shape = whole ? IconRosetteDiscountCheck : IconLinkOff;
   return (
     <div className="verdict" data-tone={whole ? 'ok' : 'bad'}>
       <Shape size={26} stroke={1.7} aria-hidden />
       <strong>
-        The chain was {whole ? 'whole' : 'broken'} <When at={last.created_at} />
+        The chain was {whole ? 'intact' : 'broken'} <When at={last.created_at} />
       </strong>
       <div>
         {last.actor.email ?? `${last.actor.type.replaceAll('_', ' ')} ${last.actor.id}`} verified {last.detail}
@@ -147,7 +147,7 @@ function Progress({ checked, total, since }: { checked: number; total: number; s
       <progress className="verify-progress" aria-label="Records checked" value={checked} max={total || 1} />
       <Text size="sm" c="dimmed">
         {checked.toLocaleString()} of {total.toLocaleString()} records
-        {checked > 0 ? ` · ${Math.round(checked / seconds).toLocaleString()} a second` : ''}
+        {checked > 0 ? ` · ${Math.round(checked / seconds).toLocaleString()} per second` : ''}
         {left === undefined ? '' : ` · ${duration(left * 1000, 1)} left`}
       </Text>
     </>
@@ -162,19 +162,19 @@ function Result({ chain, verdict, at, ms }: { chain: Chain; verdict: Verdict; at
     <>
       <div className="verdict" data-tone={verified ? 'ok' : 'bad'}>
         <Shape size={26} stroke={1.7} aria-hidden />
-        <strong>{verified ? 'The chain is whole' : 'The chain is broken'}</strong>
+        <strong>{verified ? 'The chain is intact' : 'The chain is broken'}</strong>
         <div>
           {records_checked.toLocaleString()} records checked in {ms < 1000 ? `${ms} ms` : duration(ms)},{' '}
           <When at={at} />.
           {verified
-            ? ` Nothing was altered, inserted or removed${losses.length > 0 ? ', other than what an operator has accepted as lost' : ''}.`
-            : ` A record was altered, inserted or removed${reason ? `: ${reason}` : ''}. Nothing after this place can be relied on.`}
+            ? ` Nothing was altered, inserted or removed${losses.length > 0 ? ', except for losses that an operator accepted' : ''}.`
+            : ` A record was altered, inserted or removed${reason ? `: ${reason}` : ''}. Nothing after this point can be relied on.`}
         </div>
       </div>
       <dl className="facts" style={{ marginTop: 12 }}>
         {first_mismatch_seq === undefined ? null : (
           <>
-            <dt>Starts at</dt>
+            <dt>First mismatch</dt>
             <dd>
               record {first_mismatch_seq}
               {first_mismatch_id ? (
@@ -215,18 +215,18 @@ function Result({ chain, verdict, at, ms }: { chain: Chain; verdict: Verdict; at
   );
 }
 
-/** The records around the place where it breaks, as they are stored. */
+/** The records around the break, as stored. */
 function Neighbors({ chain, seq }: { chain: Chain; seq: number }) {
   const query = useQuery(trpc.chain.records.queryOptions({ chain, seq }, { staleTime: 0 }));
   return (
-    <section aria-label="The records around the break">
+    <section aria-label="Records around the break">
       <Title order={3} size="h4" mt="md">
-        The records around it
+        Records around the break
       </Title>
       <Shown query={query}>
         {({ records }) => (
           <ol className="neighbors">
-            {records.some((record) => record.seq === seq) ? null : <li data-tone="bad">Record {seq} is not there.</li>}
+            {records.some((record) => record.seq === seq) ? null : <li data-tone="bad">Record {seq} is missing.</li>}
             {records.map((record) => (
               <Neighbor key={record.seq} record={record} first={record.seq === seq} />
             ))}
@@ -262,7 +262,7 @@ function Neighbor({ record, first }: { record: Answers['chain']['records']['reco
         )}
       </dl>
       <details>
-        <summary>The stored text</summary>
+        <summary>Stored text</summary>
         <CodeBlock text={record.line} label={`text of record ${record.seq}`} wrap maxHeight={220} />
       </details>
     </li>

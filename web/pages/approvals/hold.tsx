@@ -32,8 +32,8 @@ const route = getRouteApi('/app/approvals/$id');
 type Hold = Answers['escrow']['get'];
 
 /**
- * One held action, for who must decide it in a moment: what is asked, what it is worth, who has agreed, and the vote.
- * `?vote=` of a message's button prepares the vote; a person still casts it here.
+ * One held action, for a quick decision: what is asked, its value, who has approved, and the vote.
+ * `?vote=` from a message's button preselects the vote; a person still casts it here.
  */
 export function HoldPage() {
   const { id } = route.useParams();
@@ -60,7 +60,7 @@ function HoldView({ hold }: { hold: Hold }) {
       title={actionTitle(hold)}
       lead={
         <>
-          {hold.agent_id} in the role {hold.agent_role} asked <When at={hold.created_at} />
+          Requested by {hold.agent_id} in the role {hold.agent_role} <When at={hold.created_at} />
         </>
       }
       actions={
@@ -88,7 +88,7 @@ function HoldView({ hold }: { hold: Hold }) {
         </div>
       </div>
       <details className="hold-life" onToggle={(event) => setLife(event.currentTarget.open)}>
-        <summary>Where it stands, what may come next, and what has happened</summary>
+        <summary>Current state, next steps and history</summary>
         {life ? (
           <Suspense fallback={<Loading />}>
             <MachineStanding machine="escrow" id={hold.id} />
@@ -99,14 +99,14 @@ function HoldView({ hold }: { hold: Hold }) {
         opened={cancelling}
         onClose={() => setCancelling(false)}
         title="Cancel the hold"
-        action="Cancel it"
+        action="Cancel hold"
         reason={{ label: 'Reason', required: true }}
         onConfirm={async (reason) => {
           await cancel.mutateAsync({ id: hold.id, reason });
           toastDone('Cancelled');
         }}
       >
-        The action cannot be executed with this hold any more. The agent may ask again.
+        The action can no longer be executed with this hold. The agent may ask again.
       </ConfirmDialog>
     </Page>
   );
@@ -120,7 +120,7 @@ function Standing({ hold }: { hold: Hold }) {
         {hold.status === 'held' ? <Countdown until={hold.expires_at} over="expired" /> : null}
         {hold.status === 'released' && hold.execute_by ? (
           <span>
-            to be executed: <Countdown until={hold.execute_by} over="too late" />
+            must be executed within <Countdown until={hold.execute_by} over="expired" />
           </span>
         ) : null}
       </Group>
@@ -166,17 +166,17 @@ function Vote({ hold }: { hold: Hold }) {
   const barred = mine
     ? undefined
     : !me.has('approver')
-      ? 'this needs the role approver'
+      ? 'this requires the approver role'
       : next && !next.you.allowed
         ? next.you.detail
         : undefined;
   const ready = standing.data !== undefined && !mine && barred === undefined;
-  // what is left to write when the decision came with the link; on a phone the action is to be read first
+  // the reason is all that is left when the link carried the vote; on a phone the action should be read first
   useEffect(() => {
     if (prepared && ready && window.matchMedia('(min-width: 62em)').matches) field.current?.focus();
   }, [prepared, ready]);
 
-  // the buttons are gone with the vote, and the focus with them
+  // the buttons disappear with the vote, and the focus with them
   const voted = mine !== undefined;
   useEffect(() => {
     if (voted && castHere.current) done.current?.focus();
@@ -212,14 +212,14 @@ function Vote({ hold }: { hold: Hold }) {
       {barred === undefined ? (
         <>
           {prepared && ready ? (
-            <Notice tone="info" title={prepared === 'approve' ? 'Approve is prepared' : 'Reject is prepared'}>
-              Nothing is decided until you press it here.
+            <Notice tone="info" title={prepared === 'approve' ? 'Approve is preselected' : 'Reject is preselected'}>
+              Nothing is decided until you confirm it here.
             </Notice>
           ) : null}
           <Textarea
             ref={field}
             label="Reason"
-            description="Everyone who looks at this hold reads it, auditors too."
+            description="Everyone who views this hold can read it, including auditors."
             autosize
             minRows={2}
             maxLength={2000}
@@ -249,7 +249,7 @@ function Vote({ hold }: { hold: Hold }) {
           </div>
         </>
       ) : (
-        <Text role="status">You cannot vote on this: {barred}.</Text>
+        <Text role="status">You cannot vote on this hold: {barred}.</Text>
       )}
       <ConfirmDialog
         opened={asked !== undefined}
@@ -280,7 +280,7 @@ function Action({ hold }: { hold: Hold }) {
       </Title>
       {hold.erased ? (
         <Notice tone="info" title="Arguments and context were erased">
-          Their retention is over. The action hash still binds them.
+          Their retention period is over. The action hash still binds them.
         </Notice>
       ) : null}
       {previews.map(([name, value]) => {
@@ -291,7 +291,7 @@ function Action({ hold }: { hold: Hold }) {
             <CodeBlock text={text} label={name} wrap maxHeight={360} />
             {hold.cut.includes(name) ? (
               <Text size="xs" mt={4}>
-                Too long to be shown whole: long texts in it are shortened. The action hash binds the whole.
+                Too long to show in full: long texts are shortened. The action hash binds the full value.
               </Text>
             ) : null}
             {text.includes(MASKED) ? (
@@ -356,9 +356,9 @@ function Action({ hold }: { hold: Hold }) {
         <dt>Once released</dt>
         <dd>
           {hold.execute_within_seconds === undefined
-            ? 'good until it expires'
-            : `good for ${duration(hold.execute_within_seconds * 1000)}`}
-          , for this very action only
+            ? 'valid until it expires'
+            : `valid for ${duration(hold.execute_within_seconds * 1000)}`}
+          , for exactly this action only
         </dd>
         <dt>Action hash</dt>
         <dd>
@@ -376,7 +376,7 @@ function Action({ hold }: { hold: Hold }) {
           </Text>
         ) : null}
         <Text size="xs" c="dimmed">
-          Nobody has checked this. Decide by what stands above.
+          No one has checked this. Decide by the facts above.
         </Text>
       </section>
     </Paper>
@@ -427,7 +427,7 @@ function Votes({ hold }: { hold: Hold }) {
                   {seats - open} of {seats}
                 </Tag>{' '}
                 from {group}
-                {members.length === 0 ? <span className="dim"> (the group has nobody)</span> : null}
+                {members.length === 0 ? <span className="dim"> (the group has no members)</span> : null}
               </li>
             );
           })}
@@ -437,7 +437,7 @@ function Votes({ hold }: { hold: Hold }) {
         <ul className="plain">
           {hold.conditions.map((condition) => (
             <li key={condition.condition_id}>
-              <Tag tone={condition.satisfied ? 'ok' : 'wait'}>{condition.satisfied ? 'met' : 'waits'}</Tag>{' '}
+              <Tag tone={condition.satisfied ? 'ok' : 'wait'}>{condition.satisfied ? 'met' : 'waiting'}</Tag>{' '}
               <span className="mono">{condition.condition_id}</span> {condition.description}
               {condition.evidence ? <p className="remark">{condition.evidence}</p> : null}
             </li>
@@ -465,7 +465,7 @@ function Votes({ hold }: { hold: Hold }) {
           ))}
         </ul>
       ) : (
-        <Text c="dimmed">Nobody has voted yet.</Text>
+        <Text c="dimmed">No votes yet.</Text>
       )}
       <Text size="xs" c="dimmed" mt="sm">
         Hold <Id value={hold.id} length={30} />

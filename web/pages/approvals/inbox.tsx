@@ -17,7 +17,7 @@ import { HOLD_STATUSES, type HoldFilter, type HoldStatus } from './filter.ts';
 
 const route = getRouteApi('/app/approvals');
 
-/** The actions that wait for people, the one that ends soonest on top. */
+/** Actions that are waiting for people, soonest to expire first. */
 export function Inbox() {
   const { status = 'held', agent_role } = route.useSearch();
   const navigate = route.useNavigate();
@@ -57,7 +57,7 @@ export function Inbox() {
         row.estimated_value === null ? null : <strong>{money(row.estimated_value, row.value_currency)}</strong>,
     },
     {
-      header: 'Risk it states',
+      header: 'Stated risk',
       cell: (row) => {
         if (row.risk_score === null) return null;
         const { word, tone } = risk(row.risk_score);
@@ -103,7 +103,7 @@ export function Inbox() {
         {filtered ? <ClearFilters clear={() => set({ agent_role: undefined })} /> : null}
       </search>
       <DataTable
-        label={status === 'held' ? 'Held actions, the one that ends soonest first' : `Actions that are ${status}`}
+        label={status === 'held' ? 'Held actions, soonest to expire first' : `Actions that are ${status}`}
         columns={columns}
         rows={rows}
         rowKey={(row) => row.id}
@@ -114,31 +114,31 @@ export function Inbox() {
           filtered ? (
             <NothingMatches
               icon={IconClockPause}
-              title={status === 'held' ? 'Nobody of this role waits' : `Nothing of this role is ${status}`}
+              title={status === 'held' ? 'No held actions for this role' : `No ${status} actions for this role`}
               clear={() => set({ agent_role: undefined })}
             />
           ) : (
             <EmptyState
               icon={IconClockPause}
-              title={status === 'held' ? 'Nobody waits for you' : `Nothing is ${status}`}
+              title={status === 'held' ? 'No held actions' : `No ${status} actions`}
               action={
                 status === 'held' ? null : (
                   <Button variant="default" onClick={() => set({ status: undefined })}>
-                    Show what waits
+                    Show held actions
                   </Button>
                 )
               }
             >
               {status === 'held'
-                ? 'When a policy with @escrow holds an action it appears here by itself.'
-                : 'Holds appear here once they come to this end.'}
+                ? 'When a policy with @escrow holds an action, it appears here automatically.'
+                : 'Holds appear here once they reach this status.'}
             </EmptyState>
           )
         }
       />
       <More
         query={query}
-        label={status === 'held' ? 'Those that end later' : 'Older ones'}
+        label={status === 'held' ? 'Holds that expire later' : 'Older holds'}
         shown={rows?.length ?? 0}
         total={query.data?.pages.at(-1)?.total ?? 0}
       />

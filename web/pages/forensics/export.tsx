@@ -13,7 +13,7 @@ const PRESETS = { '24 hours': DAY, '7 days': 7 * DAY, '30 days': 30 * DAY } as c
 
 type Range = { from: string; to: string } | { sequence_id: string };
 
-/** Makes evidence packages: what a range holds is told before, and a range that is too large is offered in parts. */
+/** Creates evidence packages. Shows what a range contains beforehand, and splits a range that is too large. */
 export function ExportForm() {
   const [zone] = useZone();
   const [by, setBy] = useState<'time' | 'session'>('time');
@@ -28,7 +28,7 @@ export function ExportForm() {
   const make = useMutation(
     trpc.forensics.export.mutationOptions({
       onSuccess: (made) => {
-        toastDone('The package is signed', `${made.record_count.toLocaleString()} records, ready to download`);
+        toastDone('Package signed', `${made.record_count.toLocaleString()} records, ready to download`);
         return queryClient.invalidateQueries(trpc.forensics.list.pathFilter());
       },
     }),
@@ -92,14 +92,14 @@ export function ExportForm() {
           ) : (
             <TextInput
               label="Session id"
-              description="Every record from the first to the last of this session, what lies between included"
+              description="Every record from the first to the last of this session, including records in between"
               value={session}
               onChange={(event) => setSession(event.currentTarget.value)}
             />
           )}
           <TextInput
             label="Purpose"
-            description="Stands in the package and in the audit log"
+            description="Recorded in the package and in the audit log"
             required
             maxLength={500}
             value={purpose}
@@ -152,7 +152,7 @@ function Plan({
       <strong>
         {n.toLocaleString()} {n === 1 ? 'record' : 'records'}
       </strong>
-      {n === 0 ? ' in this range: the package would say so, and no more.' : null}
+      {n === 0 ? ' in this range. The package would contain only that statement.' : null}
       {many ? (
         <>
           {` are too many for one package of at most ${plan.limit.toLocaleString()}. Export it in ${plan.parts.length} parts:`}

@@ -17,7 +17,7 @@ import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import { ExportForm } from './export.tsx';
 
-/** Proof: is the chain whole, what was signed of it, and evidence to hand over. */
+/** Verification of the decision chain, evidence packages and signed checkpoints. */
 export function Forensics() {
   return (
     <Page
@@ -64,8 +64,8 @@ function Packages() {
         retry={() => void query.refetch()}
         rowKey={({ package_id }) => package_id}
         empty={
-          <EmptyState icon={IconPackage} title="No package yet">
-            Choose a time span above, say what it is for, and export it. The package stays here, byte for byte.
+          <EmptyState icon={IconPackage} title="No packages yet">
+            Choose a time span above, enter a purpose, and export it. The package is kept here, byte for byte.
           </EmptyState>
         }
         columns={[
@@ -147,7 +147,8 @@ function Checkpoints() {
         Checkpoints
       </Title>
       <Text c="dimmed" mb="xs">
-        Signed heads of the chain. Who keeps one elsewhere can show a chain that was cut or rewritten later.
+        Signed heads of the chain. Anyone who keeps a copy elsewhere can prove that the chain was later cut or
+        rewritten.
       </Text>
       <DataTable
         label="Checkpoints"
@@ -156,7 +157,7 @@ function Checkpoints() {
         retry={() => void query.refetch()}
         rowKey={({ seq }) => String(seq)}
         empty={
-          <EmptyState title="No checkpoint yet">
+          <EmptyState title="No checkpoints yet">
             The first one is signed soon after the first decision is recorded.
           </EmptyState>
         }
@@ -200,7 +201,7 @@ function HowToCheck() {
   return (
     <Paper component="section" aria-labelledby="check-title">
       <Title order={2} size="h3" id="check-title">
-        Check it without us
+        Verify it independently
       </Title>
       <Text c="dimmed" mb="sm">
         A package needs no network and no trust in this server, only the public key: get that on another way, and

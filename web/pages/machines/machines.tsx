@@ -22,7 +22,7 @@ export function Machines() {
   return (
     <Page
       title="Machines"
-      lead="The states that things pass through, drawn from the program’s own definitions. The page of each policy, hold and delivery lights where it stands."
+      lead="The lifecycle of policies, holds and deliveries, drawn from the program’s own definitions. Each policy, hold and delivery page highlights its current state."
     >
       <Shown query={query} lines={12}>
         {({ machines }) => {
@@ -63,7 +63,7 @@ function OneMachine({ machine }: { machine: Machine }) {
         {machine.about}. Version {machine.version}.
       </Text>
       <Paper p={0} mb="sm">
-        <MachineChart chart={machine} label={`Drawing of the ${title.toLowerCase()} machine`} />
+        <MachineChart chart={machine} label={`Diagram of the ${title.toLowerCase()} machine`} />
         <div className="chart-words">
           <dl className="facts">
             {machine.states.map(({ id, description }) => (

@@ -7,7 +7,7 @@ import './chart.css';
 const KINDS = Object.keys(DECISION) as Decision[];
 export type Bucket = { at: string } & Record<Decision, number>;
 
-/** Bars that stack what does not pass on top of what passes. The numbers stand beside it, and in a table behind it. */
+/** Stacked bars: actions that did not pass on top of those that did. A hidden table has the same numbers. */
 export function DecisionChart({ buckets, hours }: { buckets: readonly Bucket[]; hours: number }) {
   const [zone] = useZone();
   const sums = Object.fromEntries(KINDS.map((kind) => [kind, buckets.reduce((n, b) => n + b[kind], 0)]));

@@ -21,7 +21,7 @@ const SPANS = [
   { hours: 720, buckets: 30, label: '30 days' },
 ] as const;
 
-/** At a glance: what was decided, who waits for us, and whether what was approved is enforced and provable. */
+/** At a glance: what was decided, what is waiting, and whether policies are enforced and records provable. */
 export function Overview() {
   const [span, setSpan] = useState<(typeof SPANS)[number]>(SPANS[0]);
   const summary = useQuery(
@@ -38,10 +38,10 @@ export function Overview() {
         <Paper mb="md">
           <EmptyState
             icon={IconRocket}
-            title="Nothing is governed yet"
+            title="No governed calls yet"
             action={<ButtonLink to="/start">Make the first governed call</ButtonLink>}
           >
-            Make a key for an agent, write a first policy from a template, and watch the first decision arrive here.
+            Create a policy from a template and a key for an agent, then watch the first decision arrive here.
           </EmptyState>
         </Paper>
       ) : null}
@@ -69,7 +69,8 @@ export function Overview() {
               <DecisionChart buckets={data.buckets} hours={span.hours} />
               {data.complete_since ? (
                 <Text size="xs" c="dimmed" mt="xs">
-                  Counts before <When at={data.complete_since} exact /> are not complete: there were very many.
+                  Counts before <When at={data.complete_since} exact /> are incomplete because there were too many
+                  decisions.
                 </Text>
               ) : null}
             </>
@@ -117,7 +118,7 @@ function Tile({
   );
 }
 
-/** The holds that end soonest. */
+/** The holds that expire soonest. */
 const useHeld = () => useQuery(trpc.escrow.list.queryOptions({ status: 'held', order: 'expires_at', limit: 5 }));
 
 function Holds() {
@@ -184,7 +185,7 @@ function Fleet() {
   );
 }
 
-/** Only admins know the destinations. */
+/** Only admins can see destinations. */
 function Destinations() {
   const me = useMe();
   const { data } = useQuery(
@@ -236,7 +237,7 @@ function Chain({ head }: { head: { seq: number; at: string } | null | undefined 
           signed up to #{checkpoint.data.seq.toLocaleString()}, <When at={checkpoint.data.created_at} />
         </>
       ) : none ? (
-        'no checkpoint yet'
+        'no checkpoints yet'
       ) : null}
     </Tile>
   );
@@ -256,7 +257,7 @@ function Waiting() {
         {({ holds }) =>
           holds.length === 0 ? (
             <Text c="dimmed" px="md" pb="md">
-              No action is held.
+              No actions are waiting.
             </Text>
           ) : (
             <ul className="lines">
@@ -292,7 +293,7 @@ function Denied() {
   return (
     <Paper p={0}>
       <Group justify="space-between" px="md" pt="sm" pb="xs">
-        <Title order={2}>Denied lately</Title>
+        <Title order={2}>Recent denials</Title>
         <PageLink to="/decisions" search={{ decision: 'deny' }} size="sm">
           All denials
         </PageLink>
@@ -301,7 +302,7 @@ function Denied() {
         {({ events }) =>
           events.length === 0 ? (
             <Text c="dimmed" px="md" pb="md">
-              Nothing was denied.
+              No recent denials.
             </Text>
           ) : (
             <ul className="lines">

@@ -10,7 +10,7 @@ import type { PolicyDetail } from './policy.tsx';
 
 type Deed = 'submit' | 'deploy' | 'revoke' | 'break_glass';
 
-/** What may be done to the policy now, by this person; what may not is not offered, or says why. */
+/** The actions this person can take on the policy now. Others are hidden, or say why they are unavailable. */
 export function PolicyActions({ policy }: { policy: PolicyDetail }) {
   const [open, setOpen] = useState<Deed>();
   const standing = useQuery(trpc.machines.policy.queryOptions({ id: policy.id }));
@@ -21,7 +21,7 @@ export function PolicyActions({ policy }: { policy: PolicyDetail }) {
   const revoke = useMutation(trpc.policies.revoke.mutationOptions());
   const breakGlass = useMutation(trpc.policies.breakGlass.mutationOptions());
   const me = useMe();
-  // what the machine does not know: in such a tenant only an admin takes a policy out of force
+  // not part of the machine: in such a tenant only an admin can revoke a policy
   const mayRevoke = settings.data && (!settings.data.approval_required || me.has('admin'));
   const may = (event: string) => standing.data?.next.find((one) => one.event === event)?.you.allowed === true;
   const close = () => setOpen(undefined);
@@ -62,7 +62,7 @@ export function PolicyActions({ policy }: { policy: PolicyDetail }) {
         reason={{ label: 'Note for the reviewer', placeholder: 'What changes, and why' }}
         onConfirm={async (note) => {
           await submit.mutateAsync({ id, ...(note && { note }) });
-          toastDone('Submitted', 'Another person approves it; then it is enforced.');
+          toastDone('Submitted', 'It is enforced once another person approves it.');
         }}
       >
         Nothing is enforced until someone other than its author approves it.
@@ -89,7 +89,7 @@ export function PolicyActions({ policy }: { policy: PolicyDetail }) {
         reason={{ label: 'Reason', required: true }}
         onConfirm={async (reason) => {
           await revoke.mutateAsync({ id, reason });
-          toastDone('Revoked', 'No proxy enforces it after its next poll.');
+          toastDone('Revoked', 'Proxies stop enforcing it at their next poll.');
         }}
       >
         Proxies stop enforcing it within one poll interval. What only this policy permits is denied from then on; what
@@ -104,7 +104,7 @@ export function PolicyActions({ policy }: { policy: PolicyDetail }) {
         reason={{ label: 'Reason', required: true, placeholder: 'The incident, and why it cannot wait' }}
         onConfirm={async (reason) => {
           await breakGlass.mutateAsync({ id, reason });
-          toastDone('The glass is broken', `Version ${policy.version} is enforced. Its review stays open.`);
+          toastDone('Glass broken', `Version ${policy.version} is enforced. Its review stays open.`);
         }}
       >
         <Text component="span">

@@ -4,11 +4,11 @@ import type { RefObject } from 'react';
 import { trpc } from '../../lib/trpc.ts';
 import type { EditorHandle } from '../../ui/editor/code-editor.tsx';
 
-/** Puts the text of an editor into the language's own form. */
+/** Formats the text of an editor in Cedar's standard style. */
 export function FormatButton(props: {
   editor: RefObject<EditorHandle | null>;
   text: () => string;
-  /** What does not parse has no form. */
+  /** A text that does not parse cannot be formatted. */
   disabled: boolean;
 }) {
   const format = useMutation(

@@ -22,7 +22,7 @@ const CHANGE = {
   break_glass: 'enforced by breaking the glass',
 } as const;
 
-/** Every version, the newest first, with what was said of it; an old one can be looked at and come back. */
+/** Every version, newest first, with its reviews. An old version can be viewed and rolled back to. */
 export function History({ policy }: { policy: PolicyDetail }) {
   const name = usePeople();
   const me = useMe();
@@ -60,7 +60,7 @@ export function History({ policy }: { policy: PolicyDetail }) {
             })}
             <Group gap="sm" mt={4}>
               <Anchor component="button" type="button" size="sm" onClick={() => show(version.version)}>
-                Show the text
+                View text
               </Anchor>
               {version.version > 1 ? (
                 <PageLink
@@ -69,12 +69,12 @@ export function History({ policy }: { policy: PolicyDetail }) {
                   params={{ id: policy.id }}
                   search={{ tab: 'diff', from: version.version - 1, to: version.version }}
                 >
-                  What changed
+                  View changes
                 </PageLink>
               ) : null}
               {me.has('author') && version.version !== policy.version ? (
                 <Anchor component="button" type="button" size="sm" onClick={() => rollBack(version.version)}>
-                  Roll back to it
+                  Roll back to this
                 </Anchor>
               ) : null}
               <Id value={version.content_hash} length={16} />
@@ -123,7 +123,7 @@ function Preview({ policy, version }: { policy: PolicyDetail; version: number })
   const query = useQuery(trpc.policies.version.queryOptions({ id: policy.id, version }));
   return (
     <>
-      <Text mb="sm">A new version is written with the text of version {version}. This is what changes by it:</Text>
+      <Text mb="sm">This creates a new version with the text of version {version}. It changes the following:</Text>
       <Shown query={query}>
         {({ dsl_source }) => (
           <Diff before={policy.dsl_source} after={dsl_source} label={`version ${policy.version} → ${version}`} />

@@ -33,7 +33,7 @@ export function PolicyList() {
   const set = (change: Partial<PolicyFilter>) =>
     void navigate({ search: (old) => ({ ...old, page: undefined, ...change }), replace: true });
   const clear = () => void navigate({ search: {}, replace: true });
-  // a page that is past the end by now is left in the same way
+  // also leaves a page that is now past the end
   const filtered = page > 1 || Object.values(where).some((value) => value !== undefined);
   type Row = NonNullable<typeof query.data>['policies'][number];
 
@@ -113,7 +113,7 @@ export function PolicyList() {
         {filtered ? <ClearFilters clear={clear} /> : null}
       </search>
       <DataTable
-        label="Policies, the last changed first"
+        label="Policies, most recently changed first"
         columns={columns}
         rows={query.data?.policies}
         rowKey={(row) => row.id}
@@ -122,16 +122,16 @@ export function PolicyList() {
         onOpen={(row) => void navigate({ to: '/policies/$id', params: { id: row.id } })}
         empty={
           filtered ? (
-            <NothingMatches icon={IconFileText} title="No policy fits the filters" clear={clear}>
+            <NothingMatches icon={IconFileText} title="No policies match the filters" clear={clear}>
               A policy that applies to every role is found by each of them.
             </NothingMatches>
           ) : (
             <EmptyState
               icon={IconFileText}
               title="No policies yet"
-              action={me.has('author') ? <ButtonLink to="/start">Begin with a template</ButtonLink> : null}
+              action={me.has('author') ? <ButtonLink to="/start">Start from a template</ButtonLink> : null}
             >
-              Until a policy permits something, every action of every agent is denied.
+              Until a policy permits something, every agent action is denied.
             </EmptyState>
           )
         }

@@ -27,7 +27,7 @@ export function NewPolicy() {
   const create = useMutation(
     trpc.policies.create.mutationOptions({
       onSuccess: (policy) => {
-        toastDone('The draft is stored', 'Nothing is enforced yet.');
+        toastDone('Draft saved', 'Nothing is enforced yet.');
         void navigate({ to: '/policies/$id', params: { id: policy.id } });
       },
     }),
@@ -60,7 +60,7 @@ export function NewPolicy() {
             Other templates
           </Button>
           <Button onClick={save} loading={create.isPending} disabled={broken}>
-            Create the draft
+            Create draft
           </Button>
         </>
       }
@@ -68,7 +68,7 @@ export function NewPolicy() {
       <Group mb="sm">
         <TextInput
           label="Id"
-          description="Names the policy for good. Empty: one is made."
+          description="Cannot be changed later. Leave empty to generate one."
           value={name}
           onChange={(event) => setId(event.currentTarget.value)}
           pattern="[A-Za-z0-9][A-Za-z0-9._\-]*"

@@ -33,7 +33,7 @@ const route = getRouteApi('/app/policies/$id');
 
 export type PolicyDetail = Answers['policies']['get'];
 
-/** One policy: its text with what it would decide, how it differs from what is enforced, and its past. */
+/** One policy: its text with a tryout, its changes against the enforced version, its rules and its history. */
 export function PolicyPage() {
   const { id } = route.useParams();
   const query = useQuery(trpc.policies.get.queryOptions({ id }));
@@ -74,7 +74,7 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
       {policy.open_review ? (
         <Notice tone="wait" title="Deployed by breaking the glass">
           Version {policy.open_review.version} was enforced without approval by {name(policy.open_review.actor)}
-          {policy.open_review.reason ? `: “${policy.open_review.reason}”` : ''}. Another approver must look at it and{' '}
+          {policy.open_review.reason ? `: “${policy.open_review.reason}”` : ''}. Another approver must review it and{' '}
           <Link to="/review/$id" params={{ id: policy.id }}>
             close the review
           </Link>
@@ -91,7 +91,7 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
           <Tabs.Tab value="diff">Changes</Tabs.Tab>
           <Tabs.Tab value="rules">Rules</Tabs.Tab>
           <Tabs.Tab value="history">History</Tabs.Tab>
-          <Tabs.Tab value="machine">Life</Tabs.Tab>
+          <Tabs.Tab value="machine">Lifecycle</Tabs.Tab>
         </Tabs.List>
         <Tabs.Panel value="text">
           <Workbench policy={policy} />
@@ -119,7 +119,7 @@ function Workbench({ policy }: { policy: PolicyDetail }) {
   const me = useMe();
   const editor = useRef<EditorHandle>(null);
   const text = useRef(policy.dsl_source);
-  /** What the editor began with: the newest version may be another one by now. */
+  /** The version that the editor was opened with: the newest may be another one by now. */
   const [base, setBase] = useState({ version: policy.version, source: policy.dsl_source });
   const [dirty, setDirty] = useState(false);
   const [broken, setBroken] = useState(false);
@@ -130,7 +130,7 @@ function Workbench({ policy }: { policy: PolicyDetail }) {
         setBase({ version: next.version, source: text.current });
         setDirty(false);
         toastDone(
-          `Version ${next.version} is stored`,
+          `Version ${next.version} saved`,
           next.live_version === next.version ? 'It is enforced.' : 'It is a draft: submit it for review.',
         );
       },
@@ -144,8 +144,8 @@ function Workbench({ policy }: { policy: PolicyDetail }) {
   return (
     <>
       {policy.version !== base.version && policy.dsl_source !== base.source ? (
-        <Notice tone="wait" title={`Version ${policy.version} was written meanwhile`}>
-          What you see here began with version {base.version}. Saving writes a version after {policy.version}.{' '}
+        <Notice tone="wait" title={`Version ${policy.version} is newer`}>
+          You are editing version {base.version}. Saving creates a version after {policy.version}.{' '}
           <Button
             size="compact-xs"
             variant="default"
@@ -155,7 +155,7 @@ function Workbench({ policy }: { policy: PolicyDetail }) {
               setDirty(false);
             }}
           >
-            Take version {policy.version}
+            Load version {policy.version}
           </Button>
         </Notice>
       ) : null}
@@ -194,7 +194,7 @@ function Workbench({ policy }: { policy: PolicyDetail }) {
         action="Leave"
         onConfirm={async () => blocker.proceed?.()}
       >
-        What was changed since version {base.version} is lost.
+        Your changes since version {base.version} will be lost.
       </ConfirmDialog>
     </>
   );
@@ -225,7 +225,7 @@ function LiveDiff({ policy }: { policy: PolicyDetail }) {
       </select>
     </label>
   );
-  if (from < 1) return <Paper>There is one version only: nothing to compare it with.</Paper>;
+  if (from < 1) return <Paper>There is only one version, so there is nothing to compare.</Paper>;
   return (
     <>
       <div className="bar">

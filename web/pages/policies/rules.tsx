@@ -5,7 +5,7 @@ import { trpc } from '../../lib/trpc.ts';
 import { Shown } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 
-/** The newest version rule by rule, in the server's words. */
+/** The newest version rule by rule, as summarized by the server. */
 export function Rules({ id }: { id: string }) {
   const query = useQuery(trpc.policies.summary.queryOptions({ id }));
   return (

@@ -38,7 +38,7 @@ const EMPTY: Form = {
   arguments: '{\n  "amount": 20\n}',
 };
 
-/** A request to try the text with, what it would decide, and by which rule. Nothing is recorded. */
+/** Tries a request against the text: the decision and the rule behind it. Nothing is recorded. */
 export function TryIt({
   policyId,
   text,
@@ -46,7 +46,7 @@ export function TryIt({
   goTo,
 }: {
   policyId?: string;
-  /** The text as it is at the moment of the call. */
+  /** The current text, read when the request is tried. */
   text: () => string;
   example?: { agent_role: string; tool_name: string; arguments: Record<string, unknown> };
   goTo: (line: number) => void;
@@ -103,7 +103,7 @@ export function TryIt({
         Try it
       </Title>
       <Text size="sm" c="dimmed" mb="sm">
-        With this text among all live policies. Nothing is recorded.
+        Evaluates this text together with all live policies. Nothing is recorded.
       </Text>
       <form onSubmit={run}>
         <Stack gap="xs">
@@ -126,7 +126,7 @@ export function TryIt({
             {...field('arguments')}
           />
           <details>
-            <summary>More of the request</summary>
+            <summary>More fields</summary>
             <Stack gap="xs" mt="xs">
               <Group grow gap="xs">
                 <TextInput label="Method" placeholder="POST" {...field('method')} />
@@ -171,12 +171,12 @@ function Outcome({ result, goTo }: { result: Result; goTo: (line: number) => voi
           {verdict.rule_id ? (
             <Rule hit={hits.find((hit) => hit.rule_id === verdict.rule_id)} id={verdict.rule_id} goTo={goTo} />
           ) : (
-            'no rule: nothing permits it'
+            'no rule permits it'
           )}
         </dd>
         {hits.length > 1 ? (
           <>
-            <dt>All rules that fit</dt>
+            <dt>All matching rules</dt>
             <dd>
               {hits.map((hit) => (
                 <div key={hit.rule_id}>
@@ -191,10 +191,10 @@ function Outcome({ result, goTo }: { result: Result; goTo: (line: number) => voi
         ) : null}
         {live ? (
           <>
-            <dt>Enforced now</dt>
+            <dt>Currently enforced</dt>
             <dd>
               <DecisionTag decision={live.decision} />{' '}
-              {live.decision === verdict.decision ? 'the same' : <strong>this text changes it</strong>}
+              {live.decision === verdict.decision ? 'same decision' : <strong>this text changes it</strong>}
             </dd>
           </>
         ) : null}

@@ -15,7 +15,7 @@ import { When } from '../../ui/time.tsx';
 
 type Proxy = Answers['proxies']['list']['proxies'][number];
 
-/** The fleet: which proxy enforces which bundle, and which has fallen silent. */
+/** The fleet: which proxy enforces which bundle, and which are silent. */
 export function Proxies() {
   const query = useQuery(trpc.proxies.list.queryOptions({}, { refetchInterval: 5_000 }));
   const now = useNow(5_000);
@@ -41,19 +41,19 @@ export function Proxies() {
         empty={
           <EmptyState
             icon={IconServerBolt}
-            title="No proxy has come yet"
+            title="No proxies yet"
             action={
               me.has('admin') ? (
                 <ButtonLink to="/keys" variant="default">
-                  Make a key for it
+                  Create a key
                 </ButtonLink>
               ) : null
             }
           >
             <p>
-              The reference proxy comes with this program. Make an API key with the scope proxy, then start it; it
-              appears here with its first heartbeat. One that was started and does not come names the reason in its log:
-              mostly the address, or a key that was revoked or lacks the scope.
+              The reference proxy comes with this program. Create an API key with the proxy scope, then start the proxy;
+              it appears here with its first heartbeat. One that was started and does not come names the reason in its
+              log: mostly the address, or a key that was revoked or lacks the scope.
             </p>
             <div style={{ textAlign: 'left' }}>
               <CodeBlock
@@ -141,7 +141,7 @@ export function Proxies() {
               ),
           },
           {
-            header: 'Running for',
+            header: 'Uptime',
             align: 'right',
             cell: ({ started_at, stale }) =>
               started_at && !stale ? duration(now - new Date(started_at).getTime()) : <span className="dim">—</span>,

@@ -106,10 +106,10 @@ export function ReviewQueue() {
         empty={
           <EmptyState
             icon={IconGitPullRequest}
-            title={page > 1 ? 'Nothing waits on this page any more' : 'Nothing waits for review'}
+            title={page > 1 ? 'Nothing waits on this page any more' : 'Nothing to review'}
             action={page > 1 ? <ButtonLink to="/review">The first page</ButtonLink> : null}
           >
-            When an author submits a version, or someone breaks the glass, it appears here by itself.
+            When an author submits a version, or someone breaks the glass, it appears here automatically.
           </EmptyState>
         }
       />

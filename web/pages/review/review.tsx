@@ -21,7 +21,7 @@ const route = getRouteApi('/app/review/$id');
 
 type PolicyDetail = Answers['policies']['get'];
 
-/** One version before a second person: what it changes, what was said, and the decision. */
+/** The review of one version: what it changes, the comments, and the decision. */
 export function ReviewPage() {
   const { id } = route.useParams();
   const query = useQuery(trpc.policies.get.queryOptions({ id }));
@@ -39,13 +39,13 @@ export function ReviewPage() {
 function Review({ policy }: { policy: PolicyDetail }) {
   const { id } = policy;
   const name = usePeople();
-  /** The version that this person has before them: only this one is decided, whatever was written meanwhile. */
+  /** The version this person is looking at. Only this one can be decided, even if a newer one was written meanwhile. */
   const [reviewed, setReviewed] = useState(policy.version);
   const enforcedBefore = useRef(policy.live_version === policy.version ? null : policy.live_version).current;
   const before = policy.live_version === reviewed ? enforcedBefore : policy.live_version;
   const version = policy.versions.find((one) => one.version === reviewed);
   const pending = policy.status === 'pending_approval';
-  // the version that the glass was broken for may be an older one by now
+  // the glass may have been broken for a version that is no longer the newest
   const broken = policy.open_review?.version;
   return (
     <Page
@@ -58,16 +58,16 @@ function Review({ policy }: { policy: PolicyDetail }) {
       lead={
         <>
           Version {reviewed} by {name(version?.author_id ?? '')}
-          {before === null ? ', the first one' : `, replaces version ${before}`}.{' '}
+          {before === null ? ', the first version' : `, replaces version ${before}`}.{' '}
           <PageLink to="/policies/$id" params={{ id }}>
-            Open the policy
+            View the policy
           </PageLink>
         </>
       }
     >
       {reviewed === policy.version ? null : (
-        <Notice tone="wait" title={`Version ${policy.version} was written meanwhile`} urgent>
-          You were looking at version {reviewed}, which cannot be decided any more. This is what changed since:
+        <Notice tone="wait" title={`Version ${policy.version} is newer than the one you are reviewing`} urgent>
+          Version {reviewed} can no longer be decided. This is what has changed since:
           <div style={{ margin: '10px 0' }}>
             <TwoVersions id={id} from={reviewed} to={policy.version} />
           </div>
@@ -177,9 +177,9 @@ function Remarks({ policy, version }: { policy: PolicyDetail; version: number })
   return (
     <Paper component="section" aria-labelledby="remarks">
       <Title order={2} id="remarks" mb="xs">
-        What was said
+        Comments
       </Title>
-      {reviews.length === 0 ? <Text c="dimmed">Nothing yet.</Text> : null}
+      {reviews.length === 0 ? <Text c="dimmed">No comments yet.</Text> : null}
       <Stack gap="sm">
         {reviews
           .sort((a, b) => a.decided_at.localeCompare(b.decided_at))
@@ -207,7 +207,7 @@ function Remarks({ policy, version }: { policy: PolicyDetail; version: number })
         >
           <Textarea
             mt="md"
-            label="Remark"
+            label="Comment"
             autosize
             minRows={2}
             maxLength={2000}
@@ -215,7 +215,7 @@ function Remarks({ policy, version }: { policy: PolicyDetail; version: number })
             onChange={(event) => setText(event.currentTarget.value)}
           />
           <Button mt="xs" type="submit" variant="default" size="xs" disabled={!text.trim()} loading={comment.isPending}>
-            Add the remark
+            Add comment
           </Button>
         </form>
       ) : null}
@@ -233,7 +233,7 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
   const reject = useMutation(trpc.policies.reject.mutationOptions());
   const late = version !== policy.version;
   const refusal = (event: Verdict): string | undefined => {
-    if (late) return `version ${policy.version} was written meanwhile: look at it first`;
+    if (late) return `version ${policy.version} is newer: look at it first`;
     const next = standing.data?.next.find((one) => one.event === event);
     if (!standing.data) return '';
     if (!next) return 'there is nothing to decide in this status';
@@ -248,7 +248,7 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
         Decide version {version}
       </Title>
       <Text c="dimmed" mb="sm">
-        Once approved it is enforced by every proxy within one poll interval.
+        Once approved, every proxy enforces it within one poll interval.
       </Text>
       <Group gap="xs">
         <Button disabled={why !== undefined} aria-describedby="why-not" onClick={() => setOpen('approve')}>
@@ -280,7 +280,7 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
           toastDone('Approved', `Version ${version} is enforced.`);
         }}
       >
-        Your approval is bound to version {version}, as you see it here.
+        Your approval applies only to version {version}, as shown here.
       </ConfirmDialog>
       <ConfirmDialog
         opened={open === 'request_changes'}
@@ -294,7 +294,7 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
           toastDone('Sent back to the author');
         }}
       >
-        The version becomes a draft again. What is enforced stays as it is.
+        The version becomes a draft again. The enforced version does not change.
       </ConfirmDialog>
       <ConfirmDialog
         opened={open === 'reject'}
@@ -307,19 +307,19 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
           toastDone('Rejected');
         }}
       >
-        What is enforced stays as it is.
+        The enforced version does not change.
       </ConfirmDialog>
     </Paper>
   );
 }
 
-/** Another person than the one who broke the glass says that they have looked at it. What is enforced stays. */
+/** Someone other than whoever broke the glass confirms that they reviewed it. The enforced version does not change. */
 function CloseReview({ policy, open }: { policy: PolicyDetail; open: NonNullable<PolicyDetail['open_review']> }) {
   const [asking, setAsking] = useState(false);
   const me = useMe();
   const approve = useMutation(trpc.policies.approve.mutationOptions());
   const why = !me.has('approver')
-    ? 'this needs the role approver'
+    ? 'this requires the approver role'
     : open.actor === me.id
       ? 'the person who broke the glass cannot close its review'
       : undefined;
@@ -329,7 +329,7 @@ function CloseReview({ policy, open }: { policy: PolicyDetail; open: NonNullable
         Close the review of version {open.version}
       </Title>
       <Text c="dimmed" mb="sm">
-        Say that you have looked at what was enforced without approval. What is enforced now stays as it is.
+        Confirm that you have reviewed what was enforced without approval. The enforced version does not change.
       </Text>
       <Button disabled={why !== undefined} aria-describedby="why-not-close" onClick={() => setAsking(true)}>
         Close the review
@@ -346,10 +346,10 @@ function CloseReview({ policy, open }: { policy: PolicyDetail; open: NonNullable
         reason={{ label: 'Comment' }}
         onConfirm={async (comment) => {
           await approve.mutateAsync({ id: policy.id, version: open.version, ...(comment && { comment }) });
-          toastDone('The review is closed');
+          toastDone('Review closed');
         }}
       >
-        Your name stands with version {open.version} in the history and in the audit log.
+        Your name is recorded with version {open.version} in the history and the audit log.
       </ConfirmDialog>
     </Paper>
   );

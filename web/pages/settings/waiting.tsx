@@ -12,18 +12,18 @@ import { When } from '../../ui/time.tsx';
 type Change = Answers['settings']['changes']['changes'][number];
 
 const NAMES: Record<string, string> = {
-  approval_required: 'Approval of policies by another person',
+  approval_required: 'Policies need approval by another person',
   self_approval: 'Authors approve their own versions',
   policy_author_may_vote: 'Policy authors vote on holds of their rules',
   sso_only: 'Single sign-on is the only way in',
-  input_retention_days: 'Days that inputs are kept',
+  input_retention_days: 'Days to keep decision inputs',
   approver_groups: 'Approver groups',
-  poll_seconds: 'Seconds between two polls',
+  poll_seconds: 'Seconds between proxy polls',
   magic_link_confirm: 'Sign-in links show a button first',
   action_types: 'Action types',
 };
 
-/** Changes that take a safeguard away and wait for a second person: what each would do, and the decision. */
+/** Changes that remove a safeguard and need a second person: what each would do, and the decision. */
 export function WaitingChanges() {
   const { data } = useQuery(trpc.settings.changes.queryOptions({ status: 'pending' }));
   const [deciding, setDeciding] = useState<{ change: Change; verdict: 'approve' | 'reject' }>();
@@ -37,7 +37,7 @@ export function WaitingChanges() {
         Waiting for a second person
       </Title>
       <Text c="dimmed" mb="sm">
-        These would take a safeguard away. Nothing of them holds until somebody other than the one who asks approves.
+        These changes remove a safeguard. They take effect only when someone other than the requester approves them.
       </Text>
       <ul className="lines">
         {data.changes.map((change) => (
@@ -69,8 +69,8 @@ export function WaitingChanges() {
         onClose={() => setDeciding(undefined)}
         title={
           deciding?.verdict === 'approve'
-            ? 'Approve the change of settings'
-            : `${own ? 'Withdraw' : 'Reject'} the change of settings`
+            ? 'Approve the settings change'
+            : `${own ? 'Withdraw' : 'Reject'} the settings change`
         }
         action={deciding?.verdict === 'approve' ? 'Approve' : own ? 'Withdraw' : 'Reject'}
         reason={deciding?.verdict === 'approve' ? { label: 'Comment' } : { label: 'Reason', required: true }}
@@ -82,7 +82,7 @@ export function WaitingChanges() {
                 ? api.settings.approveChange.mutate({ id: change.id, ...(words && { comment: words }) })
                 : api.settings.rejectChange.mutate({ id: change.id, reason: words }),
             );
-            toastDone(verdict === 'approve' ? 'The settings are changed' : 'The settings stay as they are');
+            toastDone(verdict === 'approve' ? 'Settings changed' : 'Settings unchanged');
           } finally {
             await queryClient.invalidateQueries(trpc.settings.pathFilter());
           }
@@ -94,7 +94,7 @@ export function WaitingChanges() {
   );
 }
 
-/** What would be different, setting by setting; of groups, who comes and who goes. */
+/** The differences, setting by setting. For groups: who joins and who leaves. */
 function Effects({ change }: { change: Change }) {
   const name = usePeople();
   return (

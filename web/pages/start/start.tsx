@@ -33,7 +33,7 @@ export function Start() {
   if (!me.has('admin')) {
     return (
       <Page title="First call">
-        <Paper>An admin sets this up: it takes a key for an agent, which only admins make.</Paper>
+        <Paper>Ask an admin to set this up: it needs an agent key, which only admins can create.</Paper>
       </Page>
     );
   }
@@ -91,8 +91,8 @@ export function Start() {
         </Step>
       </ol>
       {decided.length > 0 ? (
-        <Notice tone="ok" title="That is all of it">
-          Each of these decisions is in the chain now. Look at <Link to="/decisions">all decisions</Link>, or write{' '}
+        <Notice tone="ok" title="You are done">
+          Each of these decisions is now in the chain. See <Link to="/decisions">all decisions</Link>, or write{' '}
           <Link to="/policies">more policies</Link>.
         </Notice>
       ) : null}
@@ -126,7 +126,7 @@ function PolicyStep({ template, onBack, exists }: { template: Template; onBack: 
         : await api.policies.create.mutate({ id: template.id, dsl_source: template.source });
       await api.policies.approve.mutate({ id: policy.id, version: policy.version });
     },
-    onSuccess: () => toastDone('The policy is enforced'),
+    onSuccess: () => toastDone('Policy enforced'),
   });
   if (settings.data?.approval_required) {
     return (
@@ -148,7 +148,7 @@ function PolicyStep({ template, onBack, exists }: { template: Template; onBack: 
           Enforce this policy
         </Button>
         <ButtonLink to="/policies/new" search={{ template: template.id }} variant="default" disabled={exists}>
-          Change it first
+          Edit it first
         </ButtonLink>
         <Button variant="subtle" color="gray" onClick={onBack}>
           Another template
@@ -174,7 +174,7 @@ function KeyStep(props: {
     return (
       <>
         <Text mb="xs">
-          The key of {made.agent} in the role {made.role}. It is shown this once; what is stored is only its hash.
+          The key of {made.agent} in the role {made.role}. It is shown only once: the server stores just its hash.
         </Text>
         <CodeBlock label="agent key" text={made.secret} wrap />
       </>
@@ -188,19 +188,19 @@ function KeyStep(props: {
       }}
     >
       <Text mb="xs">
-        Who an agent is comes from its key alone, never from what it says. This policy speaks of the role{' '}
+        An agent’s identity comes from its key alone, never from what it says. This policy applies to the role{' '}
         <span className="mono">{role}</span>.
       </Text>
       <div className="bar">
         <TextInput
-          label="Name of the agent"
+          label="Agent name"
           required
           value={agent}
           maxLength={100}
           onChange={(event) => setAgent(event.currentTarget.value)}
         />
         <Button type="submit" loading={create.isPending}>
-          Make the key
+          Create the key
         </Button>
       </div>
     </form>

@@ -25,7 +25,7 @@ interface Which {
 export function useRedeliver() {
   return useMutation(
     trpc.subscriptions.redeliver.mutationOptions({
-      onSuccess: () => toastDone('Queued again', 'The receiver gets the same event id as before.'),
+      onSuccess: () => toastDone('Queued again', 'The receiver gets the same event id again.'),
       onSettled: () =>
         Promise.all(
           [trpc.subscriptions.pathFilter(), trpc.machines.delivery.pathFilter()].map((filter) =>
@@ -36,7 +36,7 @@ export function useRedeliver() {
   );
 }
 
-/** One delivery: its attempts, where it stands in its machine, and what may come next. */
+/** One delivery: its attempts, its current state, and what can happen next. */
 export function DeliveryDrawer({
   id,
   delivery_id,
@@ -130,7 +130,7 @@ function Attempts({ delivery: { attempts, history, failure_reason, status, note 
         {attempts === 1 ? '1 attempt' : `${attempts} attempts`}
       </Title>
       {stopped ? <Text mb={4}>{stopped}</Text> : null}
-      {attempts === 0 ? <Text c="dimmed">None was made yet.</Text> : null}
+      {attempts === 0 ? <Text c="dimmed">No attempts yet.</Text> : null}
       <ol className="lines" aria-label="Attempts, the newest first">
         {history.map(({ at, result, http_status, reason, duration_ms }, n) => (
           <li key={at} style={{ paddingInline: 0 }}>

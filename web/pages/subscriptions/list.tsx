@@ -39,10 +39,11 @@ export function SubscriptionList() {
         empty={
           <EmptyState
             icon={IconWebhook}
-            title="Nothing is told to anybody yet"
+            title="No subscriptions yet"
             action={<Button onClick={() => setCreating(true)}>New subscription</Button>}
           >
-            Send holds to a Slack or Teams channel, with buttons that open them, or every event to a webhook of yours.
+            Send holds to a Slack or Teams channel, with buttons that open them, or send every event to your own
+            webhook.
           </EmptyState>
         }
         columns={[

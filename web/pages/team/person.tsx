@@ -22,7 +22,7 @@ export const ROLE: Record<Role, string> = {
   admin: 'also manages people, keys and settings',
 };
 
-/** The role that includes the others that the person holds. */
+/** The highest role of a person, which includes the others. */
 export const topRole = (person: Pick<Person, 'roles'>): Role | undefined =>
   ROLES.findLast((role) => person.roles.includes(role));
 
@@ -37,7 +37,7 @@ async function changeRole(person: Person, role: Role): Promise<void> {
   }
 }
 
-/** One member: their role, where they are signed in, and the way out. */
+/** One member: their role, their sessions, and removal. */
 export function PersonDrawer({ person, onClose }: { person: Person | undefined; onClose: () => void }) {
   return (
     <Drawer
@@ -84,11 +84,11 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
         <dt>Last sign-in</dt>
         <dd>{person.last_login ? <When at={person.last_login} /> : 'never'}</dd>
         <dt>Keys</dt>
-        <dd>{person.keys === 0 ? 'none' : `${person.keys} that work; they end when the person is removed`}</dd>
+        <dd>{person.keys === 0 ? 'none' : `${person.keys} active; they stop working when the person is removed`}</dd>
       </dl>
       <NativeSelect
         label="Role"
-        description={`${ROLE[topRole(person) ?? 'viewer']}${topRole(person) === 'admin' ? '. Keys and invitations that they made end when they are an admin no more' : ''}`}
+        description={`${ROLE[topRole(person) ?? 'viewer']}${topRole(person) === 'admin' ? '. Their keys and invitations end when they are no longer an admin' : ''}`}
         value={topRole(person) ?? ''}
         disabled={role.isPending}
         onChange={(event) => role.mutate(event.currentTarget.value as Role)}
@@ -150,13 +150,13 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
         typed={person.email}
         onConfirm={async () => {
           await confirmed(() => api.users.remove.mutate({ userId: person.id }));
-          toastDone(`${person.name} is removed`);
+          toastDone(`${person.name} removed`);
           await again();
           onClose();
         }}
       >
         {person.keys > 0
-          ? `The ${person.keys === 1 ? 'key' : `${person.keys} keys`} that they made or answer for will stop working: whatever uses them will be refused.`
+          ? `The ${person.keys === 1 ? 'key' : `${person.keys} keys`} that they created or own will stop working, and programs that use them will be refused.`
           : 'They are signed out everywhere at once.'}
       </ConfirmDialog>
     </Stack>

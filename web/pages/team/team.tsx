@@ -18,7 +18,7 @@ const route = getRouteApi('/app/team');
 export const TABS = { members: 'Members', invitations: 'Invitations', groups: 'Approver groups' } as const;
 export type Tab = keyof typeof TABS;
 
-/** Who may do what here. */
+/** Members, invitations and approver groups. */
 export function Team() {
   const { tab = 'members' } = route.useSearch();
   const navigate = route.useNavigate();
@@ -96,8 +96,8 @@ function Members() {
         rowKey={({ id }) => id}
         onOpen={({ id }) => setOpen(id)}
         empty={
-          <NothingMatches icon={IconUsers} title="Nobody matches" clear={clear}>
-            Who was removed is not in this list; the audit log knows them.
+          <NothingMatches icon={IconUsers} title="No members match" clear={clear}>
+            Removed members are not listed here. They are in the audit log.
           </NothingMatches>
         }
         columns={[

@@ -21,7 +21,7 @@ export function MachineChart({ chart, current, label }: { chart: ChartShape; cur
       <path d="M0 0.8 L7.5 4 L0 7.2 Z" className={className} />
     </marker>
   );
-  // the ways out of the current state lie on top of the others
+  // transitions out of the current state are drawn on top
   const edges = drawing.edges.toSorted((a, b) => Number(a.from === current) - Number(b.from === current));
   return (
     // biome-ignore lint/a11y/noNoninteractiveTabindex: it may scroll, so the keyboard must reach it
@@ -29,11 +29,11 @@ export function MachineChart({ chart, current, label }: { chart: ChartShape; cur
       <svg
         width={drawing.width}
         height={drawing.height}
-        // what is a little too wide is drawn smaller; the rest scrolls
+        // a slightly too wide drawing is scaled down; a wider one scrolls
         style={{ maxWidth: `max(100%, ${Math.round(drawing.width * 0.85)}px)`, height: 'auto' }}
         viewBox={`0 0 ${drawing.width} ${drawing.height}`}
         role="img"
-        aria-label={`${label}; the same stands below as text`}
+        aria-label={`${label}; described as text below`}
       >
         <defs>
           {tip('tip', 'chart-tip')}

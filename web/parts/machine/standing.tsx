@@ -10,7 +10,7 @@ import { SentBy } from './sender.tsx';
 
 type Standing = Answers['machines']['policy'];
 
-/** Where one policy or hold stands in its machine, what may happen next and by whom, and what has happened. */
+/** The current state of a policy or hold in its machine, what can happen next and by whom, and its history. */
 export function MachineStanding({ machine, id }: { machine: 'policy' | 'escrow'; id: string }) {
   const policy = useQuery(trpc.machines.policy.queryOptions({ id }, { enabled: machine === 'policy' }));
   const hold = useQuery(trpc.machines.escrow.queryOptions({ id }, { enabled: machine === 'escrow' }));
@@ -30,7 +30,7 @@ export function MachineStanding({ machine, id }: { machine: 'policy' | 'escrow';
   );
 }
 
-/** The chart with the state of one thing lit, and what may come next. */
+/** The chart with the current state highlighted, and what can happen next. */
 export function Where({ machine, query }: { machine: Standing['machine']; query: Asked<Standing> }) {
   const charts = useQuery(trpc.machines.list.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
   const chart = charts.data?.machines.find((it) => it.id === machine);
@@ -80,7 +80,7 @@ function Next({ standing }: { standing: Standing }) {
 }
 
 function Timeline({ records }: { records: Answers['chain']['audit']['records'] }) {
-  if (records.length === 0) return <Text c="dimmed">The audit log holds nothing of it.</Text>;
+  if (records.length === 0) return <Text c="dimmed">No audit records yet.</Text>;
   return (
     <ol className="machine-steps">
       {records.map((record) => (
