@@ -10,7 +10,6 @@ import { type ActorHost, LocalHost } from './actors/host.ts';
 import { RedisHost } from './actors/redis.ts';
 import { createHttp, mountApi } from './api/http.ts';
 import { Inspector } from './api/inspect.ts';
-import { openApiDocument } from './api/openapi.ts';
 import { buildRouter, type Services } from './api/root.ts';
 import { mountDashboard, mountDocs } from './api/static.ts';
 import { mountStatus, statusRoutes } from './api/status.ts';
@@ -468,7 +467,8 @@ export async function createProgram(parts: Parts): Promise<Program> {
   if (core && config.roles.includes('web')) {
     const services = core;
     streams = liveStreams(core);
-    const document = JSON.stringify(describeApi());
+    // as it was committed: making it again takes longer than all else at the start
+    const document = JSON.stringify(JSON.parse(readFileSync(new URL('./api/openapi.json', import.meta.url), 'utf8')));
     app.get('/openapi.json', async (_request, reply) => reply.type('application/json; charset=utf-8').send(document));
     mountPlain(app, plainRoutes(services, streams), server.begin);
     mountApi(server, buildRouter(services));
@@ -529,7 +529,8 @@ function authenticatorOf({ db, sessions, redis }: Core, clock: Clock, log: Log):
 }
 
 /** The OpenAPI document of the program, made without a database: no handler is called for it. */
-export function describeApi(): object {
+export async function describeApi(): Promise<object> {
+  const { openApiDocument } = await import('./api/openapi.ts');
   const nothing = {} as Core;
   return openApiDocument(buildRouter(nothing), [
     ...statusRoutes,

@@ -29,7 +29,7 @@ const openapi = command({
   async run({ flags }) {
     if (flags.write && flags.check) throw new UsageError('give either --write or --check');
     const { describeApi } = await import('../app.ts');
-    const text = `${JSON.stringify(describeApi(), null, 2)}\n`;
+    const text = `${JSON.stringify(await describeApi(), null, 2)}\n`;
     if (flags.write) writeFileSync(DOCUMENT, text);
     else if (!flags.check) process.stdout.write(text);
     else if (readCommitted() !== text) {

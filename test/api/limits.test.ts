@@ -65,8 +65,10 @@ function check(seen: Seen[], allowed: number, name: string, seconds: number): vo
   expect(left.sort((a, b) => b - a)).toEqual(Array.from({ length: allowed }, (_, n) => allowed - 1 - n));
 }
 
-test('every route that signs people in declares the limit by address', () => {
-  const document = describeApi() as { paths: Record<string, Record<string, { responses: Record<string, object> }>> };
+test('every route that signs people in declares the limit by address', async () => {
+  const document = (await describeApi()) as {
+    paths: Record<string, Record<string, { responses: Record<string, object> }>>;
+  };
   const uncounted = Object.entries(document.paths)
     .filter(([path]) => path.startsWith('/auth/'))
     .flatMap(([path, operations]) =>

@@ -38,7 +38,7 @@ test('the committed document is the one that the code describes', () => {
   ) as unknown;
   const paths = (of: unknown) => Object.keys((of as typeof document).paths);
   expect(paths(committed)).toEqual(paths(document));
-  expect(JSON.stringify(committed) === JSON.stringify(document), 'npm run openapi writes it anew').toBe(true);
+  expect(JSON.stringify(committed) === JSON.stringify(document), 'npm run openapi writes it again').toBe(true);
 });
 
 test('is what the server serves', async () => {

@@ -18,7 +18,7 @@ interface DocumentOperation {
   security?: { apiKey?: string[]; session?: [Role | 'any']; agentKey?: [] }[];
 }
 
-export const document = describeApi() as {
+export const document = (await describeApi()) as {
   paths: Record<string, Record<string, DocumentOperation>>;
   components: { schemas: Record<string, unknown>; responses: Record<string, unknown> };
 };
