@@ -176,7 +176,8 @@ async function serveDashboard(config: Config, cache: string, server: Server): Pr
         name: 'api-and-page',
         configureServer(vite) {
           vite.middlewares.use((req, res, next) => {
-            if (isApiPath(req.originalUrl!.split('?', 1)[0]!)) void forward(req, res);
+            const [target] = req.originalUrl!.split('?', 1) as [string];
+            if (isApiPath(target) || /^\/docs(\/|$)/.test(target)) void forward(req, res);
             else next();
           });
           return () => {
