@@ -74,7 +74,7 @@ class Reference {
     for (let i = 0; i < ticks; i++) {
       this.now++;
       if (this.status === 'held' && this.now >= this.terms.ttl) this.#end('expired');
-      else if (this.status === 'held' && this.#free(false)) this.#release();
+      else if (this.status === 'held' && this.#free(this.counted.enough)) this.#release();
       if (this.status === 'released' && this.now >= this.#executeBy()) this.#end('expired');
     }
   }
