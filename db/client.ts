@@ -12,6 +12,12 @@ export const CONNECT_MS = 5000;
 /** A server that is silent for this long in the middle of a statement is taken for gone. */
 const SILENT_MS = 60_000;
 
+/** How columns are read: bigint columns here are sequence numbers far below 2^53. */
+export const COLUMN_TYPES: pg.CustomTypesConfig = {
+  getTypeParser: (oid: number, format?: 'text' | 'binary') =>
+    oid === pg.types.builtins.INT8 ? Number : pg.types.getTypeParser(oid, format as 'text'),
+};
+
 const BEGIN = /^\s*(begin|start transaction)\b(?!.*\bread only\b)/i;
 const END = /^\s*(commit|rollback(?!\s+to\b)|end)\b/i;
 const FRAME = /^\s*(begin|start transaction|rollback)\s*(;\s*)?$|^\s*(begin|start transaction) (read only|isolation)/i;

@@ -3,7 +3,7 @@ import { type EntityManager, MikroORM, type Options, PostgreSqlDriver } from '@m
 import pg from 'pg';
 import type { AuditEntry } from '../server/domain/audit.ts';
 import { MIGRATION_TABLE, objectionTo, readApplied, SchemaRefused } from './applied.ts';
-import { CONNECT_MS, SteadyClient } from './client.ts';
+import { COLUMN_TYPES, CONNECT_MS, SteadyClient } from './client.ts';
 import { entities } from './entities/index.ts';
 import { migrationChecksums, migrations } from './migrations/index.ts';
 import { type Notice, Notices, SERVER_RUN, type Step } from './notices.ts';
@@ -69,8 +69,7 @@ const commonOptions = {
 
 export async function openDatabase(url: string, options: { poolSize?: number } = {}): Promise<Database> {
   const poolSize = options.poolSize ?? 10;
-  // bigint columns here are sequence numbers far below 2^53
-  const types = { getTypeParser: (oid: number, format?: 'text' | 'binary') => typeParser(oid, format) };
+  const types = COLUMN_TYPES;
   const steady = { Client: SteadyClient, connectionTimeoutMillis: CONNECT_MS, keepAlive: true };
   const asApp = { options: `-c role=svc_app -c lock_timeout=${LOCK_MS}` };
   const owner = new pg.Pool({ connectionString: url, max: poolSize, types, ...steady });
@@ -189,11 +188,6 @@ export async function openDatabase(url: string, options: { poolSize?: number } =
 const LOCK_MS = 4000;
 
 const SET_TENANT = { name: 'set_tenant', text: "select set_config('app.tenant', $1, true)" };
-
-function typeParser(oid: number, format?: 'text' | 'binary') {
-  if (oid === pg.types.builtins.INT8) return Number;
-  return pg.types.getTypeParser(oid, format as 'text');
-}
 
 /** What the migration lock is called in pg_advisory_lock; any constant that nobody else uses. */
 const MIGRATION_LOCK = 7_305_414_123;

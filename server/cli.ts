@@ -1,6 +1,6 @@
 #!/usr/bin/env node
+import { cleanups } from './cli/installation.ts';
 import { main, messageOf } from './cli/main.ts';
-import { cleanups } from './cli/place.ts';
 
 /**
  * `svc`, the operator's command. It works on the database of the settings, beside a running server or without one.

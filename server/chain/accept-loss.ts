@@ -56,33 +56,14 @@ export async function acceptLoss(
   reason: string,
   by: Doer,
 ): Promise<LossAccepted> {
-  const { db, checkpoints, directory } = parts;
-  const audit = await checkpoints.knowledge(tenantId, 'audit');
-  const knowledge = chain === 'audit' ? audit : await checkpoints.knowledge(tenantId, chain);
-  const client = await db.owner.connect();
+  const client = await parts.db.owner.connect();
   let broken: Error | undefined;
-  let accepted: LossAccepted;
+  let within: LossWithin;
   try {
     await client.query('begin');
     // every checkpoint of the chain is opened and compared
     await client.query(LONG_TRANSACTION);
-    const place = [tenantId, chain, Buffer.from(ZERO_HASH, 'hex')];
-    await client.query(
-      'insert into chain_head (tenant_id, chain, seq, hash, fence) values ($1, $2, 0, $3, 0) on conflict do nothing',
-      place,
-    );
-    await client.query('select from chain_head where tenant_id = $1 and chain = $2 for update', place.slice(0, 2));
-    const standing = await checkpoints.standing(client, tenantId, chain, knowledge);
-    if (!standing.contradiction && standing.unreadable === undefined) {
-      throw new AppError('CONFLICT', `the ${chain} chain agrees with everything that is known about it`);
-    }
-    if (chain !== 'audit' && (await checkpoints.standing(client, tenantId, 'audit', audit)).contradiction) {
-      throw new AppError(
-        'CONFLICT',
-        'the audit chain is closed too: accept its loss first, so that this can be recorded',
-      );
-    }
-    accepted = await record(client, parts, tenantId, chain, { reason, by, standing, knowledge });
+    within = await acceptLossWithin(client, parts, tenantId, chain, reason, by);
     await client.query('commit');
   } catch (error) {
     await client.query('rollback').catch((rollback: Error) => {
@@ -92,16 +73,62 @@ export async function acceptLoss(
   } finally {
     client.release(broken);
   }
-  if (directory !== undefined && knowledge.unreadable !== undefined) await keepReadable(parts, tenantId, chain);
-  // publishes the new head, to the file as well
-  await checkpoints.take(tenantId, chain);
-  await checkpoints.flushed();
-  return accepted;
+  await within.publish();
+  return within.accepted;
+}
+
+/** A loss that is accepted when the caller's transaction commits. */
+export interface LossWithin {
+  accepted: LossAccepted;
+  /** Call it after the commit: publishes the new head, to the checkpoint file as well. */
+  publish(): Promise<void>;
+}
+
+/**
+ * The same within the caller's transaction, on a connection of the owner's. The chain is open from the commit on, whether
+ * or not `publish` is reached.
+ */
+export async function acceptLossWithin(
+  client: pg.ClientBase,
+  parts: Omit<AcceptLossParts, 'db'>,
+  tenantId: string,
+  chain: ChainName,
+  reason: string,
+  by: Doer,
+): Promise<LossWithin> {
+  const { checkpoints, directory } = parts;
+  const audit = await checkpoints.knowledge(tenantId, 'audit');
+  const knowledge = chain === 'audit' ? audit : await checkpoints.knowledge(tenantId, chain);
+  const place = [tenantId, chain, Buffer.from(ZERO_HASH, 'hex')];
+  await client.query(
+    'insert into chain_head (tenant_id, chain, seq, hash, fence) values ($1, $2, 0, $3, 0) on conflict do nothing',
+    place,
+  );
+  await client.query('select from chain_head where tenant_id = $1 and chain = $2 for update', place.slice(0, 2));
+  const standing = await checkpoints.standing(client, tenantId, chain, knowledge);
+  if (!standing.contradiction && standing.unreadable === undefined) {
+    throw new AppError('CONFLICT', `the ${chain} chain agrees with everything that is known about it`);
+  }
+  if (chain !== 'audit' && (await checkpoints.standing(client, tenantId, 'audit', audit)).contradiction) {
+    throw new AppError(
+      'CONFLICT',
+      'the audit chain is closed too: accept its loss first, so that this can be recorded',
+    );
+  }
+  const accepted = await record(client, parts, tenantId, chain, { reason, by, standing, knowledge });
+  return {
+    accepted,
+    publish: async () => {
+      if (directory !== undefined && knowledge.unreadable !== undefined) await keepReadable(parts, tenantId, chain);
+      await checkpoints.take(tenantId, chain);
+      await checkpoints.flushed();
+    },
+  };
 }
 
 async function record(
-  client: pg.PoolClient,
-  parts: AcceptLossParts,
+  client: pg.ClientBase,
+  parts: Omit<AcceptLossParts, 'db'>,
   tenantId: string,
   chain: ChainName,
   found: { reason: string; by: Doer; standing: Standing; knowledge: Knowledge },
@@ -213,8 +240,8 @@ async function record(
 
 /** Up to where the chain agrees with every single checkpoint, those of the file included. */
 async function agreedUpTo(
-  client: pg.PoolClient,
-  parts: AcceptLossParts,
+  client: pg.ClientBase,
+  parts: Omit<AcceptLossParts, 'db'>,
   tenantId: string,
   chain: ChainName,
   standing: Standing,
@@ -254,8 +281,8 @@ async function agreedUpTo(
 
 /** Takes those out that are not expected any more, and those that nobody signed: their places are needed. */
 async function dropCheckpoints(
-  client: pg.PoolClient,
-  parts: AcceptLossParts,
+  client: pg.ClientBase,
+  parts: Omit<AcceptLossParts, 'db'>,
   tenantId: string,
   chain: ChainName,
   agreed: number,
@@ -281,7 +308,7 @@ async function dropCheckpoints(
 }
 
 /** Sets a file aside that holds what was not signed by any key, and keeps the rest of it in its place. */
-async function keepReadable(parts: AcceptLossParts, tenantId: string, chain: ChainName): Promise<void> {
+async function keepReadable(parts: Omit<AcceptLossParts, 'db'>, tenantId: string, chain: ChainName): Promise<void> {
   const file = checkpointFile(parts.directory!, tenantId, chain);
   const kept: string[] = [];
   for await (const { note } of notesIn(file)) {

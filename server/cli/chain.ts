@@ -1,6 +1,6 @@
 import { OPERATOR } from '../domain/audit.ts';
 import { columns, command, JSON_FLAG, TENANT_FLAG, UsageError } from './command.ts';
-import { withCore } from './place.ts';
+import { withCore } from './installation.ts';
 import { assertTenant } from './tenants.ts';
 
 const CHAINS = ['forensics', 'audit'] as const;

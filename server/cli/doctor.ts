@@ -1,4 +1,4 @@
-import { createPublicKey } from 'node:crypto';
+import type { KeyObject } from 'node:crypto';
 import { existsSync, readdirSync, rmSync, statfsSync, statSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import type pg from 'pg';
@@ -7,15 +7,16 @@ import { chainOfFile, highestInFile } from '../chain/checkpoint-file.ts';
 import { isSuperseded, RECORDS, readLosses } from '../chain/loss.ts';
 import type { ChainName } from '../chain/record.ts';
 import { type Config, readConfig, settingsHelp } from '../config.ts';
+import { openSigningKey, type SigningKeyRow } from '../keys/keyring.ts';
 import { SecretBox } from '../lib/crypto.ts';
 import { createLog } from '../lib/log.ts';
 import { Mail } from '../lib/mail.ts';
 import { columns, command, guess, JSON_FLAG, plain } from './command.ts';
-import { findMasterKey, masterKeyFile, readState, withClient, withPlace } from './place.ts';
+import { findMasterKey, masterKeyFile, readState, withClient, withInstallation } from './installation.ts';
 
 type Level = 'ok' | 'warn' | 'FAIL';
 
-/** One line of the report. `advice` says what to do, and stands at everything that is not ok. */
+/** One line of the report. `advice` says what to do, and is there for everything that is not ok. */
 interface Finding {
   check: string;
   level: Level;
@@ -23,8 +24,8 @@ interface Finding {
   advice?: string;
 }
 
-/** Writes down what was found. */
-type Tell = (level: Level, check: string, detail: string, advice?: string) => void;
+/** Adds a finding. */
+type Report = (level: Level, check: string, detail: string, advice?: string) => void;
 
 /** Names of the environment that begin with SVC_ and are for tests and benchmarks of this project. */
 const NOT_SETTINGS = /^SVC_(TEST|BENCH|SIEGE|AIRLINE)(_|$)/;
@@ -38,39 +39,43 @@ const doctor = command({
   flags: JSON_FLAG,
   async run({ flags, print }) {
     const findings: Finding[] = [];
-    const tell: Tell = (level, check, detail, advice) =>
+    const report: Report = (level, check, detail, advice) =>
       findings.push({ check, level, detail, ...(advice !== undefined && { advice }) });
     const settings = settingsHelp().map(({ name, fallback }) => ({
       name,
       value: process.env[name] ? shown(name, process.env[name]) : fallback,
       source: process.env[name] ? 'environment' : 'default',
     }));
-    checkProgram(tell);
+    checkProgram(report);
     let config: Config | undefined;
     try {
       config = readConfig();
-      tell('ok', 'settings', `${settings.filter((s) => s.source !== 'default').length} of ${settings.length} are set`);
+      report(
+        'ok',
+        'settings',
+        `${settings.filter((s) => s.source !== 'default').length} of ${settings.length} are set`,
+      );
     } catch (error) {
-      tell('FAIL', 'settings', (error as Error).message, 'mend these environment variables');
+      report('FAIL', 'settings', (error as Error).message, 'fix these environment variables');
     }
-    checkNames(tell);
+    checkNames(report);
     if (config) {
-      checkPairs(config, tell);
-      checkDataDir(config, tell);
-      await checkServer(config, tell);
-      if (config.redisUrl) await checkRedis(config.redisUrl, tell);
-      await checkMail(config, tell);
+      checkPairs(config, report);
+      checkDataDir(config, report);
+      await checkServer(config, report);
+      if (config.redisUrl) await checkRedis(config.redisUrl, report);
+      await checkMail(config, report);
       try {
-        await withPlace({}, ({ config, databaseUrl }) =>
-          withClient(databaseUrl, {}, (client) => checkDatabase(client, config, tell)),
+        await withInstallation({}, ({ config, databaseUrl }) =>
+          withClient(databaseUrl, {}, (client) => checkDatabase(client, config, report)),
         );
       } catch (error) {
         const { message, code } = error as NodeJS.ErrnoException;
-        tell(
+        report(
           'FAIL',
           'database',
           message || code || 'it does not answer',
-          'see that it runs and that the settings name it',
+          'check that it is running and that the settings name it',
         );
       }
     }
@@ -103,26 +108,26 @@ function shown(name: string, value: string): string {
   return plain(url.href);
 }
 
-function checkProgram(tell: Tell): void {
+function checkProgram(report: Report): void {
   const { node } = process.versions;
-  if (Number(node.split('.')[0]) >= 24) tell('ok', 'node', node);
-  else tell('warn', 'node', node, 'run it through npm, which uses the Node 24 of this project');
+  if (Number(node.split('.')[0]) >= 24) report('ok', 'node', node);
+  else report('warn', 'node', node, 'run it through npm, which uses the Node 24 of this project');
   const machine = `${process.platform}-${process.arch}`;
-  if (/^linux-(x64|arm64)$/.test(machine)) tell('ok', 'platform', machine);
-  else tell('warn', 'platform', machine, 'there is no embedded PostgreSQL for it: set DATABASE_URL');
+  if (/^linux-(x64|arm64)$/.test(machine)) report('ok', 'platform', machine);
+  else report('warn', 'platform', machine, 'it has no embedded PostgreSQL: set DATABASE_URL');
 }
 
-function checkNames(tell: Tell): void {
+function checkNames(report: Report): void {
   const known = settingsHelp().map(({ name }) => name);
   for (const name of Object.keys(process.env)) {
     if (!name.startsWith('SVC_') || known.includes(name) || NOT_SETTINGS.test(name)) continue;
-    tell('warn', 'settings', `${name} is no setting${guess(name, known)}`, 'remove it or mend its name');
+    report('warn', 'settings', `${name} is not a setting${guess(name, known)}`, 'remove it or correct its name');
   }
 }
 
-/** Settings that are each right and wrong together. */
-function checkPairs(config: Config, tell: Tell): void {
-  const warn = (detail: string, advice: string) => tell('warn', 'settings', detail, advice);
+/** Settings that are valid one by one and wrong together. */
+function checkPairs(config: Config, report: Report): void {
+  const warn = (detail: string, advice: string) => report('warn', 'settings', detail, advice);
   const base = new URL(config.baseUrl);
   const secure = base.protocol === 'https:';
   const local = /^(localhost|127\.|\[::1\])/.test(base.hostname);
@@ -130,13 +135,13 @@ function checkPairs(config: Config, tell: Tell): void {
   if (open && !secure) {
     warn(
       `HOST=${config.host} listens beyond this machine and the public address is not https`,
-      'keys and cookies travel readable: put a TLS proxy before it and set SVC_BASE_URL=https://...',
+      'keys and cookies travel in the clear: put a TLS proxy in front and set SVC_BASE_URL=https://...',
     );
   }
   if (secure && config.trustProxy.length === 0) {
     warn(
       'the public address is https and SVC_TRUST_PROXY is empty',
-      'name the TLS proxy: limits count its address otherwise',
+      'name the TLS proxy: otherwise limits count its address',
     );
   }
   if (!secure && !local) warn('SVC_BASE_URL is not https', 'cookies are not Secure: use an https address');
@@ -145,12 +150,12 @@ function checkPairs(config: Config, tell: Tell): void {
   }
   if (config.databaseUrl && !config.masterKey) {
     warn(
-      'the database is elsewhere, and the master key is generated in the data directory',
-      'set SVC_MASTER_KEY(_FILE), or keep a copy of the key: without it the database is of no use',
+      'the database is external, and the master key is generated in the data directory',
+      'set SVC_MASTER_KEY(_FILE), or keep a copy of the key: without it the database is useless',
     );
   }
   if (config.masterKey && existsSync(masterKeyFile(config))) {
-    warn(`SVC_MASTER_KEY(_FILE) is set, so ${masterKeyFile(config)} is not used`, 'keep only the one that is right');
+    warn(`SVC_MASTER_KEY(_FILE) is set, so ${masterKeyFile(config)} is not used`, 'keep only the right one');
   }
   const database = config.databaseUrl && URL.canParse(config.databaseUrl) && new URL(config.databaseUrl);
   if (
@@ -165,14 +170,14 @@ function checkPairs(config: Config, tell: Tell): void {
   }
 }
 
-function checkDataDir(config: Config, tell: Tell): void {
+function checkDataDir(config: Config, report: Report): void {
   const dir = config.dataDir;
   if (!existsSync(dir)) {
-    tell(
+    report(
       'warn',
       'data directory',
       `${dir} does not exist`,
-      'the server makes it at its first start; is SVC_DATA_DIR right?',
+      'the server creates it when it first starts; is SVC_DATA_DIR right?',
     );
     return;
   }
@@ -180,22 +185,22 @@ function checkDataDir(config: Config, tell: Tell): void {
   try {
     writeFileSync(probe, '');
     rmSync(probe);
-    tell('ok', 'data directory', `${dir} can be written`);
+    report('ok', 'data directory', `${dir} is writable`);
   } catch (error) {
-    tell('FAIL', 'data directory', (error as Error).message, `let this user write ${dir}`);
+    report('FAIL', 'data directory', (error as Error).message, `give this user write access to ${dir}`);
   }
   for (const file of [masterKeyFile(config), path.join(dir, 'postgres.password')]) {
     if (!existsSync(file)) continue;
     const mode = statSync(file).mode & 0o777;
-    if ((mode & 0o077) === 0) tell('ok', 'secret file', `${file} is its owner's only`);
-    else tell('warn', 'secret file', `${file} has mode ${mode.toString(8)}`, `chmod 600 ${file}`);
+    if ((mode & 0o077) === 0) report('ok', 'secret file', `${file} is readable by its owner only`);
+    else report('warn', 'secret file', `${file} has mode ${mode.toString(8)}`, `chmod 600 ${file}`);
   }
   const { bavail, bsize, blocks } = statfsSync(dir);
   const [free, share] = [(bavail * bsize) / 1024 ** 3, bavail / blocks];
   const space = `${free.toFixed(1)} GiB (${Math.round(share * 100)} %) free in ${dir}`;
-  if (free < 0.1) tell('FAIL', 'disk space', space, 'free some: a full disk stops every decision');
-  else if (free < 2 || share < 0.05) tell('warn', 'disk space', space, 'free some before it is full');
-  else tell('ok', 'disk space', space);
+  if (free < 0.1) report('FAIL', 'disk space', space, 'free some space: a full disk stops every decision');
+  else if (free < 2 || share < 0.05) report('warn', 'disk space', space, 'free some space before it runs out');
+  else report('ok', 'disk space', space);
 }
 
 /** Where the server of these settings answers on this machine. */
@@ -204,40 +209,46 @@ export function localAddress(config: Config): string {
   return `http://${host.includes(':') && !host.startsWith('[') ? `[${host}]` : host}:${config.port}`;
 }
 
-async function checkServer(config: Config, tell: Tell): Promise<void> {
+async function checkServer(config: Config, report: Report): Promise<void> {
   const address = localAddress(config);
   try {
     const answer = await fetch(`${address}/readyz`, { signal: AbortSignal.timeout(3000) });
     const text = (await answer.text()).trim().slice(0, 200);
-    if (answer.ok) tell('ok', 'server', `ready at ${address}`);
-    else tell('FAIL', 'server', `${address} is not ready: ${answer.status} ${text}`, 'see its log');
+    if (answer.ok) report('ok', 'server', `ready at ${address}`);
+    else report('FAIL', 'server', `${address} is not ready: ${answer.status} ${text}`, 'see its log');
   } catch {
-    // not a fault: this runs before the first start too
-    tell('ok', 'server', `none answers at ${address}`);
+    // not a fault: doctor also runs before the first start
+    report('ok', 'server', `nothing answers at ${address}`);
   }
 }
 
-async function checkMail(config: Config, tell: Tell): Promise<void> {
+async function checkMail(config: Config, report: Report): Promise<void> {
   const { smtpUrl, mailFrom: from, dataDir } = config;
   const directory = path.join(dataDir, 'mail');
   if (!smtpUrl) {
     const detail = `no SMTP_URL: sign-in links and invitations become files in ${directory}`;
-    if (config.baseUrl.startsWith('https:')) tell('warn', 'mail', detail, 'set SMTP_URL, so that people get them');
-    else tell('ok', 'mail', detail);
+    if (config.baseUrl.startsWith('https:'))
+      report('warn', 'mail', detail, 'set SMTP_URL, so that people receive them');
+    else report('ok', 'mail', detail);
     return;
   }
   const mail = new Mail({ smtpUrl, from, directory, log: createLog('silent') });
   try {
     await mail.verify();
-    tell('ok', 'mail', new URL(smtpUrl).host);
+    report('ok', 'mail', new URL(smtpUrl).host);
   } catch (error) {
-    tell('FAIL', 'mail', (error as Error).message, 'see that the mail server runs and that SMTP_URL is right');
+    report(
+      'FAIL',
+      'mail',
+      (error as Error).message,
+      'check that the mail server is running and that SMTP_URL is right',
+    );
   } finally {
     mail.close();
   }
 }
 
-async function checkRedis(url: string, tell: Tell): Promise<void> {
+async function checkRedis(url: string, report: Report): Promise<void> {
   const { Redis } = await import('ioredis');
   const redis = new Redis(url, { lazyConnect: true, connectTimeout: 3000, commandTimeout: 3000, retryStrategy: null });
   let fault: Error | undefined;
@@ -247,16 +258,21 @@ async function checkRedis(url: string, tell: Tell): Promise<void> {
   try {
     await redis.connect();
     const version = /redis_version:(\S+)/.exec(await redis.info('server'))?.[1] ?? 'unknown';
-    if (Number.parseInt(version, 10) >= 6) tell('ok', 'Redis', version);
-    else tell('FAIL', 'Redis', version, 'use 6 or later');
+    if (Number.parseInt(version, 10) >= 6) report('ok', 'Redis', version);
+    else report('FAIL', 'Redis', version, 'use 6 or later');
   } catch (error) {
-    tell('FAIL', 'Redis', (fault ?? (error as Error)).message, 'see that it runs and that REDIS_URL is right');
+    report(
+      'FAIL',
+      'Redis',
+      (fault ?? (error as Error)).message,
+      'check that it is running and that REDIS_URL is right',
+    );
   } finally {
     redis.disconnect();
   }
 }
 
-async function checkDatabase(client: pg.Client, config: Config, tell: Tell): Promise<void> {
+async function checkDatabase(client: pg.Client, config: Config, report: Report): Promise<void> {
   await client.query('set default_transaction_read_only = on');
   const began = Date.now();
   const { rows } = await client.query<{ name: string; setting: string }>(
@@ -266,41 +282,43 @@ async function checkDatabase(client: pg.Client, config: Config, tell: Tell): Pro
   );
   const s = Object.fromEntries(rows.map((row) => [row.name, row.setting]));
   const where = config.databaseUrl ? 'DATABASE_URL' : 'embedded';
-  if (Number(s.server_version_num) >= 150_000) tell('ok', 'PostgreSQL', `${s.server_version} (${where})`);
-  else tell('FAIL', 'PostgreSQL', `${s.server_version} (${where})`, 'use 15 or later');
+  if (Number(s.server_version_num) >= 150_000) report('ok', 'PostgreSQL', `${s.server_version} (${where})`);
+  else report('FAIL', 'PostgreSQL', `${s.server_version} (${where})`, 'use 15 or later');
   const off = ['fsync', 'full_page_writes', 'synchronous_commit'].filter((name) => s[name] === 'off');
-  if (off.length === 0) tell('ok', 'durability', 'fsync, full_page_writes and synchronous_commit are on');
-  else tell('FAIL', 'durability', `${off.join(', ')} off`, 'turn them on: records that were acknowledged can be lost');
-  if (s.server_encoding !== 'UTF8') tell('FAIL', 'encoding', String(s.server_encoding), 'make the database with UTF8');
-  const apart = Math.abs(Number(s.now) - (began + Date.now()) / 2);
-  if (apart < 2000) tell('ok', 'clocks', 'the database and this machine agree');
+  if (off.length === 0) report('ok', 'durability', 'fsync, full_page_writes and synchronous_commit are on');
   else
-    tell(
+    report('FAIL', 'durability', `${off.join(', ')} off`, 'turn them on: otherwise acknowledged records can be lost');
+  if (s.server_encoding !== 'UTF8')
+    report('FAIL', 'encoding', String(s.server_encoding), 'create the database with UTF8');
+  const apart = Math.abs(Number(s.now) - (began + Date.now()) / 2);
+  if (apart < 2000) report('ok', 'clocks', 'the database and this machine agree');
+  else
+    report(
       'warn',
       'clocks',
-      `the database's clock is ${Math.round(apart / 1000)} s apart`,
-      'let both follow one time server',
+      `the database's clock is off by ${Math.round(apart / 1000)} s`,
+      'synchronize both with one time server',
     );
 
   const state = await readState(client);
   const objection = objectionTo(state);
   if (objection !== undefined) {
     const [what = '', ...remedy] = objection.split(': ');
-    tell('FAIL', 'migrations', what, remedy.join(': '));
+    report('FAIL', 'migrations', what, remedy.join(': '));
     return;
   }
   if (state.pending.length > 0) {
-    tell('FAIL', 'migrations', `not run: ${state.pending.join(', ')}`, 'run "svc migrate" or start the server');
+    report('FAIL', 'migrations', `not run: ${state.pending.join(', ')}`, 'run "svc migrate" or start the server');
     if (state.done.length === 0) return;
-  } else tell('ok', 'migrations', `${state.done.at(-1)} is the newest`);
-  await checkWalls(client, tell);
-  await checkKeys(client, config, tell);
-  await checkChains(client, tell);
-  await checkKnown(client, config, tell);
+  } else report('ok', 'migrations', `${state.done.at(-1)} is the newest`);
+  await checkWalls(client, report);
+  const keys = await checkKeys(client, config, report);
+  await checkChains(client, report);
+  await checkKnown(client, config, keys, report);
 }
 
 /** Row level security, and the roles that it binds. */
-async function checkWalls(client: pg.Client, tell: Tell): Promise<void> {
+async function checkWalls(client: pg.Client, report: Report): Promise<void> {
   const { rows } = await client.query<{ login: string; app: boolean | null; strong: boolean; bare: string[] | null }>(
     `select current_user as login,
        (select rolsuper or rolbypassrls from pg_roles where rolname = 'svc_app') as app,
@@ -311,21 +329,26 @@ async function checkWalls(client: pg.Client, tell: Tell): Promise<void> {
   );
   const { login, app, strong, bare } = rows[0]!;
   if (app === null)
-    tell('FAIL', 'roles', 'there is no role svc_app', 'start the server with a login that may create roles');
+    report('FAIL', 'roles', 'there is no role svc_app', 'start the server with a login that may create roles');
   else if (app)
-    tell('FAIL', 'roles', 'svc_app goes past row level security', 'alter role svc_app nosuperuser nobypassrls');
+    report('FAIL', 'roles', 'svc_app bypasses row level security', 'alter role svc_app nosuperuser nobypassrls');
   else if (strong) {
-    tell('warn', 'roles', `the login ${login} goes past row level security`, 'use one that only owns the database');
-  } else tell('ok', 'roles', `${login} owns the tables; requests run as svc_app, which row level security binds`);
+    report(
+      'warn',
+      'roles',
+      `the login ${login} bypasses row level security`,
+      'use one that owns the database and nothing more',
+    );
+  } else report('ok', 'roles', `${login} owns the tables; requests run as svc_app, which row level security binds`);
   if (bare)
-    tell('FAIL', 'tenant walls', `no row level security on ${bare.join(', ')}`, 'enable it as the migrations do');
+    report('FAIL', 'tenant walls', `no row level security on ${bare.join(', ')}`, 'enable it as the migrations do');
   if (app !== false) return;
   await client.query('begin read only; set local role svc_app');
   const { rowCount } = await client.query('select 1 from tenant limit 1');
   await client.query('rollback');
-  if (rowCount === 0) tell('ok', 'tenant walls', 'svc_app sees nothing without a tenant');
+  if (rowCount === 0) report('ok', 'tenant walls', 'svc_app sees nothing without a tenant');
   else
-    tell(
+    report(
       'FAIL',
       'tenant walls',
       'svc_app sees tenants without being given one',
@@ -333,37 +356,46 @@ async function checkWalls(client: pg.Client, tell: Tell): Promise<void> {
     );
 }
 
-async function checkKeys(client: pg.Client, config: Config, tell: Tell): Promise<void> {
+/** Resolves to the public keys that can be trusted: those whose private key the master key opens. */
+async function checkKeys(client: pg.Client, config: Config, report: Report): Promise<KeyObject[] | undefined> {
   const canary = await client.query<{ canary: Buffer }>('select canary from instance');
   const key = findMasterKey(config);
   if (!canary.rows[0]) {
-    tell('ok', 'master key', 'the database holds no secrets yet');
-    return;
+    report('ok', 'master key', 'the database holds no secrets yet');
+    return [];
   }
   if (!key) {
-    tell('FAIL', 'master key', 'there is none', `set SVC_MASTER_KEY(_FILE), or put it into ${masterKeyFile(config)}`);
-    return;
+    report('FAIL', 'master key', 'there is none', `set SVC_MASTER_KEY(_FILE), or put it into ${masterKeyFile(config)}`);
+    return undefined;
   }
   const box = new SecretBox(key);
   const id = box.keyId.toString('hex');
-  const keys = await client.query<{ kid: string; private_key: Buffer; retired_at: Date | null }>(
-    'select kid, private_key, retired_at from signing_key order by created_at',
-  );
   try {
     box.open(canary.rows[0].canary, 'instance/canary');
-    for (const row of keys.rows) box.open(row.private_key, `signing_key/${row.kid}/private_key`);
-    tell('ok', 'master key', `${id} opens this database`);
+    report('ok', 'master key', `${id} opens this database`);
   } catch (error) {
-    tell('FAIL', 'master key', `${id}: ${(error as Error).message}`, 'set the key that this database was made with');
+    report('FAIL', 'master key', `${id}: ${(error as Error).message}`, 'set the key that this database was made with');
+    return undefined;
   }
-  const current = keys.rows.filter((row) => !row.retired_at);
-  if (current.length === 1) tell('ok', 'signing key', `${current[0]!.kid} signs, ${keys.rows.length - 1} retired`);
-  else tell('FAIL', 'signing key', `${current.length} keys are current`, 'run "svc keys rotate"');
+  const { rows } = await client.query<SigningKeyRow>('select * from signing_key order by created_at');
+  const keys = rows.flatMap((row) => {
+    try {
+      return [openSigningKey(box, row)];
+    } catch (error) {
+      const advice = 'somebody changed the table: find out who, and restore the row from a backup, or delete it';
+      report('FAIL', 'signing key', (error as Error).message, advice);
+      return [];
+    }
+  });
+  const current = keys.filter(({ retiredAt }) => !retiredAt);
+  if (current.length === 1) report('ok', 'signing key', `${current[0]!.kid} signs, ${keys.length - 1} retired`);
+  else report('FAIL', 'signing key', `${current.length} keys are current`, 'run "svc keys rotate"');
+  return keys.map(({ publicKey }) => publicKey);
 }
 
-async function checkChains(client: pg.Client, tell: Tell): Promise<void> {
+async function checkChains(client: pg.Client, report: Report): Promise<void> {
   const tenants = await client.query<{ count: number }>('select count(*)::int as count from tenant');
-  tell('ok', 'tenants', String(tenants.rows[0]!.count));
+  report('ok', 'tenants', String(tenants.rows[0]!.count));
   const { rows } = await client.query<{ chain: string; seq: string; signed: string | null; age: number | null }>(
     `select h.tenant_id || '/' || h.chain as chain, h.seq, c.seq as signed,
        extract(epoch from now() - coalesce(f.received_at, a.received_at))::float8 as age
@@ -383,36 +415,44 @@ async function checkChains(client: pg.Client, tell: Tell): Promise<void> {
   const headless = rows.filter((row) => row.age === null);
   const late = rows.filter((row) => (row.age ?? 0) > UNSIGNED_MINUTES * 60);
   if (cut.length > 0)
-    tell(
+    report(
       'FAIL',
       'chains',
       `shorter than what was signed: ${some(cut)}`,
       'this is tampering or an old backup: verify them',
     );
   if (headless.length > 0)
-    tell('FAIL', 'chains', `the newest record is missing: ${some(headless)}`, 'this is tampering: verify them');
+    report('FAIL', 'chains', `the newest record is missing: ${some(headless)}`, 'this is tampering: verify them');
   if (late.length > 0) {
-    tell(
+    report(
       'warn',
       'chains',
       `records older than ${UNSIGNED_MINUTES} min are not signed: ${some(late)}`,
       'the server signs every minute while it runs: start it, or see its log',
     );
   }
-  if (cut.length + headless.length + late.length === 0) tell('ok', 'chains', 'checkpoints are as new as the records');
+  if (cut.length + headless.length + late.length === 0) report('ok', 'chains', 'checkpoints are as new as the records');
 }
 
 /** Chains that lack what is known about them, by the alarm that a server raised or by the checkpoint files here. */
-async function checkKnown(client: pg.Client, config: Config, tell: Tell): Promise<void> {
+async function checkKnown(
+  client: pg.Client,
+  config: Config,
+  keys: readonly KeyObject[] | undefined,
+  report: Report,
+): Promise<void> {
   const advice = 'find out what happened and bring the records back, or run "svc chain accept-loss": see docs/chain.md';
   const alarms = await client.query<{ tenant_id: string; chain: ChainName; reason: string }>(
     'select tenant_id, chain, reason from chain_alarm order by tenant_id, chain',
   );
   for (const { tenant_id, chain, reason } of alarms.rows) {
-    tell('FAIL', 'closed chain', `${tenant_id}/${chain}: ${reason}`, advice);
+    report('FAIL', 'closed chain', `${tenant_id}/${chain}: ${reason}`, advice);
   }
-  const stored = await client.query<{ public_key: Buffer }>('select public_key from signing_key');
-  const keys = stored.rows.map(({ public_key: key }) => createPublicKey({ key, type: 'spki', format: 'der' }));
+  if (!keys) {
+    const advice = 'set the master key: without it nobody can say which signatures are genuine';
+    report('warn', 'checkpoint files', 'not compared with the chains', advice);
+    return;
+  }
   const directory = path.join(config.dataDir, 'checkpoints');
   const files = existsSync(directory)
     ? readdirSync(directory)
@@ -433,14 +473,14 @@ async function checkKnown(client: pg.Client, config: Config, tell: Tell): Promis
         if (rows[0]?.hash.toString('hex') === hash) continue;
         wrong++;
         const which = generation ? ` (after loss ${generation})` : '';
-        tell('FAIL', 'checkpoint file', `${name} does not hold checkpoint ${seq} of its file${which}`, advice);
+        report('FAIL', 'checkpoint file', `${name} does not hold checkpoint ${seq} of its file${which}`, advice);
       }
     } catch (error) {
       wrong++;
-      tell('FAIL', 'checkpoint file', `${name}: ${(error as Error).message}`, advice);
+      report('FAIL', 'checkpoint file', `${name}: ${(error as Error).message}`, advice);
     }
   }
   if (alarms.rows.length + wrong === 0) {
-    tell('ok', 'known heads', `no chain is closed; ${files.length} checkpoint files agree with their chains`);
+    report('ok', 'known heads', `no chain is closed; ${files.length} checkpoint files agree with their chains`);
   }
 }

@@ -3,7 +3,7 @@ import { OPERATOR } from '../domain/audit.ts';
 import { SCOPES } from '../domain/principal.ts';
 
 import { columns, command, duration, JSON_FLAG, listOf, TENANT_FLAG, UsageError } from './command.ts';
-import { withCore } from './place.ts';
+import { withCore } from './installation.ts';
 import { assertTenant } from './tenants.ts';
 
 const by = { actor: OPERATOR };

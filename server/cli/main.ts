@@ -4,13 +4,14 @@ import { Occupied } from '../../db/claim.ts';
 import { ConfigError } from '../config.ts';
 import { AppError } from '../errors.ts';
 import { SealedError } from '../keys/keyring.ts';
-import { backupCommands } from './backup.ts';
+import { backup } from './backup.ts';
 import { chainCommands } from './chain.ts';
 import { type Command, CommandError, columns, guess, helpOf, plain, readCall, UsageError } from './command.ts';
 import { doctorCommands } from './doctor.ts';
 import { keyCommands } from './keys.ts';
 import { maintenanceCommands } from './maintenance.ts';
 import { replayCommands } from './replay.ts';
+import { restore } from './restore.ts';
 import { tenantCommands } from './tenants.ts';
 import { userCommands } from './users.ts';
 
@@ -21,7 +22,8 @@ export const COMMANDS: readonly Command[] = [
   ...chainCommands,
   ...maintenanceCommands,
   ...doctorCommands,
-  ...backupCommands,
+  backup,
+  restore,
   ...replayCommands,
 ];
 

@@ -1,6 +1,6 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import { CommandError, command, JSON_FLAG, UsageError } from './command.ts';
-import { withPlace } from './place.ts';
+import { withInstallation } from './installation.ts';
 
 const DOCUMENT = new URL('../api/openapi.json', import.meta.url);
 
@@ -10,7 +10,7 @@ const migrate = command({
   more: 'The server does the same when it starts. Safe to run from several machines at once.',
   flags: JSON_FLAG,
   async run({ print }) {
-    const ran = await withPlace({ create: true }, async ({ databaseUrl }) => {
+    const ran = await withInstallation({ create: true }, async ({ databaseUrl }) => {
       const db = await import('../../db/index.ts');
       return db.migrate(databaseUrl);
     });

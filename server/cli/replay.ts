@@ -10,7 +10,7 @@ import { faultLines } from '../lib/faults.ts';
 import { createTenant } from '../provision.ts';
 import { CommandError, columns, command, JSON_FLAG, UsageError, whole } from './command.ts';
 import { localAddress } from './doctor.ts';
-import { cleanups, withCore } from './place.ts';
+import { cleanups, withCore } from './installation.ts';
 import { assertTenant } from './tenants.ts';
 
 const replay = command({
@@ -173,7 +173,7 @@ interface Problem {
 }
 
 /** Calls of a server's REST API that wait where the server asks for it. */
-class Api {
+export class Api {
   readonly base: string;
   readonly #key: string;
   /** Times that the server asked to wait, and the milliseconds of all these waits. */
@@ -186,7 +186,10 @@ class Api {
     this.#key = key;
   }
 
-  /** The answer, if its status is one of `expected`; anything else throws a CommandError with the server's words. */
+  /**
+   * The answer, if its status is one of `expected`, with the milliseconds that the server took for it, waits not
+   * included. Anything else throws a CommandError with the server's words.
+   */
   async call<T>(
     expected: readonly number[],
     line: string,

@@ -6,7 +6,7 @@ import { faultLines } from '../lib/faults.ts';
 import { createTenant } from '../provision.ts';
 import { SettingsPatch } from '../tenants/settings.ts';
 import { columns, command, guess, JSON_FLAG, TENANT_FLAG, UsageError } from './command.ts';
-import { withCore } from './place.ts';
+import { withCore } from './installation.ts';
 
 const create = command({
   name: 'tenant create',

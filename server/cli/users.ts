@@ -3,7 +3,7 @@ import { OPERATOR } from '../domain/audit.ts';
 import { ROLES } from '../domain/principal.ts';
 import { newSignInLink } from '../provision.ts';
 import { CommandError, columns, command, JSON_FLAG, listOf, TENANT_FLAG, UsageError } from './command.ts';
-import { withCore } from './place.ts';
+import { withCore } from './installation.ts';
 import { assertTenant, email } from './tenants.ts';
 
 const by = { actor: OPERATOR };

@@ -14,6 +14,36 @@ export interface SigningKey {
   readonly retiredAt: Date | null;
 }
 
+/** What the database keeps of a signing key. */
+export interface SigningKeyRow {
+  kid: string;
+  public_key: Buffer;
+  /** Sealed under the master key. */
+  private_key: Buffer;
+  created_at: Date;
+  retired_at: Date | null;
+}
+
+/**
+ * INVARIANT: what a key of the keyring signed is trusted, retired or not. So a row counts only when its private key opens
+ * with the master key and belongs to its public key and name: a row that someone added holds no private key sealed with
+ * the master key, and an altered row does not hold the private key of its public key. Throws SealedError.
+ */
+export function openSigningKey(box: SecretBox, row: SigningKeyRow): SigningKey & { readonly privateKey: KeyObject } {
+  try {
+    const der = box.open(row.private_key, `signing_key/${row.kid}/private_key`);
+    const privateKey = createPrivateKey({ key: der, type: 'pkcs8', format: 'der' });
+    const publicKey = createPublicKey(privateKey);
+    if (!spkiDer(publicKey).equals(row.public_key) || keyThumbprint(publicKey) !== row.kid) {
+      throw new Error('the public key is another one');
+    }
+    const fingerprint = keyFingerprint(publicKey);
+    return { kid: row.kid, publicKey, privateKey, fingerprint, createdAt: row.created_at, retiredAt: row.retired_at };
+  } catch (cause) {
+    throw new SealedError(`the signing key ${row.kid} was not made with this master key, or was altered`, { cause });
+  }
+}
+
 /** The one key of the cache: all signing keys together. */
 const ALL = 'all';
 
@@ -89,43 +119,18 @@ export class Keyring {
   }
 
   async #load(): Promise<Open> {
-    const { rows } = await this.#db.owner.query<{
-      kid: string;
-      public_key: Buffer;
-      private_key: Buffer;
-      created_at: Date;
-      retired_at: Date | null;
-    }>('select * from signing_key order by created_at desc, kid');
-    // INVARIANT: what a key of the keyring signed is trusted, retired or not. A row that someone added to the table holds no
-    // private key sealed with the master key, and an altered row does not hold the private key of its public key.
-    const opened = new Map(rows.map((row) => [row.kid, this.#unsealKey(row)]));
-    const keys = rows.map((row) => {
-      const publicKey = createPublicKey({ key: row.public_key, type: 'spki', format: 'der' });
-      const fingerprint = keyFingerprint(publicKey);
-      return { kid: row.kid, publicKey, fingerprint, createdAt: row.created_at, retiredAt: row.retired_at };
-    });
-    const current = rows.find((row) => !row.retired_at);
+    const { rows } = await this.#db.owner.query<SigningKeyRow>(
+      'select * from signing_key order by created_at desc, kid',
+    );
+    const opened = rows.map((row) => openSigningKey(this.#box, row));
+    const keys: SigningKey[] = opened.map(({ privateKey, ...key }) => key);
+    const current = opened.find((key) => !key.retiredAt);
     if (!current) throw new SealedError('there is no current signing key');
     return {
-      privateKey: opened.get(current.kid)!,
+      privateKey: current.privateKey,
       // the current one first, whatever the clocks said when they were made
       keys: [...keys.filter((k) => !k.retiredAt), ...keys.filter((k) => k.retiredAt)],
     };
-  }
-
-  /** The private key of a row, when it is of the row's public key and name. */
-  #unsealKey(row: { kid: string; public_key: Buffer; private_key: Buffer }): KeyObject {
-    try {
-      const der = this.#box.open(row.private_key, `signing_key/${row.kid}/private_key`);
-      const privateKey = createPrivateKey({ key: der, type: 'pkcs8', format: 'der' });
-      const publicKey = createPublicKey(privateKey);
-      if (!spkiDer(publicKey).equals(row.public_key) || keyThumbprint(publicKey) !== row.kid) {
-        throw new Error('the public key is another one');
-      }
-      return privateKey;
-    } catch (cause) {
-      throw new SealedError(`the signing key ${row.kid} was not made with this master key, or was altered`, { cause });
-    }
   }
 
   /** Waits for a reload that a notice began. */

@@ -1,7 +1,10 @@
-import { existsSync, readFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { expect, test } from 'vitest';
 import { migrate } from '../../db/index.ts';
+import { checkpointFile } from '../../server/chain/checkpoint-file.ts';
+import { signHead } from '../../server/chain/note.ts';
+import { newSigningKey, spkiDer } from '../../server/lib/crypto.ts';
 import { useDatabase } from '../helpers/database.ts';
 import { freePort } from '../helpers/ports.ts';
 import { until } from '../helpers/until.ts';
@@ -33,7 +36,7 @@ test('in an empty directory the first command makes the database, and PostgreSQL
   expect(running(dir)).toBe(false);
 
   const { stdout } = await svcHere(0, env, 'doctor');
-  expect(stdout).toMatch(/^ok +server +none answers/m);
+  expect(stdout).toMatch(/^ok +server +nothing answers/m);
 }, 60_000);
 
 test('a server that starts while a command runs keeps the PostgreSQL that the command began', async () => {
@@ -92,6 +95,28 @@ test('with DATABASE_URL that database is used, and its master key is never made 
   ]);
   expect(stdout).toMatch(/^ok +master key/m);
   expect(stdout).not.toContain(key);
+});
+
+test('a signing key that the master key did not seal fails the doctor, and what it signed counts for nothing', async () => {
+  const dir = path.join(base, 'forged');
+  const env = { DATABASE_URL: box.url, SVC_DATA_DIR: dir, SVC_MASTER_KEY: Buffer.alloc(32, 3).toString('base64') };
+  const { privateKey, publicKey } = newSigningKey();
+  const head = { origin: 'localhost/one/audit', seq: 4711, hash: 'ab'.repeat(32) };
+  mkdirSync(path.join(dir, 'checkpoints'), { recursive: true });
+  writeFileSync(
+    checkpointFile(path.join(dir, 'checkpoints'), 'one', 'audit'),
+    `${signHead(head, privateKey, publicKey)}\n`,
+  );
+  await box.db.owner.query(
+    `insert into signing_key (kid, public_key, private_key, created_at, retired_at) values ('forged', $1, $2, now(), now())`,
+    [spkiDer(publicKey), Buffer.alloc(80)],
+  );
+  const { stdout } = await svcHere(1, env, 'doctor');
+  await box.db.owner.query(`delete from signing_key where kid = 'forged'`);
+  expect(stdout).toMatch(/^FAIL +signing key +the signing key forged was not made with this master key/m);
+  expect(stdout).toMatch(/^ok +signing key/m);
+  expect(stdout).toMatch(/^FAIL +checkpoint file +one\/audit: .*sign/m);
+  expect(stdout).not.toContain('checkpoint 4711');
 });
 
 test('a database that is not migrated, or was by a newer program, is not worked on', async () => {

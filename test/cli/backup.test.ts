@@ -193,6 +193,14 @@ test('a restored backup brings nothing back to life', async () => {
     expect(await program.core!.fleet.agentKeys(tenant.id)).toHaveLength(1);
     const hold = await fetch(`${address}/v1/escrow/${held!.id}`, { headers: bearer(tenant.admin) });
     expect(await hold.json()).toMatchObject({ status: 'cancelled' });
+    const cancelled = await fetch(`${address}/v1/audit?action=escrow.cancelled`, { headers: bearer(tenant.admin) });
+    expect(((await cancelled.json()) as { records: unknown[] }).records).toMatchObject([
+      {
+        actor: { type: 'operator' },
+        target: { id: held!.id },
+        reason: expect.stringContaining('restored from a backup'),
+      },
+    ]);
     const audit = await fetch(`${address}/v1/audit?action=database.restored`, { headers: bearer(tenant.admin) });
     const { records } = (await audit.json()) as { records: { severity: string; detail: string }[] };
     expect(records).toMatchObject([{ severity: 'critical', detail: expect.stringContaining('Cancelled: ') }]);
@@ -216,9 +224,26 @@ test('a backup behind known checkpoints is restored by an explicit act only, whi
   expect(stderr).toContain(`tenant ${tenantId}, forensics: record`);
   expect(stderr).toContain('--behind-checkpoints');
   expect(await tenantsIn(url)).toBe(0);
-  await svcHere(0, place, 'restore', older, '--behind-checkpoints');
+  // the first commit that shows the tenants shows the accepted losses too: no kill leaves the chains closed
   const db = await openDatabase(url, { poolSize: 2 });
   try {
+    let done = false;
+    const restoring = svcHere(0, place, 'restore', older, '--behind-checkpoints').finally(() => {
+      done = true;
+    });
+    let seen: { tenants: number; losses: number };
+    do {
+      const { rows } = await db.owner.query<typeof seen>(
+        `select (select count(*) from tenant)::int as tenants,
+           (select count(*) from audit_record where line like '%"chain.loss_accepted"%')::int as losses`,
+      );
+      seen = rows[0]!;
+    } while (seen.tenants === 0 && !done);
+    await restoring;
+    expect(seen.tenants).toBeGreaterThan(0);
+    expect(seen.losses).toBe(1);
+    expect((await db.owner.query('select 1 from chain_alarm')).rowCount).toBe(0);
+    for (const verdict of await verdicts(url)) expect(verdict).toMatchObject({ verified: true });
     const lines = await db.owner.query<{ line: string }>('select line from audit_record where tenant_id = $1', [
       tenantId,
     ]);

@@ -260,7 +260,7 @@ describe('care', () => {
     const risky = { HOST: '0.0.0.0', SVC_RATE_EVALUTE: '5', SVC_BASE_URL: 'http://svc.example.com' };
     const { stdout } = await svcHere(0, { ...server.env, ...risky }, 'doctor');
     expect(stdout).toMatch(/^warn +settings +HOST=0\.0\.0\.0 listens beyond this machine/m);
-    expect(stdout).toMatch(/SVC_RATE_EVALUTE is no setting; did you mean SVC_RATE_EVALUATE\?/);
+    expect(stdout).toMatch(/SVC_RATE_EVALUTE is not a setting; did you mean SVC_RATE_EVALUATE\?/);
     const url = 'postgresql://svc:hunter2@db.example.invalid/svc';
     const remote = await svcHere(1, { ...server.env, DATABASE_URL: url }, 'doctor');
     expect(remote.stdout).toMatch(/^warn +settings +DATABASE_URL reaches another machine without TLS/m);

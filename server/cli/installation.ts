@@ -12,7 +12,7 @@ import { CommandError } from './command.ts';
 export const cleanups = new Set<() => Promise<void>>();
 
 /** Where a command works: the settings, and the database that they name. */
-export interface Place {
+export interface Installation {
   readonly config: Config;
   readonly databaseUrl: string;
 }
@@ -21,7 +21,10 @@ export interface Place {
  * Runs `work` with the database of the settings. The embedded PostgreSQL of a running server is joined; where none
  * runs, it is started for this long. `create`: a data directory without a database gets one.
  */
-export async function withPlace<T>(options: { create?: boolean }, work: (place: Place) => Promise<T>): Promise<T> {
+export async function withInstallation<T>(
+  options: { create?: boolean },
+  work: (installation: Installation) => Promise<T>,
+): Promise<T> {
   const config = readConfig();
   // how PostgreSQL tells this visitor from the server, see EmbeddedPostgres.leave
   process.env.PGAPPNAME = `svc-${process.pid}`;
@@ -52,7 +55,7 @@ export async function withCore<T>(
   options: { create?: boolean },
   work: (core: Core, config: Config) => Promise<T>,
 ): Promise<T> {
-  return withPlace(options, async ({ config, databaseUrl }) => {
+  return withInstallation(options, async ({ config, databaseUrl }) => {
     const [{ openCore }, { migrate }] = await Promise.all([import('../app.ts'), import('../../db/index.ts')]);
     const state = await withClient(databaseUrl, {}, readState);
     if (state.done.length === 0 && options.create) await migrate(databaseUrl);

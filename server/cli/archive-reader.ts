@@ -1,0 +1,93 @@
+import { ArchiveError, readTarHeader, TAR_BLOCK, tarPadding } from '../forensics/archive.ts';
+
+const MAX_TEXT_BYTES = 16 * 1024 * 1024;
+
+/** Reads a ustar archive from a stream, member by member; throws an ArchiveError that says what is wrong. */
+export class ArchiveReader {
+  readonly #chunks: AsyncIterator<Buffer>;
+  #rest: Buffer = Buffer.alloc(0);
+  #at = 0;
+  #next: { name: string; size: number } | undefined;
+  #looked = false;
+
+  constructor(source: AsyncIterable<Buffer>) {
+    this.#chunks = source[Symbol.asyncIterator]();
+  }
+
+  /** The content of the member that must come next. */
+  async text(name: string): Promise<Buffer> {
+    const member = await this.#peek();
+    if (member?.name !== name) throw new ArchiveError(`${name} is missing`);
+    if (member.size > MAX_TEXT_BYTES) throw new ArchiveError(`${name} is too large`);
+    const chunks: Buffer[] = [];
+    for await (const chunk of this.#take()) chunks.push(Buffer.from(chunk));
+    return Buffer.concat(chunks);
+  }
+
+  /** The content of the members that come next for as long as they have the name that is asked for. */
+  async *parts(name: () => string, began: () => void, onChunk: (chunk: Buffer) => void): AsyncGenerator<Buffer> {
+    while ((await this.#peek())?.name === name()) {
+      began();
+      for await (const chunk of this.#take()) {
+        onChunk(chunk);
+        yield chunk;
+      }
+    }
+  }
+
+  /** Nothing may follow. Reads to the very end, where zlib compares its own sum. */
+  async end(): Promise<void> {
+    const member = await this.#peek();
+    if (member) throw new ArchiveError(`${member.name} should not be there`);
+    const last = await this.#read(TAR_BLOCK);
+    if (!last.equals(Buffer.alloc(TAR_BLOCK)) || (await this.#some(1)).length > 0) {
+      throw new ArchiveError('something follows after the end');
+    }
+  }
+
+  async #peek(): Promise<{ name: string; size: number } | undefined> {
+    if (!this.#looked) {
+      const at = this.#at;
+      this.#next = readTarHeader(await this.#read(TAR_BLOCK), at);
+      this.#looked = true;
+    }
+    return this.#next;
+  }
+
+  async *#take(): AsyncGenerator<Buffer> {
+    const { size } = this.#next!;
+    for (let left = size; left > 0; ) {
+      const chunk = await this.#some(left);
+      if (chunk.length === 0) throw new ArchiveError('the archive is cut off');
+      left -= chunk.length;
+      yield chunk;
+    }
+    await this.#read(tarPadding(size));
+    this.#looked = false;
+  }
+
+  /** Exactly so many bytes. */
+  async #read(length: number): Promise<Buffer> {
+    const chunks: Buffer[] = [];
+    for (let left = length; left > 0; ) {
+      const chunk = await this.#some(left);
+      if (chunk.length === 0) throw new ArchiveError('the archive is cut off');
+      chunks.push(chunk);
+      left -= chunk.length;
+    }
+    return Buffer.concat(chunks);
+  }
+
+  /** At least one byte and at most so many; none at the end of the stream. */
+  async #some(most: number): Promise<Buffer> {
+    while (this.#rest.length === 0) {
+      const { value, done } = await this.#chunks.next();
+      if (done) return Buffer.alloc(0);
+      this.#rest = value;
+    }
+    const chunk = this.#rest.subarray(0, most);
+    this.#rest = this.#rest.subarray(chunk.length);
+    this.#at += chunk.length;
+    return chunk;
+  }
+}

@@ -1,0 +1,430 @@
+import { createHash } from 'node:crypto';
+import { createReadStream } from 'node:fs';
+import { open, readdir } from 'node:fs/promises';
+import path from 'node:path';
+import { createGunzip } from 'node:zlib';
+import pg from 'pg';
+import type { z } from 'zod';
+import { claimDatabase } from '../../db/claim.ts';
+import { COLUMN_TYPES } from '../../db/client.ts';
+import type { LossWithin } from '../chain/accept-loss.ts';
+import { chainOfFile, highestInFile } from '../chain/checkpoint-file.ts';
+import { type AuditEntry, OPERATOR } from '../domain/audit.ts';
+import { ArchiveError } from '../forensics/archive.ts';
+import { openSigningKey, type SigningKeyRow } from '../keys/keyring.ts';
+import { systemClock } from '../lib/clock.ts';
+import { SecretBox, sha256 } from '../lib/crypto.ts';
+import { createLog } from '../lib/log.ts';
+import { ArchiveReader } from './archive-reader.ts';
+import { assertOpens, copyTarget, Header, listTables, Manifest, partName, SEAL_PLACE } from './backup-format.ts';
+import { CommandError, columns, command, JSON_FLAG } from './command.ts';
+import { copyIn } from './copy-in.ts';
+import { type Installation, readState, requireMasterKey, withClient, withInstallation } from './installation.ts';
+
+/** Rows that a database gets when it is first opened; they make it no less empty. */
+const OWN_ROWS = ['signing_key', 'instance'];
+
+export const restore = command({
+  name: 'restore',
+  summary: 'Read a backup into an empty database, all of it or nothing',
+  more:
+    'The database must have no tenants, and the settings the master key of the backup (SVC_MASTER_KEY or master.key in\n' +
+    'the data directory). The program must be of the same version of the schema. The server must not run.\n' +
+    'What ended since the backup stays ended: sessions, links and invitations end, holds that were open or released are\n' +
+    'cancelled, and keys work again only after "svc key confirm". See docs/restore.md.',
+  args: [{ name: 'FILE', help: 'a file that "svc backup" wrote' }],
+  flags: {
+    'behind-checkpoints': {
+      help: 'restore although records are known beyond the backup; they are lost, which is recorded in each chain',
+    },
+    ...JSON_FLAG,
+  },
+  async run({ args, flags, print }) {
+    const file = path.resolve(args[0]!);
+    const handle = await open(file, 'r');
+    await handle.close();
+    const behind = flags['behind-checkpoints'];
+    const { header, manifest, ended } = await withInstallation({ create: true }, async ({ config, databaseUrl }) => {
+      const box = new SecretBox(requireMasterKey(config));
+      const { migrate } = await import('../../db/index.ts');
+      // a server would keep the keys that are replaced here
+      const claim = await claimDatabase(databaseUrl, { alone: true, onConflict: () => undefined });
+      try {
+        await migrate(databaseUrl);
+        const checkpoints = path.join(config.dataDir, 'checkpoints');
+        return await withClient(databaseUrl, { types: COLUMN_TYPES }, (client) =>
+          load(client, file, box, { config, databaseUrl, checkpoints, behind }),
+        );
+      } finally {
+        await claim.release();
+      }
+    });
+    print({ file, ...header, tables: manifest.tables, ended }, [
+      ...columns(manifest.tables.map((table) => [table.name, `${table.rows} rows`])),
+      `Restored the state of ${header.created_at}; the master key opens it.`,
+      endedWords(ended),
+      'No key works yet: look at "svc key list", revoke what is not known, then run "svc key confirm".',
+      'Verify the chains: GET /v1/forensics/verify and /v1/audit/verify of each tenant. They are compared with the files',
+      'in $SVC_DATA_DIR/checkpoints, where there are any, so that records made after the backup are missed.',
+    ]);
+    return 0;
+  },
+});
+
+/** Loads the file in one transaction, which commits only when all of it was there and is what the manifest says. */
+async function load(
+  client: pg.Client,
+  file: string,
+  box: SecretBox,
+  options: Installation & { checkpoints: string; behind: boolean },
+): Promise<Restored> {
+  const source = createReadStream(file);
+  const unzipped = source.on('error', (error) => unzipped.destroy(error)).pipe(createGunzip());
+  // its failure comes out of reading it, which may begin later
+  unzipped.on('error', () => undefined);
+  const reader = new ArchiveReader(unzipped);
+  try {
+    await client.query('begin');
+    const tables = await listTables(client);
+    await assertEmpty(client, tables);
+    const headerText = await reader.text('backup.json');
+    const header = parse(Header, headerText, 'backup.json');
+    assertFits(header, tables, (await readState(client)).done, box);
+    const loaded: Manifest = { header_sha256: sha256(headerText).toString('hex'), tables: [] };
+    for (const table of header.tables) {
+      const sum = createHash('sha256');
+      const entry = { name: table.name, rows: 0, bytes: 0, parts: 0, sha256: '' };
+      const bytes = reader.parts(
+        () => partName(table.name, entry.parts),
+        () => entry.parts++,
+        (chunk) => {
+          sum.update(chunk);
+          entry.bytes += chunk.length;
+        },
+      );
+      entry.rows = await copyIn(client, `copy ${copyTarget(table)} from stdin (format binary)`, bytes);
+      loaded.tables.push({ ...entry, sha256: sum.digest('hex') });
+    }
+    const manifestText = await reader.text('manifest.json');
+    const manifest = parse(Manifest, manifestText, 'manifest.json');
+    const seal = await reader.text('manifest.seal');
+    await reader.end();
+    compare(manifest, loaded);
+    assertSealed(manifestText, seal, box);
+    await assertOpens(client, box);
+    const keys = await readSigningKeys(client, box);
+    const beyond = await recordsBeyond(client, options.checkpoints, keys);
+    if (beyond.length > 0 && !options.behind) {
+      throw new CommandError(
+        `records are known that the backup does not hold:\n  ${beyond.join('\n  ')}\n` +
+          'Restore a newer backup, or give --behind-checkpoints to give those records up. Nothing was restored.',
+      );
+    }
+    const { cancelled, ...ended } = await endWhatWasAlive(client);
+    await recordRestore(client, { header, beyond, ended, cancelled });
+    const losses = lossesOf(options, keys);
+    try {
+      const accepted = await losses.accept(client, beyond, reasonOf(header));
+      await client.query('commit');
+      for (const { publish } of accepted) await publish();
+    } finally {
+      await losses.close();
+    }
+    await client.query('analyze');
+    return { header, manifest, ended };
+  } catch (error) {
+    throw damaged(error);
+  } finally {
+    source.destroy();
+    unzipped.destroy();
+  }
+}
+
+interface Restored {
+  header: Header;
+  manifest: Manifest;
+  ended: Ended;
+}
+
+interface Ended {
+  sessions: number;
+  links: number;
+  invitations: number;
+  /** Changes of settings that waited for a second person. */
+  changes: number;
+  holds: number;
+  keys: number;
+}
+
+const endedWords = ({ sessions, links, invitations, changes, holds, keys }: Ended) =>
+  `Ended: ${sessions} sessions, ${links} sign-in links, ${invitations} invitations, ${changes} waiting changes of ` +
+  `settings. Cancelled: ${holds} holds. ` +
+  `Waiting for confirmation: ${keys} keys.`;
+
+/**
+ * Ends, within the transaction that restores it, what may have ended since the backup was made: someone signed out, a
+ * link was used, an approval was spent, a key was revoked. Nobody can tell from the backup, so that in doubt it is over.
+ */
+async function endWhatWasAlive(client: pg.Client): Promise<Ended & { cancelled: CancelledHold[] }> {
+  const run = async (sql: string) => (await client.query(sql)).rowCount ?? 0;
+  await run(`delete from credential where kind in ('session', 'sign_in_link', 'invitation')`);
+  // mails that were not sent yet hold links; what asks for one is asked again
+  await run('delete from mail_message');
+  await run('delete from sign_in_request');
+  const sessions = await run('delete from session');
+  const links = await run('delete from sign_in_link');
+  const invitations = await run(
+    'update invitation set revoked_at = now() where accepted_at is null and revoked_at is null',
+  );
+  // one that was withdrawn or rejected since would wait for its approval again
+  const changes = await run(
+    `update settings_change set status = 'superseded', decided_at = now() where status = 'pending'`,
+  );
+  const { rows: cancelled } = await client.query<CancelledHold>(
+    `update escrow_hold set status = 'cancelled', releases_at = null, ends_at = null, wake_at = null,
+       machine_context = jsonb_set(machine_context, '{endedAt}', to_jsonb(floor(extract(epoch from now()) * 1000)::bigint)),
+       row_version = row_version + 1
+     where status in ('held', 'released') returning tenant_id, id`,
+  );
+  const unconfirmed = (table: string) => run(`update ${table} set unconfirmed_since = now() where revoked_at is null`);
+  return {
+    sessions,
+    links,
+    invitations,
+    changes,
+    holds: cancelled.length,
+    cancelled,
+    keys: (await unconfirmed('api_key')) + (await unconfirmed('agent_key')),
+  };
+}
+
+/** A hold that the restore cancelled. */
+interface CancelledHold {
+  tenant_id: string;
+  id: string;
+}
+
+type OpenKey = ReturnType<typeof openSigningKey>;
+
+/** The signing keys of the backup, each verified under the master key. */
+async function readSigningKeys(client: pg.Client, box: SecretBox): Promise<OpenKey[]> {
+  const { rows } = await client.query<SigningKeyRow>('select * from signing_key order by created_at desc, kid');
+  return rows.map((row) => openSigningKey(box, row));
+}
+
+/** Where the checkpoint files state a record that the restored chains do not hold, or another one in its place. */
+async function recordsBeyond(client: pg.Client, directory: string, signers: readonly OpenKey[]): Promise<string[]> {
+  const keys = signers.map(({ publicKey }) => publicKey);
+  const { rows: tenants } = await client.query<{ tenant_id: string }>('select tenant_id from tenant order by 1');
+  const found: string[] = [];
+  for (const { tenant_id } of tenants) {
+    for (const [chain, table] of [
+      ['forensics', 'forensic_record'],
+      ['audit', 'audit_record'],
+    ] as const) {
+      try {
+        const filed = await highestInFile(directory, tenant_id, chain, keys);
+        const newest = filed.toSorted((a, b) => (b.generation ?? 0) - (a.generation ?? 0) || b.seq - a.seq)[0];
+        if (!newest) continue;
+        const { rows } = await client.query<{ hash: string }>(
+          `select encode(hash, 'hex') as hash from ${table} where tenant_id = $1 and seq = $2`,
+          [tenant_id, newest.seq],
+        );
+        if (rows[0]?.hash === newest.hash) continue;
+        const { rows: heads } = await client.query<{ seq: string }>(
+          'select seq from chain_head where tenant_id = $1 and chain = $2',
+          [tenant_id, chain],
+        );
+        const what = rows[0] ? 'is another one' : `is not there, the last is ${heads[0]?.seq ?? 0}`;
+        found.push(`tenant ${tenant_id}, ${chain}: record ${newest.seq} was signed and ${what}`);
+      } catch (error) {
+        found.push(`tenant ${tenant_id}, ${chain}: the checkpoint file cannot be read: ${(error as Error).message}`);
+      }
+    }
+  }
+  // of a tenant that the backup does not hold at all nothing but its files is left
+  const held = new Set(tenants.map(({ tenant_id }) => tenant_id));
+  for (const name of await filesOf(directory)) {
+    const of = chainOfFile(name);
+    if (!of || held.has(of.tenantId)) continue;
+    try {
+      const seqs = (await highestInFile(directory, of.tenantId, of.chain, keys)).map(({ seq }) => seq);
+      if (seqs.length === 0) continue;
+      found.push(
+        `tenant ${of.tenantId}, ${of.chain}: record ${Math.max(...seqs)} was signed and the tenant is not there`,
+      );
+    } catch (error) {
+      found.push(`tenant ${of.tenantId}, ${of.chain}: the checkpoint file cannot be read: ${(error as Error).message}`);
+    }
+  }
+  return found;
+}
+
+async function filesOf(directory: string): Promise<string[]> {
+  try {
+    return (await readdir(directory)).sort();
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return [];
+    throw error;
+  }
+}
+
+/**
+ * Writes into each audit log what was restored, within the transaction that restores it: there is no moment, and no kill,
+ * in which the old state is there and nothing tells so.
+ */
+async function recordRestore(
+  client: pg.Client,
+  restored: { header: Header; beyond: string[]; ended: Ended; cancelled: CancelledHold[] },
+): Promise<void> {
+  const { addAudit } = await import('../chain/audit.ts');
+  const { header, beyond, ended, cancelled } = restored;
+  const execute = async (sql: string, values: unknown[]) => (await client.query(sql, values)).rows as never;
+  const { rows: tenants } = await client.query<{ tenant_id: string }>(
+    `select tenant_id from chain_head where chain = 'audit' and seq > 0 order by tenant_id`,
+  );
+  for (const { tenant_id: tenantId } of tenants) {
+    const lost = lostBy(tenantId, beyond);
+    const add = (entry: AuditEntry) =>
+      addAudit(execute, tenantId, entry, {
+        now: Date.now(),
+        fingerprint: () => {
+          throw new Error('the chain has begun already');
+        },
+      });
+    await add({
+      actor: OPERATOR,
+      action: 'database.restored',
+      target: { type: 'database', id: header.master_key_id },
+      severity: 'critical',
+      reason: reasonOf(header),
+      detail: `${endedWords(ended)} ${lost.length > 0 ? `Lost: ${lost.join('; ')}` : 'No later records are known.'}`,
+    });
+    for (const { id } of cancelled.filter((hold) => hold.tenant_id === tenantId)) {
+      await add({
+        actor: OPERATOR,
+        action: 'escrow.cancelled',
+        target: { type: 'escrow', id },
+        reason: reasonOf(header),
+      });
+    }
+  }
+}
+
+/**
+ * Accepts, in each chain that lacks something, that it is lost, within the transaction that restores it: there is no kill
+ * after which the chains are restored and closed.
+ */
+function lossesOf(
+  { config, databaseUrl, checkpoints: directory }: Installation & { checkpoints: string },
+  keys: OpenKey[],
+) {
+  const owner = new pg.Pool({ connectionString: databaseUrl, max: 1, types: COLUMN_TYPES });
+  const publicKeys = () => keys.map(({ publicKey }) => publicKey);
+  const signer = () => {
+    const current = keys.find(({ retiredAt }) => !retiredAt);
+    if (!current) throw new CommandError('the backup holds no current signing key');
+    return current;
+  };
+  return {
+    async accept(client: pg.Client, beyond: readonly string[], reason: string): Promise<LossWithin[]> {
+      if (beyond.length === 0) return [];
+      const [{ acceptLossWithin }, { Checkpoints }] = await Promise.all([
+        import('../chain/accept-loss.ts'),
+        import('../chain/checkpoint.ts'),
+      ]);
+      const common = { clock: systemClock, host: new URL(config.baseUrl).host, signer, keys: publicKeys, directory };
+      const checkpoints = new Checkpoints({
+        ...common,
+        db: { owner },
+        log: createLog('silent', { write: () => true }),
+      });
+      const { rows: tenants } = await client.query<{ tenant_id: string }>('select tenant_id from tenant order by 1');
+      const accepted: LossWithin[] = [];
+      for (const { tenant_id: tenantId } of tenants) {
+        const lost = lostBy(tenantId, beyond);
+        // what an audit record cannot be written without comes first
+        for (const chain of ['audit', 'forensics'] as const) {
+          if (!lost.some((words) => words.includes(`, ${chain}: `))) continue;
+          const parts = { ...common, checkpoints };
+          accepted.push(await acceptLossWithin(client, parts, tenantId, chain, reason, { actor: OPERATOR }));
+        }
+      }
+      return accepted;
+    },
+    close: () => owner.end(),
+  };
+}
+
+const lostBy = (tenantId: string, beyond: readonly string[]) =>
+  beyond.filter((words) => words.startsWith(`tenant ${tenantId}, `));
+const reasonOf = (header: Header) => `restored from a backup of ${header.created_at}`;
+
+/** Says of the reader's faults, of zlib's and of what PostgreSQL thinks of the data that the file is damaged. */
+function damaged(error: unknown): unknown {
+  const { code, message } = error as NodeJS.ErrnoException;
+  const ofData = /^(22|23)/.test(code ?? '');
+  if (!(error instanceof ArchiveError) && !code?.startsWith('Z_') && !ofData) return error;
+  return new CommandError(`the backup is damaged: ${message}. Nothing was restored.`);
+}
+
+async function assertEmpty(client: pg.Client, tables: Header['tables']): Promise<void> {
+  // nobody adds a tenant between this look and the commit
+  await client.query('lock table tenant in share row exclusive mode');
+  for (const { name } of tables) {
+    if (OWN_ROWS.includes(name)) continue;
+    const { rowCount } = await client.query(`select 1 from ${pg.escapeIdentifier(name)} limit 1`);
+    if (rowCount)
+      throw new CommandError(`the database is not empty (${name}): restore never overwrites, use a new one`);
+  }
+  for (const name of OWN_ROWS) await client.query(`delete from ${pg.escapeIdentifier(name)}`);
+}
+
+function assertFits(header: Header, tables: Header['tables'], done: readonly string[], box: SecretBox): void {
+  const newer = header.migrations.filter((name) => !done.includes(name));
+  if (newer.length > 0) {
+    throw new CommandError(`the backup is of a newer program (${newer.join(', ')}): update this one`);
+  }
+  const older = done.filter((name) => !header.migrations.includes(name));
+  if (older.length > 0) {
+    throw new CommandError(
+      `the backup is of an older program (${header.program}, before ${older[0]}): restore it with that one, then start this one`,
+    );
+  }
+  if (JSON.stringify(header.tables) !== JSON.stringify(tables)) {
+    throw new CommandError('the tables of the backup are not those of this program');
+  }
+  const id = box.keyId.toString('hex');
+  if (header.master_key_id !== id) {
+    throw new CommandError(`the backup needs the master key ${header.master_key_id}; this one is ${id}`);
+  }
+}
+
+function compare(manifest: Manifest, loaded: Manifest): void {
+  if (manifest.header_sha256 !== loaded.header_sha256)
+    throw new ArchiveError('backup.json is not what the manifest says');
+  for (const [i, table] of loaded.tables.entries()) {
+    if (JSON.stringify(manifest.tables[i]) !== JSON.stringify(table)) {
+      throw new ArchiveError(`the table ${table.name} is not what the manifest says`);
+    }
+  }
+  if (manifest.tables.length !== loaded.tables.length) throw new ArchiveError('the manifest names other tables');
+}
+
+function assertSealed(manifestText: Buffer, seal: Buffer, box: SecretBox): void {
+  let sealed: Buffer;
+  try {
+    sealed = box.open(seal, SEAL_PLACE);
+  } catch {
+    throw new ArchiveError('the seal of the manifest does not open');
+  }
+  if (!sealed.equals(sha256(manifestText))) throw new ArchiveError('the manifest was changed after it was sealed');
+}
+
+function parse<T>(schema: z.ZodType<T>, text: Buffer, name: string): T {
+  try {
+    return schema.parse(JSON.parse(text.toString()));
+  } catch {
+    throw new ArchiveError(`${name} is malformed, or of another version of backups`);
+  }
+}
