@@ -48,7 +48,7 @@ import { holdRecounts, holdTimers } from './escrow/timers.ts';
 import { Evidence } from './forensics/export.ts';
 import { downloadRoute } from './forensics/router.ts';
 import { type Job, startJobs } from './jobs/jobs.ts';
-import { Outbox } from './jobs/mail.ts';
+import { MailQueue } from './jobs/mail.ts';
 import { keyRoutes } from './keys/http.ts';
 import { Keyring, SealedError } from './keys/keyring.ts';
 import { masterKey } from './keys/master-key.ts';
@@ -71,6 +71,7 @@ import { Fleet, silentProxies } from './proxies/fleet.ts';
 import { mountPlain, type PlainRoute } from './rpc/plain.ts';
 import { assertAccess } from './rpc/procedure.ts';
 import { Deliverer } from './subscriptions/deliver.ts';
+import { Deliveries } from './subscriptions/deliveries.ts';
 import { Subscriptions } from './subscriptions/subscriptions.ts';
 import { inviteRoutes } from './tenants/http.ts';
 import { Invitations } from './tenants/invitations.ts';
@@ -89,7 +90,7 @@ export interface Core extends Services {
   actors: ActorHost<AppendCommand, AppendResult>;
   /** Seals what is secret at rest. */
   box: SecretBox;
-  outbox: Outbox;
+  mailQueue: MailQueue;
   /** The origins from which the server's own pages send. */
   origins: readonly string[];
   registry: Registry;
@@ -189,8 +190,8 @@ export async function openCore(parts: Parts): Promise<Core> {
     directory: path.join(config.dataDir, 'mail'),
     log,
   });
-  const outbox = new Outbox({ db, box, mail, clock, log });
-  const queueMail = outbox.queue;
+  const mailQueue = new MailQueue({ db, box, mail, clock, log });
+  const queueMail = mailQueue.queue;
   const { baseUrl, rates } = config;
   const links = new MagicLinks({
     db,
@@ -331,6 +332,7 @@ export async function openCore(parts: Parts): Promise<Core> {
       registers: [registry],
     }),
   });
+  const deliveries = new Deliveries({ db, clock, audit });
   const subscriptions = new Subscriptions({ db, clock, audit, box, egress, appUrl: baseUrl });
   const deliverer = new Deliverer({
     db,
@@ -373,6 +375,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     signedRules,
     evidence,
     subscriptions,
+    deliveries,
     deliverer,
     checkpoints,
     verifications,
@@ -382,7 +385,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     decider,
     box,
     origins: config.origins,
-    outbox,
+    mailQueue,
     links,
     members,
     invitations,
@@ -540,14 +543,14 @@ export async function describeApi(): Promise<object> {
   ]);
 }
 
-/** Mails sign-in links to those who asked and are known, and whatever else is in the outbox. */
-function mails({ links, outbox }: Core): Job {
+/** Mails sign-in links to those who asked and are known, and whatever else is queued. */
+function mails({ links, mailQueue }: Core): Job {
   return {
     name: 'mail',
     everySeconds: 1,
     async run(signal) {
       while (!signal.aborted && (await links.serveRequests()) > 0);
-      while (!signal.aborted && (await outbox.sendDue()) > 0);
+      while (!signal.aborted && (await mailQueue.sendDue()) > 0);
     },
   };
 }

@@ -1,6 +1,7 @@
 import { defineEntity, type InferEntity, p } from '@mikro-orm/postgresql';
 import { HOLD_STATES, type HoldContext } from '../../machines/escrow.ts';
 import type { PolicyContext, ReviewStatus } from '../../machines/policy.ts';
+import { DESTINATION_TYPES } from '../../server/domain/destinations.ts';
 import { HOLD_KIND_NAMES } from '../../server/domain/hold-kinds.ts';
 import type { HeldContent, RuleReference } from '../../server/domain/policy.ts';
 import { tenantFilter, time } from './common.ts';
@@ -368,7 +369,7 @@ export const Subscription = defineEntity({
   properties: {
     tenantId: p.string().primary(),
     id: p.string().primary(),
-    destinationType: p.enum(['webhook', 'slack', 'teams'] as const),
+    destinationType: p.enum(DESTINATION_TYPES),
     urlSealed: p.blob(),
     secretSealed: p.blob().nullable(),
     previousSecretSealed: p.blob().nullable(),

@@ -49,7 +49,7 @@ class Peer {
   readonly calls = new Map<number, Call>();
   chars = 0;
   /** Parts of the next messages, as JSON. */
-  outbox: string[] = [];
+  unsent: string[] = [];
 }
 
 /** One part of a message: a call with its number, tenant and command, the question who owns a tenant, or an answer. */
@@ -249,7 +249,7 @@ export class Peers {
   }
 
   #send(id: string, part: string): void {
-    this.#peer(id).outbox.push(part);
+    this.#peer(id).unsent.push(part);
     this.#dirty.add(id);
     if (this.#scheduled) return;
     this.#scheduled = true;
@@ -261,8 +261,8 @@ export class Peers {
 
   #flush(): void {
     for (const id of this.#dirty) {
-      const parts = this.#peer(id).outbox;
-      this.#peer(id).outbox = [];
+      const parts = this.#peer(id).unsent;
+      this.#peer(id).unsent = [];
       for (let from = 0; from < parts.length; ) {
         let chars = 0;
         let to = from;
@@ -367,7 +367,7 @@ export class Peers {
     const now = performance.now();
     for (const [id, peer] of this.#peers) {
       if (peer.calls.size === 0) {
-        if (peer.outbox.length === 0) this.#peers.delete(id);
+        if (peer.unsent.length === 0) this.#peers.delete(id);
         continue;
       }
       this.#redis.commands.pubsub('NUMSUB', this.#channel(id)).then(

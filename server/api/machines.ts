@@ -10,7 +10,7 @@ import type { HoldQueries } from '../escrow/queries.ts';
 import { type PolicyQueries, whoOf } from '../policy/queries.ts';
 import { text } from '../rpc/fields.ts';
 import { type Line, type Meta, route, trpc } from '../rpc/procedure.ts';
-import type { Subscriptions } from '../subscriptions/subscriptions.ts';
+import type { Deliveries } from '../subscriptions/deliveries.ts';
 
 /**
  * Who sends each event of a machine: the route that does, whose access rule then says who may, or what in the server
@@ -112,7 +112,7 @@ const StandingOut = z
 
 /** The machines: what they are, and where one policy, hold or delivery stands. `access` is the rule of a route. */
 export function machinesRouter(
-  features: { policyQueries: PolicyQueries; holdQueries: HoldQueries; subscriptions: Subscriptions },
+  features: { policyQueries: PolicyQueries; holdQueries: HoldQueries; deliveries: Deliveries },
   access: (line: Line) => Access,
 ) {
   const sentBy = (sender: Sender): z.input<typeof SentBy> => {
@@ -190,7 +190,7 @@ export function machinesRouter(
       .input(z.strictObject({ id: text(100), delivery_id: text(100) }))
       .output(StandingOut)
       .query(async ({ ctx, input: { id, delivery_id } }) => {
-        const standing = await features.subscriptions.standing(ctx.tenantId, id, delivery_id);
+        const standing = await features.deliveries.standing(ctx.tenantId, id, delivery_id);
         return show('delivery', delivery_id, standing, ctx.principal);
       }),
   });

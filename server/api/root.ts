@@ -25,6 +25,7 @@ import type { PolicyTexts } from '../policy/texts.ts';
 import type { Fleet } from '../proxies/fleet.ts';
 import { fleetRouter } from '../proxies/router.ts';
 import { trpc } from '../rpc/procedure.ts';
+import type { Deliveries } from '../subscriptions/deliveries.ts';
 import { subscriptionsRouter } from '../subscriptions/router.ts';
 import type { Subscriptions } from '../subscriptions/subscriptions.ts';
 import type { Invitations } from '../tenants/invitations.ts';
@@ -58,6 +59,7 @@ export interface Services {
   signedRules: SignedRules;
   evidence: Evidence;
   subscriptions: Subscriptions;
+  deliveries: Deliveries;
   db: Database;
   decider: Decider;
   pollSeconds: (tenantId: string) => Promise<number>;
@@ -83,7 +85,7 @@ export function buildRouter(s: Services) {
     policies: policyRouter(s.policies, s.policyQueries, s.policyTexts),
     proxies: fleetRouter(s.fleet, s.pollSeconds, (tenantId) => s.tokenIssuers.list(tenantId), s.bundles),
     escrow: escrowRouter(s.holds, s.holdQueries, s.signedRules),
-    subscriptions: subscriptionsRouter(s.subscriptions),
+    subscriptions: subscriptionsRouter(s.subscriptions, s.deliveries),
     evaluate: evaluateProcedure(s.decider),
     events: eventsRouter(s.db),
     chain: chainRouter(s.db),

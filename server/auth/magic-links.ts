@@ -121,7 +121,7 @@ export class MagicLinks {
 
   /**
    * Mails links for waiting requests; resolves to how many there were. Any number of calls may run at once and be killed at
-   * any point: a request is deleted once its mails are in the outbox.
+   * any point: a request is deleted once its mails are queued.
    */
   async serveRequests(): Promise<number> {
     const { db, clock, log } = this.#parts;

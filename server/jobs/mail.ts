@@ -22,12 +22,12 @@ interface Row {
 }
 
 /**
- * The outbox of mails. A letter is a row that commits with the change that it reports, so that none is lost when the
+ * The queue of mails. A letter is a row that commits with the change that it reports, so that none is lost when the
  * process ends between the answer and the mail, and none reports what did not happen. The row is sealed, because a letter
  * may hold a sign-in link, and is deleted once it was sent. A request never talks to the mail server: how long that takes
  * would reveal who has an account.
  */
-export class Outbox {
+export class MailQueue {
   readonly #db: Database;
   readonly #box: SecretBox;
   readonly #mail: Mail;

@@ -13,7 +13,7 @@ export interface Letter {
 }
 
 /**
- * Puts a letter into the outbox within the caller's transaction: it is sent if and only if that commits, again until the
+ * Queues a letter within the caller's transaction: it is sent if and only if that commits, again until the
  * mail server takes it, and not after `until`, when what it holds is of no use any more.
  */
 export type QueueMail = (em: EntityManager, tenantId: string, letter: Letter, until: Date) => Promise<void>;

@@ -1,7 +1,8 @@
 import type { DeliveryResult } from '../../machines/delivery.ts';
+import type { DestinationType } from '../domain/destinations.ts';
 import { type Egress, type EgressAnswer, EgressError } from '../lib/egress.ts';
-import type { Destination, DestinationType, Message } from './destinations/destination.ts';
-import { DESTINATIONS } from './destinations/index.ts';
+import type { Message } from './destinations/destination.ts';
+import { adapterOf } from './destinations/index.ts';
 
 /** What came of an attempt. */
 export interface Outcome {
@@ -38,7 +39,7 @@ export async function attempt(
     signal?: AbortSignal;
   },
 ): Promise<AttemptOutcome> {
-  const destination: Destination = DESTINATIONS[to.type];
+  const destination = adapterOf(to.type);
   const started = performance.now();
   const duration = () => Math.round(performance.now() - started);
   const { body, headers } = destination.request({ ...to.message, secrets: to.secrets });

@@ -9,6 +9,7 @@ import {
   stepDelivery,
   WINDOW_MS,
 } from '../../machines/delivery.ts';
+import { type DestinationType, kindOf } from '../domain/destinations.ts';
 import type { Job } from '../jobs/jobs.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { SecretBox } from '../lib/crypto.ts';
@@ -17,11 +18,12 @@ import type { Log } from '../lib/log.ts';
 import type { QueueMail } from '../lib/mail.ts';
 import { html, page } from '../lib/page.ts';
 import { type AttemptOutcome, attempt } from './attempt.ts';
-import type { DestinationType } from './destinations/destination.ts';
-import { DESTINATIONS, typeOfTarget } from './destinations/index.ts';
-import { fanOut, targetPlace } from './outbox.ts';
+import type { DeliveryRow } from './deliveries.ts';
+import { typeOfTarget } from './destinations/index.ts';
+import { fanOut, targetPlace } from './fan-out.ts';
 import { OutcomeWriter, UNFLUSHED } from './outcomes.ts';
-import { type DeliveryRow, openDestination, type Subscriptions, type SubscriptionView } from './subscriptions.ts';
+import { openDestination } from './subscription-row.ts';
+import type { Subscriptions, SubscriptionView } from './subscriptions.ts';
 
 /** Longer than an attempt and its commit can take. Who dies with a lease leaves the destination to others after this. */
 const LEASE_MS = 30_000;
@@ -220,7 +222,7 @@ export class Deliverer {
       this.#parts.attempts?.inc({ result: outcome.result });
       if (!(await this.#store(lane, delivery, snapshot, outcome))) return;
       if (await this.#gaveUp(lane, delivery, outcome)) return;
-      const { paceMs } = DESTINATIONS[target!.type];
+      const { paceMs } = kindOf(target!.type);
       const pause = Math.max(paceMs, outcome.retryAfter ?? 0);
       if (pause > 0) {
         notBefore = this.#now() + pause;

@@ -1,12 +1,12 @@
 import { z } from 'zod';
 import { DELIVERY_STATES, RESULTS } from '../../machines/delivery.ts';
 import { actorOf, type Doer } from '../domain/audit.ts';
-import { EVENT_TYPES } from '../domain/events.ts';
+import { DESTINATION_TYPES, kindOf } from '../domain/destinations.ts';
+import { EVENT_TYPES, EVENTS } from '../domain/events.ts';
 import type { Principal } from '../domain/principal.ts';
 import { text } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
-import { DESTINATION_TYPES } from './destinations/destination.ts';
-import { DESTINATIONS } from './destinations/index.ts';
+import type { Deliveries } from './deliveries.ts';
 import { eventTypes, type Subscriptions } from './subscriptions.ts';
 
 const Type = z.enum(EVENT_TYPES);
@@ -14,12 +14,15 @@ const DestinationConfigOut = z.object({
   app_url: z.string().optional().describe('where Approve and Deny lead; absent: this server'),
 });
 
-const EVERY = 'empty: every event, but to a chat (slack, teams) no forensics.checkpoint, which must be named for one';
+const typesWith = (field: 'proof' | 'readers', value: string) =>
+  DESTINATION_TYPES.filter((type) => kindOf(type)[field] === value).join(', ');
+const FOR_PROGRAMS = EVENT_TYPES.filter((type) => 'forPrograms' in EVENTS[type]).join(', ');
+const EVERY = `empty: every event; to a chat (${typesWith('readers', 'people')}) every event except ${FOR_PROGRAMS}, which must be named`;
 
 const SubscriptionOut = z
   .object({
     id: z.string(),
-    url: z.string().describe('of a chat only its beginning: the rest is its secret'),
+    url: z.string().describe('of a chat only the beginning: the rest is its secret'),
     destination_type: z.enum(DESTINATION_TYPES),
     event_types: z.array(z.string()).describe(EVERY),
     active: z.boolean(),
@@ -71,7 +74,7 @@ const HttpUrl = text(2000).refine((url) => {
 }, 'must be an http(s) URL without a user name or password');
 
 const Secret = text(500, 8).describe(
-  'signs what is sent to a webhook; write-only. Standard Webhooks writes whsec_<base64>',
+  `signs what is sent to a destination of type ${typesWith('proof', 'signature')}; write-only. Standard Webhooks writes whsec_<base64>`,
 );
 const EventTypes = z.array(Type).max(100).describe(EVERY);
 const AppUrl = HttpUrl.refine((url) => {
@@ -86,7 +89,7 @@ const CreateIn = z.strictObject({
   destination_type: z
     .enum(DESTINATION_TYPES)
     .default('webhook')
-    .describe(DESTINATION_TYPES.map((type) => `${type}: ${DESTINATIONS[type].description}`).join('; ')),
+    .describe(DESTINATION_TYPES.map((type) => `${type}: ${kindOf(type).description}`).join('; ')),
   event_types: EventTypes.default([]),
   active: z.boolean().default(true),
   destination_config: DestinationConfig.default({}),
@@ -115,7 +118,7 @@ function by(ctx: Context & { principal: Principal }): Doer {
   return { actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId };
 }
 
-export function subscriptionsRouter(subscriptions: Subscriptions) {
+export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: Deliveries) {
   const change = {
     summary: 'Change what is named: url, secret, event_types, active, destination_config',
     description:
@@ -206,7 +209,7 @@ export function subscriptionsRouter(subscriptions: Subscriptions) {
         }),
       )
       .output(z.object({ deliveries: z.array(DeliveryOut), next_cursor: z.string().nullable(), has_more: z.boolean() }))
-      .query(({ ctx, input: { id, ...filter } }) => subscriptions.deliveries(ctx.tenantId, id, filter)),
+      .query(({ ctx, input: { id, ...filter } }) => deliveries.list(ctx.tenantId, id, filter)),
 
     delivery: route('GET /v1/subscriptions/{id}/deliveries/{delivery_id}', admin, {
       summary: 'Read a delivery with its attempts, the newest first',
@@ -216,7 +219,7 @@ export function subscriptionsRouter(subscriptions: Subscriptions) {
     })
       .input(z.strictObject({ ...Id, delivery_id: text(100) }))
       .output(DeliveryOut.extend({ history: z.array(AttemptOut) }))
-      .query(({ ctx, input }) => subscriptions.delivery(ctx.tenantId, input.id, input.delivery_id)),
+      .query(({ ctx, input }) => deliveries.get(ctx.tenantId, input.id, input.delivery_id)),
 
     redeliver: route('POST /v1/subscriptions/{id}/deliveries/{delivery_id}/redeliver', admin, {
       summary: 'Queue a delivery again, whatever became of it',
@@ -226,11 +229,21 @@ export function subscriptionsRouter(subscriptions: Subscriptions) {
     })
       .input(z.strictObject({ ...Id, delivery_id: text(100) }))
       .output(DeliveryOut)
-      .mutation(({ ctx, input }) => subscriptions.redeliver(ctx.tenantId, input.id, input.delivery_id, by(ctx))),
+      .mutation(({ ctx, input }) => deliveries.redeliver(ctx.tenantId, input.id, input.delivery_id, by(ctx))),
 
     eventTypes: route('GET /v1/event-types', admin, { summary: 'The events that a subscription can ask for', tag })
       .input(z.strictObject({}))
-      .output(z.object({ event_types: z.array(z.object({ type: z.string(), description: z.string() })) }))
+      .output(
+        z.object({
+          event_types: z.array(
+            z.object({
+              type: z.string(),
+              description: z.string(),
+              for_programs: z.boolean().describe('people in a chat receive it only when their subscription names it'),
+            }),
+          ),
+        }),
+      )
       .query(() => ({ event_types: eventTypes })),
   });
 }

@@ -5,11 +5,11 @@ import { settingsHelp } from '../../server/config.ts';
 import { ANNOTATIONS, escrowNeededBy, isAnnotationName } from '../../server/domain/annotations.ts';
 import { AUDIT_ACTIONS } from '../../server/domain/audit.ts';
 import { FIELD_NAMES, fieldOf } from '../../server/domain/decision.ts';
+import { DESTINATIONS } from '../../server/domain/destinations.ts';
 import { EVENTS } from '../../server/domain/events.ts';
 import { HOLD_KIND_NAMES, holdKind } from '../../server/domain/hold-kinds.ts';
 import { schemaFor } from '../../server/policy/language/schema.ts';
 import { proxySettingsHelp } from '../../server/proxy/config.ts';
-import { DESTINATIONS } from '../../server/subscriptions/destinations/index.ts';
 import { GUARDED_SETTINGS, Settings, settingsOf } from '../../server/tenants/settings.ts';
 
 /**
@@ -104,10 +104,10 @@ export const PARTS: Record<string, { page: string; text: () => string }> = {
     text: () =>
       table(
         ['`destination_type`', 'what it gets', 'signed'],
-        Object.entries(DESTINATIONS).map(([type, { description, signed }]) => [
+        Object.entries(DESTINATIONS).map(([type, { description, proof }]) => [
           code(type),
           description,
-          signed ? 'yes, with `secret`' : 'no secret needed',
+          proof === 'signature' ? 'yes, with `secret`' : 'no secret needed',
         ]),
       ),
   },

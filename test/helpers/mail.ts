@@ -37,11 +37,11 @@ export function mailsTo(server: TestServer, to: string): Received[] {
     });
 }
 
-/** Waits until the outbox and the requests for links are empty: everything that was asked for is written. */
+/** Waits until the mail queue and the requests for links are empty: everything that was asked for is written. */
 export async function mailsSent(server: TestServer): Promise<void> {
   // as the job would within the second
   while ((await server.core.links.serveRequests()) > 0);
-  while ((await server.core.outbox.sendDue()) > 0);
+  while ((await server.core.mailQueue.sendDue()) > 0);
   await expect
     .poll(
       async () => {

@@ -2,7 +2,7 @@ import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:f
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { Outbox } from '../../server/jobs/mail.ts';
+import { MailQueue } from '../../server/jobs/mail.ts';
 import { SecretBox } from '../../server/lib/crypto.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { type Letter, Mail } from '../../server/lib/mail.ts';
@@ -35,13 +35,13 @@ afterAll(async () => {
 });
 
 const sender = (smtpUrl?: string) => new Mail({ smtpUrl, from: 'Test <no-reply@control.test>', directory: dir, log });
-const outbox = (mail: Mail) => new Outbox({ db: box.db, box: seal, mail, clock, log });
+const queueOf = (mail: Mail) => new MailQueue({ db: box.db, box: seal, mail, clock, log });
 /** As the job does: until there is nothing to send. */
 const sendAll = async (mail: Mail) => {
-  while ((await outbox(mail).sendDue()) > 0);
+  while ((await queueOf(mail).sendDue()) > 0);
 };
 const queue = (to: string, seconds = 900) =>
-  box.db.transaction('t', (em) => outbox(sender()).queue(em, 't', letter(to), new Date(clock.now() + seconds * 1000)));
+  box.db.transaction('t', (em) => queueOf(sender()).queue(em, 't', letter(to), new Date(clock.now() + seconds * 1000)));
 const waiting = async () =>
   (await box.db.owner.query<{ attempts: number }>('select attempts from mail_message order by next_at')).rows;
 
@@ -78,7 +78,7 @@ describe('a letter', () => {
   test('of a transaction that fails is never sent', async () => {
     await expect(
       box.db.transaction('t', async (em) => {
-        await outbox(sender()).queue(em, 't', letter('never@example.test'), new Date(clock.now() + 60_000));
+        await queueOf(sender()).queue(em, 't', letter('never@example.test'), new Date(clock.now() + 60_000));
         throw new Error('no');
       }),
     ).rejects.toThrow('no');

@@ -3,7 +3,7 @@ import { describe, expect, test } from 'vitest';
 import { EVENT_TYPES } from '../../server/domain/events.ts';
 import { cardOf, oneLine } from '../../server/subscriptions/destinations/card.ts';
 import type { Message } from '../../server/subscriptions/destinations/destination.ts';
-import { DESTINATIONS, typeOfTarget } from '../../server/subscriptions/destinations/index.ts';
+import { adapterOf, typeOfTarget } from '../../server/subscriptions/destinations/index.ts';
 
 const HOLD = {
   event: 'escrow.created',
@@ -51,14 +51,14 @@ interface SlackBlock {
   elements?: { type: string; text: SlackText; url: string; style?: string }[];
 }
 const slackOf = (m: Message) =>
-  JSON.parse(DESTINATIONS.slack.request(m).body) as { text: string; blocks: SlackBlock[] };
+  JSON.parse(adapterOf('slack').request(m).body) as { text: string; blocks: SlackBlock[] };
 interface TeamsNode {
   type: string;
   text?: string;
   inlines?: { type: string; text: string }[];
 }
 const teamsOf = (m: Message) =>
-  JSON.parse(DESTINATIONS.teams.request(m).body) as {
+  JSON.parse(adapterOf('teams').request(m).body) as {
     type: string;
     attachments: {
       contentType: string;
@@ -212,7 +212,7 @@ describe('a card of anything', () => {
   test('keeps within the 28 KB of Teams, with no Markdown of anyone else’s', () => {
     fc.assert(
       fc.property(any, (m) => {
-        const { body } = DESTINATIONS.teams.request(m);
+        const { body } = adapterOf('teams').request(m);
         expect(Buffer.byteLength(body)).toBeLessThan(28_000);
         const [{ content }] = teamsOf(m).attachments as [ReturnType<typeof teamsOf>['attachments'][0]];
         const blocks = content.body.filter(({ type }) => type === 'TextBlock').map(({ text }) => text);

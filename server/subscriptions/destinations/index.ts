@@ -1,18 +1,18 @@
-import type { Destination, DestinationType } from './destination.ts';
+import { DESTINATION_TYPES, type DestinationType } from '../../domain/destinations.ts';
+import type { Destination } from './destination.ts';
 import { slack } from './slack.ts';
 import { teams } from './teams.ts';
 import { webhook } from './webhook.ts';
 
-/** Every type of destination. A new one is a file beside this and a line here. */
-export const DESTINATIONS = { webhook, slack, teams } satisfies Record<DestinationType, Destination>;
+const ADAPTERS = { webhook, slack, teams } satisfies Record<DestinationType, Destination>;
+
+export const adapterOf = (type: DestinationType): Destination => ADAPTERS[type];
 
 /**
- * How a notify target of a hold is told: a URL is all that there is, so its host says what it is. What is plainly an
- * incoming webhook of Slack or a Workflows URL gets a card, anything else the event as JSON.
+ * The kind of a notify target of a hold, by its host: what is plainly an address of a chat gets a card, anything else the
+ * event as JSON.
  */
 export function typeOfTarget(url: string): DestinationType {
   const host = URL.parse(url)?.hostname ?? '';
-  if (host === 'hooks.slack.com' || host === 'hooks.slack-gov.com') return 'slack';
-  if (/\.(logic\.azure\.com|environment\.api\.powerplatform\.com)$/.test(host)) return 'teams';
-  return 'webhook';
+  return DESTINATION_TYPES.find((type) => adapterOf(type).isHost?.(host)) ?? 'webhook';
 }

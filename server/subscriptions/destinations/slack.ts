@@ -1,16 +1,12 @@
 import { cardOf } from './card.ts';
-import { type Destination, NOT_FOR_CHATS } from './destination.ts';
+import type { Destination } from './destination.ts';
 
 /**
- * An incoming webhook of Slack, or of what speaks its language. What agents and people wrote goes into `plain_text` only,
- * which knows no links, mentions or formatting.
+ * An incoming webhook of Slack, or of a service with the same format. What agents and people wrote goes into `plain_text`
+ * only, which has no links, mentions or formatting.
  */
 export const slack: Destination = {
-  description: 'a message with buttons, to an incoming webhook of Slack',
-  signed: false,
-  onlyNamed: NOT_FOR_CHATS,
-  // Slack takes one message per second and webhook
-  paceMs: 1000,
+  isHost: (host) => host === 'hooks.slack.com' || host === 'hooks.slack-gov.com',
   request(message) {
     const { title, facts, said = [], buttons } = cardOf(message);
     const blocks: unknown[] = [{ type: 'header', text: plain(title) }];
@@ -34,19 +30,19 @@ export const slack: Destination = {
       }));
       blocks.push({ type: 'actions', elements });
     }
-    // of the notification Slack reads formatting and links: it has none of what agents and people wrote
+    // Slack formats the text of the notification, links included: nothing that agents or people wrote goes in there
     return {
       body: JSON.stringify({ text: title, blocks }),
       headers: { 'content-type': 'application/json; charset=utf-8' },
     };
   },
-  // Slack answers a word, such as invalid_blocks or no_service
+  // Slack answers with a word, such as invalid_blocks or no_service
   said: ({ body }) => (/^[a-z_]{1,60}$/.test(String(body)) ? String(body) : undefined),
 };
 
 const plain = (text: string) => ({ type: 'plain_text', text: escapeText(text), emoji: false });
 
-/** `&`, `<` and `>` are the characters by which Slack tells links and mentions from text. */
+/** `&`, `<` and `>` are what Slack recognizes links and mentions by. */
 function escapeText(text: string): string {
   return text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
 }

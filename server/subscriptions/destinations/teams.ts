@@ -1,15 +1,12 @@
 import { cardOf, oneLine } from './card.ts';
-import { type Destination, NOT_FOR_CHATS } from './destination.ts';
+import type { Destination } from './destination.ts';
 
 /**
  * A Workflows URL of Microsoft Teams, which takes an Adaptive Card of at most 28 KB. What agents and people wrote goes
- * into TextRuns only, which know no Markdown.
+ * into TextRuns only, which have no Markdown.
  */
 export const teams: Destination = {
-  description: 'an Adaptive Card with buttons, to a Workflows URL of Microsoft Teams',
-  signed: false,
-  onlyNamed: NOT_FOR_CHATS,
-  paceMs: 1000,
+  isHost: (host) => /\.(logic\.azure\.com|environment\.api\.powerplatform\.com)$/.test(host),
   note: (status) =>
     status === 202 ? 'Teams has queued the message (202); whether it was posted shows in the channel only.' : undefined,
   request(message) {

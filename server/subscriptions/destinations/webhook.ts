@@ -2,9 +2,6 @@ import { signatureHeaders } from '../signature.ts';
 import type { Destination } from './destination.ts';
 
 export const webhook: Destination = {
-  description: 'the event as signed JSON',
-  signed: true,
-  paceMs: 0,
   request({ eventId, eventType, deliveryId, payload, timestamp, secrets }) {
     const body = JSON.stringify(payload);
     const headers = {

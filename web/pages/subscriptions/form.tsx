@@ -2,27 +2,21 @@ import '@mantine/core/styles/Checkbox.css';
 import { Checkbox, Modal, NativeSelect, Stack, TextInput } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
+import { DESTINATION_TYPES, type DestinationType, kindOf } from '../../../server/domain/destinations.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { filled, useServerForm } from '../../lib/form.ts';
 import { queryClient } from '../../lib/query.ts';
 import { type Inputs, trpc } from '../../lib/trpc.ts';
 import { CopyButton } from '../../ui/copy.tsx';
 import { FormFoot } from '../../ui/form.tsx';
-import { DESTINATION, type Subscription } from './words.tsx';
+import type { Subscription } from './words.tsx';
 
-type Kind = Subscription['destination_type'];
 type EventTypes = NonNullable<Inputs['subscriptions']['create']['event_types']>;
 
 /** 32 random bytes in the format of Standard Webhooks, which has libraries for receivers. */
 export function newSecret(): string {
   return `whsec_${btoa(String.fromCharCode(...crypto.getRandomValues(new Uint8Array(32))))}`;
 }
-
-const HINT: Record<Kind, string> = {
-  webhook: 'An https:// URL that receives a POST for each event',
-  slack: 'The incoming webhook URL: https://hooks.slack.com/services/…',
-  teams: 'The URL of a workflow that starts “when a webhook request is received”. Give the workflow a second owner.',
-};
 
 /** Creates or edits a subscription. */
 export function SubscriptionDialog({
@@ -60,18 +54,20 @@ function Form({
   const [secret] = useState(() => (edited ? '' : newSecret()));
   const form = useServerForm({
     initialValues: {
-      kind: edited?.destination_type ?? ('webhook' as Kind),
-      // of a chat's URL the server shows only the beginning
-      url: edited && edited.destination_type !== 'webhook' ? '' : (edited?.url ?? ''),
+      type: edited?.destination_type ?? ('webhook' as DestinationType),
+      // of a secret URL the server shows only the beginning
+      url: edited && kindOf(edited.destination_type).proof !== 'url' ? edited.url : '',
       secret,
       all: edited ? edited.event_types.length === 0 : true,
       chosen: (edited?.event_types ?? []) as string[],
       app_url: edited?.destination_config.app_url ?? '',
     },
-    pointers: { kind: '/destination_type', chosen: '/event_types', app_url: '/destination_config' },
+    pointers: { type: '/destination_type', chosen: '/event_types', app_url: '/destination_config' },
   });
-  const { kind, all, chosen } = form.values;
+  const { type, all, chosen } = form.values;
+  const kind = kindOf(type);
   const types = useQuery(trpc.subscriptions.eventTypes.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
+  const forPrograms = types.data?.event_types.flatMap((row) => (row.for_programs ? [row.type] : [])).join(', ');
   const options = {
     meta: { quiet: true },
     onError: form.refused,
@@ -85,14 +81,14 @@ function Form({
   const create = useMutation(trpc.subscriptions.create.mutationOptions(options));
   const update = useMutation(trpc.subscriptions.update.mutationOptions(options));
   const busy = create.isPending || update.isPending;
-  const submit = form.onSubmit(({ kind, url, secret, all, chosen, app_url }) => {
+  const submit = form.onSubmit(({ type, url, secret, all, chosen, app_url }) => {
     const shared = {
       event_types: (all ? [] : chosen) as EventTypes,
       destination_config: filled(app_url) ? { app_url: filled(app_url) } : {},
     };
     const to = url.trim();
     if (edited) update.mutate({ id: edited.id, ...shared, ...(to && to !== edited.url && { url: to }) });
-    else create.mutate({ destination_type: kind, url: to, ...shared, ...(kind === 'webhook' && { secret }) });
+    else create.mutate({ destination_type: type, url: to, ...shared, ...(kind.proof === 'signature' && { secret }) });
   });
   return (
     <form onSubmit={submit}>
@@ -100,20 +96,20 @@ function Form({
         {edited ? null : (
           <NativeSelect
             label="Destination"
-            description={DESTINATION[kind][2]}
-            {...form.getInputProps('kind')}
-            data={(Object.keys(DESTINATION) as Kind[]).map((value) => ({ value, label: DESTINATION[value][0] }))}
+            description={kind.description}
+            {...form.getInputProps('type')}
+            data={DESTINATION_TYPES.map((value) => ({ value, label: kindOf(value).label }))}
           />
         )}
         <TextInput
           label="URL"
-          description={edited && kind !== 'webhook' ? `Leave empty to keep ${edited.url}` : HINT[kind]}
+          description={edited && kind.proof === 'url' ? `Leave empty to keep ${edited.url}` : kind.address}
           required={!edited}
           spellCheck={false}
           data-autofocus
           {...form.getInputProps('url')}
         />
-        {edited || kind !== 'webhook' ? null : (
+        {edited || kind.proof !== 'signature' ? null : (
           <TextInput
             label="Secret"
             description="Signs each delivery. Give it to the receiver now: it is not shown again."
@@ -124,7 +120,7 @@ function Form({
             rightSection={<CopyButton text={form.values.secret} label="Copy the secret" />}
           />
         )}
-        {kind === 'webhook' ? null : (
+        {kind.readers !== 'people' ? null : (
           <TextInput
             label="URL for the Approve and Deny buttons"
             description="Leave empty to use this dashboard"
@@ -136,9 +132,9 @@ function Form({
         <Checkbox
           label="All events"
           description={
-            kind === 'webhook'
+            kind.readers === 'programs'
               ? 'Including types added later'
-              : 'Including types added later, but not chain checkpoints: chats get those only when selected'
+              : `Including types added later, but not those for programs (${forPrograms}): chats get those only when selected`
           }
           {...form.getInputProps('all', { type: 'checkbox' })}
         />

@@ -3,6 +3,7 @@ import { IconPlus, IconWebhook } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { useNavigate } from '@tanstack/react-router';
 import { useState } from 'react';
+import { kindOf } from '../../../server/domain/destinations.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { DataTable } from '../../ui/data-table.tsx';
 import { PageLink } from '../../ui/link.tsx';
@@ -10,7 +11,7 @@ import { Page } from '../../ui/page.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
 import { SubscriptionDialog } from './form.tsx';
-import { DESTINATION, eventsOf, StateTag, type Subscription } from './words.tsx';
+import { DESTINATION_ICON, eventsOf, StateTag, type Subscription } from './words.tsx';
 
 /** Where events are sent: webhooks, Slack and Teams. */
 export function SubscriptionList() {
@@ -51,13 +52,13 @@ export function SubscriptionList() {
             header: 'Destination',
             main: true,
             cell: ({ id, url, destination_type }) => {
-              const [name, Shape] = DESTINATION[destination_type];
+              const Shape = DESTINATION_ICON[destination_type];
               return (
                 <div style={{ display: 'flex', gap: 10, alignItems: 'center', minWidth: 0 }}>
                   <Shape size={20} stroke={1.6} aria-hidden style={{ flex: 'none' }} />
                   <div style={{ minWidth: 0 }}>
                     <PageLink to="/subscriptions/$id" params={{ id }} c="inherit" fw={600}>
-                      {name}
+                      {kindOf(destination_type).label}
                     </PageLink>
                     <div className="mono dim" style={{ overflowWrap: 'anywhere' }}>
                       {url}

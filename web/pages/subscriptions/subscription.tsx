@@ -3,6 +3,7 @@ import { IconCheck, IconPlayerPause, IconPlayerPlay, IconRefresh, IconSend, Icon
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi, useNavigate } from '@tanstack/react-router';
 import { useState } from 'react';
+import { kindOf } from '../../../server/domain/destinations.ts';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { queryClient } from '../../lib/query.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
@@ -17,7 +18,7 @@ import { Deliveries } from './deliveries.tsx';
 import { SubscriptionDialog } from './form.tsx';
 import { RotateSecret } from './rotate.tsx';
 import { SAMPLES, type Sample } from './samples.ts';
-import { DESTINATION, eventsOf, RESULT, StateTag, type Subscription } from './words.tsx';
+import { eventsOf, RESULT, StateTag, type Subscription } from './words.tsx';
 
 const route = getRouteApi('/app/subscriptions/$id');
 const again = () => queryClient.invalidateQueries(trpc.subscriptions.pathFilter());
@@ -36,7 +37,7 @@ export function SubscriptionPage() {
     }),
   );
   const shown = query.data;
-  const title = shown ? `${DESTINATION[shown.destination_type][0]} subscription` : 'Subscription';
+  const title = shown ? `${kindOf(shown.destination_type).label} subscription` : 'Subscription';
   return (
     <Page
       title={title}
@@ -64,7 +65,7 @@ export function SubscriptionPage() {
             >
               {shown.active ? 'Pause' : 'Resume'}
             </Button>
-            {shown.destination_type === 'webhook' ? (
+            {kindOf(shown.destination_type).proof === 'signature' ? (
               <Button
                 variant="default"
                 leftSection={<IconRefresh size={16} aria-hidden />}
@@ -86,7 +87,7 @@ export function SubscriptionPage() {
             <Facts subscription={subscription} />
             {test.data ? <TestResult result={test.data} /> : null}
             <Deliveries id={id} />
-            {subscription.destination_type === 'webhook' ? <Samples /> : null}
+            {kindOf(subscription.destination_type).proof === 'signature' ? <Samples /> : null}
             <SubscriptionDialog opened={open === 'edit'} onClose={() => setOpen(undefined)} edited={subscription} />
             <Modal opened={open === 'rotate'} onClose={() => setOpen(undefined)} title={<strong>Rotate secret</strong>}>
               <RotateSecret id={id} onDone={() => setOpen(undefined)} />

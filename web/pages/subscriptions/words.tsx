@@ -9,6 +9,7 @@ import {
   IconWebhook,
   IconX,
 } from '@tabler/icons-react';
+import { type DestinationType, kindOf } from '../../../server/domain/destinations.ts';
 import type { Answers } from '../../lib/trpc.ts';
 import { Tag, type Tone } from '../../ui/status.tsx';
 
@@ -16,11 +17,11 @@ export type Subscription = Answers['subscriptions']['list']['subscriptions'][num
 export type Delivery = Answers['subscriptions']['deliveries']['deliveries'][number];
 type Result = NonNullable<Delivery['result']>;
 
-export const DESTINATION = {
-  webhook: ['Webhook', IconWebhook, 'signed JSON to an address of yours'],
-  slack: ['Slack', IconBrandSlack, 'a message with buttons to an incoming webhook'],
-  teams: ['Teams', IconBrandTeams, 'a card with buttons to a Workflows address'],
-} as const satisfies Record<Subscription['destination_type'], unknown>;
+export const DESTINATION_ICON: Record<DestinationType, typeof IconWebhook> = {
+  webhook: IconWebhook,
+  slack: IconBrandSlack,
+  teams: IconBrandTeams,
+};
 
 /** What came of an attempt, in a few words. */
 export const RESULT: Record<Result, string> = {
@@ -82,9 +83,9 @@ export function StateTag({ subscription }: { subscription: Subscription }) {
 
 export const eventsOf = ({ event_types, destination_type }: Subscription): string =>
   event_types.length === 0
-    ? destination_type === 'webhook'
+    ? kindOf(destination_type).readers === 'programs'
       ? 'every event'
-      : 'every event but checkpoints'
+      : 'every event except those for programs'
     : event_types.length > 3
-      ? `${event_types.length} kinds of events`
+      ? `${event_types.length} types of events`
       : event_types.join(', ');

@@ -2,10 +2,10 @@ import type pg from 'pg';
 import type { Database } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
 import { createDelivery, DELIVERY_MACHINE_VERSION } from '../../machines/delivery.ts';
+import { type DestinationKind, type DestinationType, kindOf } from '../domain/destinations.ts';
+import { definitionOf } from '../domain/events.ts';
 import { type SecretBox, sha256 } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
-import type { Destination, DestinationType } from './destinations/destination.ts';
-import { DESTINATIONS } from './destinations/index.ts';
 
 /** Events that are fanned out in one transaction. */
 const BATCH = 200;
@@ -102,11 +102,12 @@ interface Subscriber {
   active_since: Date;
 }
 
-/** A subscription that names no types is told of every event, but for what its kind of destination must be asked for. */
+/** A subscription that names no types gets every event, except that people get no events for programs. */
 function asksFor({ destination_type, event_types }: Subscriber, eventType: string): boolean {
   if (event_types.length > 0) return event_types.includes(eventType);
-  const { onlyNamed }: Destination = DESTINATIONS[destination_type];
-  return !onlyNamed?.some((type) => type === eventType);
+  // a type that only a newer program knows is served by that one, but its events must not hold up the others
+  const kind: DestinationKind | undefined = kindOf(destination_type);
+  return kind?.readers !== 'people' || !definitionOf(eventType)?.forPrograms;
 }
 
 async function waiting(client: pg.PoolClient, tenantId: string) {

@@ -1,0 +1,260 @@
+import type { EntityManager } from '@mikro-orm/postgresql';
+import { afterCommit, type Database, type WriteAudit } from '../../db/index.ts';
+import type { Notices, Step } from '../../db/notices.ts';
+import {
+  DELIVERY_MACHINE_VERSION,
+  type DeliveryEvent,
+  type DeliveryResult,
+  type DeliveryState,
+  restoreDelivery,
+  stepDelivery,
+} from '../../machines/delivery.ts';
+import type { Doer } from '../domain/audit.ts';
+import type { DestinationType } from '../domain/destinations.ts';
+import type { EventType } from '../domain/events.ts';
+import { AppError } from '../errors.ts';
+import type { Clock } from '../lib/clock.ts';
+import { cursorOf, openCursor } from '../rpc/cursor.ts';
+import { adapterOf } from './destinations/index.ts';
+import { findSubscription, lockSubscription } from './subscription-row.ts';
+
+export interface DeliveryView {
+  id: string;
+  subscription_id: string;
+  event_id: string;
+  event_type: string;
+  status: DeliveryState;
+  attempts: number;
+  http_status: number | null;
+  result: DeliveryResult | null;
+  failure_reason: string | null;
+  next_attempt_at: string | null;
+  created_at: string;
+  last_attempt_at: string | null;
+  delivered_at: string | null;
+  duration_ms: number | null;
+  /** What an accepted delivery does not mean. */
+  note?: string;
+}
+
+export interface AttemptView {
+  at: string;
+  result: DeliveryResult;
+  http_status: number | null;
+  /** In plain words; null when it was accepted. */
+  reason: string | null;
+  duration_ms: number;
+}
+
+/** What the database keeps of a delivery. */
+export interface DeliveryRow {
+  tenant_id: string;
+  id: string;
+  lane_id: string;
+  event_id: string;
+  event_type: string;
+  status: DeliveryState;
+  machine_version: number;
+  machine_context: unknown;
+  attempts: number;
+  http_status: number | null;
+  result: DeliveryResult | null;
+  failure_reason: string | null;
+  next_attempt_at: Date | null;
+  created_at: Date;
+  last_attempt_at: Date | null;
+  delivered_at: Date | null;
+  duration_ms: number | null;
+  /** Its attempts, the oldest first. */
+  history: AttemptView[];
+}
+
+/** The name of the list in its cursors. */
+const LIST = 'd1';
+
+/** The deliveries of a subscription, for those who look at them and send them again. */
+export class Deliveries {
+  readonly #db: Database;
+  readonly #clock: Clock;
+  readonly #audit: WriteAudit;
+
+  constructor(parts: { db: Database; clock: Clock; audit: WriteAudit }) {
+    this.#db = parts.db;
+    this.#clock = parts.clock;
+    this.#audit = parts.audit;
+  }
+
+  /** The deliveries of a subscription, the newest event first. */
+  async list(
+    tenantId: string,
+    id: string,
+    filter: {
+      status?: DeliveryState | undefined;
+      event_type?: EventType | undefined;
+      limit: number;
+      cursor?: string | undefined;
+    },
+  ): Promise<{ deliveries: DeliveryView[]; next_cursor: string | null; has_more: boolean }> {
+    const subscription = await findSubscription(this.#db.reader(tenantId), id);
+    const values: unknown[] = [tenantId, id];
+    const where = ['tenant_id = $1', 'lane_id = $2'];
+    const also = (sql: (place: string) => string, value: unknown) => {
+      if (value === undefined) return;
+      values.push(value);
+      where.push(sql(`$${values.length}`));
+    };
+    also((place) => `status = ${place}`, filter.status);
+    also((place) => `event_type = ${place}`, filter.event_type);
+    also(
+      (place) => `event_id < ${place}`,
+      filter.cursor && openCursor(LIST, filter.cursor, /^([a-z0-9_]{1,100})$/, '?cursor')[0],
+    );
+    values.push(filter.limit + 1);
+    const rows = await this.#db.query<DeliveryRow>(
+      tenantId,
+      `select * from delivery where ${where.join(' and ')} order by event_id desc limit $${values.length}`,
+      values,
+    );
+    const page = rows.slice(0, filter.limit);
+    const has_more = rows.length > filter.limit;
+    return {
+      deliveries: page.map((delivery) => viewOf(delivery, subscription.destinationType)),
+      next_cursor: has_more ? cursorOf(LIST, page.at(-1)!.event_id) : null,
+      has_more,
+    };
+  }
+
+  /** One delivery with its attempts, the newest first; those that were made before attempts were kept are not there. */
+  async get(tenantId: string, id: string, deliveryId: string): Promise<DeliveryView & { history: AttemptView[] }> {
+    const { row, subscription } = await this.#find(tenantId, id, deliveryId);
+    const history = row.history.map((attempt) => ({ ...attempt, at: new Date(attempt.at).toISOString() }));
+    return { ...viewOf(row, subscription.destinationType), history: history.reverse() };
+  }
+
+  /** How the machine of a delivery stands, and why it would not take an event that a person sends. */
+  async standing(
+    tenantId: string,
+    id: string,
+    deliveryId: string,
+  ): Promise<{ state: string; version: number; refusals: Record<string, { code: string; detail: string } | null> }> {
+    const { row, subscription } = await this.#find(tenantId, id, deliveryId);
+    return {
+      state: row.status,
+      version: row.machine_version,
+      refusals: { redeliver: subscription.active ? null : { code: 'INVALID_STATUS', detail: PAUSED } },
+    };
+  }
+
+  async #find(tenantId: string, id: string, deliveryId: string) {
+    const subscription = await findSubscription(this.#db.reader(tenantId), id);
+    const [row] = await this.#db.query<DeliveryRow>(
+      tenantId,
+      'select * from delivery where tenant_id = $1 and lane_id = $2 and id = $3',
+      [tenantId, id, deliveryId],
+    );
+    if (!row) throw noDelivery();
+    return { row, subscription };
+  }
+
+  /**
+   * Queues a delivery again, whatever became of it, with 24 hours ahead. The receiver gets the same event id as before.
+   * INVALID_STATUS while the subscription is paused.
+   */
+  async redeliver(tenantId: string, id: string, deliveryId: string, by: Doer): Promise<DeliveryView> {
+    return this.#db.transaction(tenantId, async (em) => {
+      const subscription = await lockSubscription(em, id);
+      if (!subscription.active) throw new AppError('INVALID_STATUS', PAUSED);
+      const now = new Date(this.#clock.now());
+      // the lane first, as the workers do, so that nobody waits for the other
+      await em.execute('select 1 from delivery_lane where tenant_id = ? and id = ? for update', [tenantId, id]);
+      const [row] = await em.execute<DeliveryRow[]>(
+        'select * from delivery where tenant_id = ? and lane_id = ? and id = ? for update',
+        [tenantId, id, deliveryId],
+      );
+      if (!row) throw noDelivery();
+      const stored = { state: row.status, context: row.machine_context, version: row.machine_version };
+      const event: DeliveryEvent = { type: 'redeliver', at: now.getTime() };
+      const [next] = stepDelivery(restoreDelivery(stored), event);
+      const step = { event, state: next.value, context: next.context };
+      afterCommit(em, () => this.#db.notices.tellHere('delivery', tenantId, deliveryId, [step]));
+      const [changed] = await em.execute<DeliveryRow[]>(
+        `update delivery set status = ?, machine_context = ?, machine_version = ?, next_attempt_at = ?,
+           delivered_at = null, failure_reason = null
+         where tenant_id = ? and id = ? returning *`,
+        [next.value, JSON.stringify(next.context), DELIVERY_MACHINE_VERSION, now, tenantId, deliveryId],
+      );
+      await em.execute(
+        `update delivery_lane set due_at = least(coalesce(due_at, ?::timestamptz), ?::timestamptz)
+         where tenant_id = ? and id = ?`,
+        [now, now, tenantId, id],
+      );
+      await em.execute(`select pg_notify('svc_notice', ?)`, [`outbox ${tenantId} `]);
+      await this.#audit(em, tenantId, {
+        ...by,
+        action: 'subscription.redelivered',
+        target: { type: 'subscription', id },
+        detail: `${row.event_type} ${row.event_id}`,
+      });
+      return viewOf(changed!, subscription.destinationType);
+    });
+  }
+}
+
+/** Deliveries that one transaction stops. */
+export const STOPPED_AT_ONCE = 2000;
+
+/** Sends `stop` to what waits in a lane. Resolves to how many deliveries it stopped: at most STOPPED_AT_ONCE. */
+export async function stopWaiting(
+  em: EntityManager,
+  notices: Notices,
+  at: { now: Date; tenantId: string; laneId: string },
+  reason: string,
+): Promise<number> {
+  const { now, tenantId, laneId } = at;
+  const rows = await em.execute<Pick<DeliveryRow, 'id' | 'status' | 'machine_context' | 'machine_version'>[]>(
+    `select id, status, machine_context, machine_version from delivery
+     where tenant_id = ? and lane_id = ? and status = 'retrying' order by event_id limit ${STOPPED_AT_ONCE} for update`,
+    [tenantId, laneId],
+  );
+  if (rows.length === 0) return 0;
+  const event: DeliveryEvent = { type: 'stop', at: now.getTime(), reason };
+  const stopped = rows.map(({ id, status: state, machine_context: context, machine_version: version }) => {
+    const [next] = stepDelivery(restoreDelivery({ state, context, version }), event);
+    const step: Step = { event, state: next.value, context: next.context };
+    afterCommit(em, () => notices.tellHere('delivery', tenantId, id, [step]));
+    return { id, status: next.value, context: next.context };
+  });
+  await em.execute(
+    `update delivery d set status = x.status, next_attempt_at = null, failure_reason = ?, machine_context = x.context
+     from jsonb_to_recordset(?::jsonb) x (id text, status text, context jsonb)
+     where d.tenant_id = ? and d.id = x.id`,
+    [reason, JSON.stringify(stopped), tenantId],
+  );
+  return stopped.length;
+}
+
+function viewOf(row: DeliveryRow, type: DestinationType): DeliveryView {
+  const time = (at: Date | string | null) => (at === null ? null : new Date(at).toISOString());
+  const note =
+    row.status === 'delivered' && row.http_status !== null ? adapterOf(type).note?.(row.http_status) : undefined;
+  return {
+    id: row.id,
+    subscription_id: row.lane_id,
+    event_id: row.event_id,
+    event_type: row.event_type,
+    status: row.status,
+    attempts: row.attempts,
+    http_status: row.http_status,
+    result: row.result,
+    failure_reason: row.failure_reason,
+    next_attempt_at: time(row.next_attempt_at),
+    created_at: time(row.created_at)!,
+    last_attempt_at: time(row.last_attempt_at),
+    delivered_at: time(row.delivered_at),
+    duration_ms: row.duration_ms,
+    ...(note !== undefined && { note }),
+  };
+}
+
+const noDelivery = () => new AppError('NOT_FOUND', 'there is no such delivery');
+const PAUSED = 'the subscription is paused: resume it first';

@@ -1,0 +1,44 @@
+import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
+import { Subscription, type SubscriptionRow } from '../../db/entities/index.ts';
+import { AppError } from '../errors.ts';
+import type { SecretBox } from '../lib/crypto.ts';
+
+/** The context under which a part of a subscription is sealed. */
+export const sealPlace = (tenantId: string, id: string, column: 'url' | 'secret' | 'previous_secret') =>
+  `${tenantId}/subscription/${id}/${column}`;
+
+/** The address of a subscription, and the secrets that sign at a given time, the current one first. */
+export function openDestination(
+  box: SecretBox,
+  row: Pick<
+    SubscriptionRow,
+    'tenantId' | 'id' | 'urlSealed' | 'secretSealed' | 'previousSecretSealed' | 'previousSecretUntil'
+  >,
+  now: number,
+): { url: string; secrets: string[] } {
+  const open = (sealed: Uint8Array | null | undefined, column: 'url' | 'secret' | 'previous_secret') =>
+    sealed ? [box.open(sealed, sealPlace(row.tenantId, row.id, column)).toString()] : [];
+  const overlaps = row.previousSecretUntil && row.previousSecretUntil.getTime() > now;
+  return {
+    url: open(row.urlSealed, 'url')[0]!,
+    secrets: [
+      ...open(row.secretSealed, 'secret'),
+      ...(overlaps ? open(row.previousSecretSealed, 'previous_secret') : []),
+    ],
+  };
+}
+
+/** NOT_FOUND when the tenant has no such subscription. */
+export async function findSubscription(em: EntityManager, id: string): Promise<SubscriptionRow> {
+  return found(await em.findOne(Subscription, { id }));
+}
+
+/** The same, locked until the end of the transaction. */
+export async function lockSubscription(em: EntityManager, id: string): Promise<SubscriptionRow> {
+  return found(await em.findOne(Subscription, { id }, { lockMode: LockMode.PESSIMISTIC_WRITE }));
+}
+
+function found(row: SubscriptionRow | null): SubscriptionRow {
+  if (!row) throw new AppError('NOT_FOUND', 'there is no such subscription');
+  return row;
+}
