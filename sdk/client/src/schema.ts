@@ -2673,11 +2673,11 @@ export interface components {
         };
         Subscription: {
             id: string;
-            /** @description of a chat only its beginning: the rest is its secret */
+            /** @description of a chat only the beginning: the rest is its secret */
             url: string;
             /** @enum {string} */
             destination_type: "webhook" | "slack" | "teams";
-            /** @description empty: every event, but to a chat (slack, teams) no forensics.checkpoint, which must be named for one */
+            /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
             event_types: string[];
             active: boolean;
             destination_config: {
@@ -7392,7 +7392,7 @@ export interface operations {
                  */
                 "application/json": {
                     url: string;
-                    /** @description signs what is sent to a webhook; write-only. Standard Webhooks writes whsec_<base64> */
+                    /** @description signs what is sent to a destination of type webhook; write-only. Standard Webhooks writes whsec_<base64> */
                     secret?: string;
                     /**
                      * @description webhook: the event as signed JSON; slack: a message with buttons, to an incoming webhook of Slack; teams: an Adaptive Card with buttons, to a Workflows URL of Microsoft Teams
@@ -7401,7 +7401,7 @@ export interface operations {
                      */
                     destination_type?: "webhook" | "slack" | "teams";
                     /**
-                     * @description empty: every event, but to a chat (slack, teams) no forensics.checkpoint, which must be named for one
+                     * @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named
                      * @default []
                      */
                     event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "subscription.disabled" | "svc.test")[];
@@ -7506,11 +7506,11 @@ export interface operations {
                  */
                 "application/json": {
                     url?: string;
-                    /** @description signs what is sent to a webhook; write-only. Standard Webhooks writes whsec_<base64> */
+                    /** @description signs what is sent to a destination of type webhook; write-only. Standard Webhooks writes whsec_<base64> */
                     secret?: string;
                     /** @description how long the secret before signs beside a new one; absent: 24 hours */
                     secret_overlap_seconds?: number;
-                    /** @description empty: every event, but to a chat (slack, teams) no forensics.checkpoint, which must be named for one */
+                    /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
                     event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
                     destination_config?: {
@@ -7598,11 +7598,11 @@ export interface operations {
                  */
                 "application/json": {
                     url?: string;
-                    /** @description signs what is sent to a webhook; write-only. Standard Webhooks writes whsec_<base64> */
+                    /** @description signs what is sent to a destination of type webhook; write-only. Standard Webhooks writes whsec_<base64> */
                     secret?: string;
                     /** @description how long the secret before signs beside a new one; absent: 24 hours */
                     secret_overlap_seconds?: number;
-                    /** @description empty: every event, but to a chat (slack, teams) no forensics.checkpoint, which must be named for one */
+                    /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
                     event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
                     destination_config?: {
@@ -7898,6 +7898,8 @@ export interface operations {
                         event_types: {
                             type: string;
                             description: string;
+                            /** @description people in a chat receive it only when their subscription names it */
+                            for_programs: boolean;
                         }[];
                     };
                 };
