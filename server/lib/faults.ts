@@ -9,7 +9,7 @@ export interface Fault {
 }
 
 /** A JSON pointer (RFC 6901) to a place in a value; empty for the whole of it. */
-export function pointerTo(path: readonly PropertyKey[]): string {
+function pointerTo(path: readonly PropertyKey[]): string {
   return path.map((part) => `/${String(part).replaceAll('~', '~0').replaceAll('/', '~1')}`).join('');
 }
 

@@ -22,6 +22,6 @@ export function openCursor(list: string, cursor: string, form: RegExp, pointer =
   return match.slice(1);
 }
 
-export function badCursor(pointer: string, message: string): AppError {
+function badCursor(pointer: string, message: string): AppError {
   return new AppError('VALIDATION_FAILED', undefined, { faults: [{ pointer, message }] });
 }

@@ -5,7 +5,7 @@ import { nestsDeeper } from '../lib/json-depth.ts';
 import { repeatsMember } from '../lib/json-members.ts';
 
 /** JSON that nests deeper than this is refused before it is parsed. */
-export const DEPTH_LIMIT = 32;
+const DEPTH_LIMIT = 32;
 
 export type ReadJson = (
   request: FastifyRequest,
