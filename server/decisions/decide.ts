@@ -21,20 +21,10 @@ import { type ActionToHold, decide, InexactAction, readsSession } from '../polic
 export type AgentPrincipal = Extract<Principal, { kind: 'agent_key' }>;
 
 /** What an agent asks for; who it is comes from its key alone. */
-export interface EvaluateRequest {
-  action_type: string;
-  tool_name: string;
-  tool_server?: string | undefined;
-  method?: string | undefined;
-  resource?: string | undefined;
-  arguments?: unknown;
-  session_id?: string | undefined;
-  action_summary?: string | undefined;
-  estimated_value?: number | undefined;
-  value_currency?: string | undefined;
-  risk_score?: number | undefined;
-  context?: unknown;
-}
+export type EvaluateRequest = Omit<
+  ActionRequest,
+  'agent_id' | 'agent_role' | 'owner' | 'source_ip' | 'now' | 'session'
+> & { action_summary?: string | undefined };
 
 /** The chain's appender: resolves when the record is committed. */
 export type Append = (tenantId: string, events: AppendEvent[]) => Promise<AppendResult>;

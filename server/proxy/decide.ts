@@ -17,18 +17,14 @@ import { type Spool, SpoolError } from './spool.ts';
 import { actionValue } from './value.ts';
 
 /** What an agent is about to do. */
-export interface Attempt {
+export interface Attempt
+  extends Pick<
+    ActionRequest,
+    'action_type' | 'tool_name' | 'tool_server' | 'method' | 'resource' | 'arguments' | 'session_id' | 'source_ip'
+  > {
   agent: Agent;
-  action_type: string;
-  tool_name: string;
-  tool_server?: string | undefined;
-  method?: string | undefined;
-  resource?: string | undefined;
-  arguments: unknown;
   /** Where the arguments hold the value of the action. */
   value?: ValueRule | undefined;
-  session_id?: string | undefined;
-  source_ip?: string | undefined;
   /** What approvers read first. */
   summary: string;
   /** The hold that the agent waited for. */

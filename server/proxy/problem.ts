@@ -24,7 +24,7 @@ interface RefusalDetails {
   eventId?: string;
 }
 
-const TITLES: Readonly<Record<string, string>> = {
+export const TITLES: Readonly<Record<string, string>> = {
   VALIDATION_FAILED: 'The request is malformed',
   UNAUTHENTICATED: 'No valid credential',
   FORBIDDEN: 'The caller may not do this',
