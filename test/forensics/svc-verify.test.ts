@@ -643,6 +643,8 @@ describe('the program', () => {
     visit(PROGRAM);
     expect([...outside].sort()).toEqual([
       'blake3',
+      // pure; comes with the reader of annotations, which knows a bundle's rules
+      'fastest-levenshtein',
       'node:crypto',
       'node:fs',
       'node:path',
