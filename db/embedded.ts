@@ -132,7 +132,7 @@ async function start(options: EmbeddedOptions): Promise<EmbeddedPostgres> {
     }
   };
   if (child) process.once('exit', killOnExit);
-  // stays open: whoever leaves sees by it that this program is still here
+  // stays open: a program that leaves sees by it that this program is still here
   const presence = new pg.Client(urls(port).adminUrl('postgres'));
   presence.on('error', () => undefined);
   await presence.connect();
@@ -158,7 +158,7 @@ async function start(options: EmbeddedOptions): Promise<EmbeddedPostgres> {
 }
 
 async function hasOtherUsers(client: pg.Client): Promise<boolean> {
-  // a connection that is starting has no name yet; whoever else is here has its presence open already
+  // a connection that is starting has no name yet; others that are here have their presence open already
   const { rowCount } = await client.query(
     `select 1 from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()
        and state is distinct from 'starting'

@@ -73,7 +73,7 @@ const AWAITED: ReadonlySet<Topic> = new Set(['credential', 'members', 'settings'
 /** How often the listening connection is asked for an answer, which comes after all notices before it. */
 const BEAT_MS = 400;
 /**
- * A process that has heard no answer for so long keeps nothing any more. It is shorter than the patience of whoever
+ * A process that has heard no answer for so long keeps nothing any more. It is shorter than the patience of those who
  * waits for receipts: when they go on without one, the silent process no longer believes what it remembers.
  */
 const LEASE_MS = 1500;

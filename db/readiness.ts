@@ -3,7 +3,7 @@ import type pg from 'pg';
 
 /** Longer than this a write may take, but the process is not ready meanwhile. */
 const SLOW_MS = 2000;
-/** What was found is good for so long: whoever asks often costs nothing. */
+/** What was found is good for so long: asking often costs nothing. */
 const FRESH_MS = 1000;
 
 /**

@@ -145,7 +145,7 @@ const DeliveryLane = defineEntity({
   filters: tenantFilter,
 });
 
-/** What subscribers are to be told of, committed with the change. */
+/** What subscribers are to hear, committed with the change. */
 const EventOutbox = defineEntity({
   name: 'EventOutbox',
   tableName: 'event_outbox',

@@ -20,7 +20,7 @@ export class People extends Migration {
     this.addSql(`create unique index session_handle on session (tenant_id, handle)`);
     this.addSql(`create index session_member on session (tenant_id, user_id)`);
     this.addSql(`create index session_end on session (expires_at)`);
-    // a mailed link works once for whoever opens it, and once for the browser that asked
+    // a mailed link works once for the person who opens it, and once for the browser that asked
     this.addSql(`alter table sign_in_link add column source text not null default 'operator'
         check (source in ('operator', 'mail')),
       add column request_id text collate "C", add column nonce_hash bytea, add column asker_used_at timestamptz(3), add column session_id text collate "C"`);

@@ -85,7 +85,7 @@ export class Subscriptions extends Migration {
     this.addSql(`create index event_outbox_waiting on event_outbox (tenant_id, created_at, id)
       where fanned_out_at is null`);
     this.addSql(`create index event_outbox_age on event_outbox (created_at)`);
-    // set when the silence of a proxy was told of; its next heartbeat takes it away
+    // set when the silence of a proxy was reported; its next heartbeat takes it away
     this.addSql(`alter table proxy_instance add column offline_at timestamptz(3)`);
     for (const [table, grants] of [
       ['subscription', 'select, insert, update, delete'],

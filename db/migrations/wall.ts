@@ -1,5 +1,5 @@
 /**
- * The statements that put a table under row level security, as the second wall between tenants: whoever runs as
+ * The statements that put a table under row level security, as the second wall between tenants: anyone who runs as
  * `svc_app` sees and writes the rows of the tenant in the setting `app.tenant`, and does no more than the grants say.
  */
 export function wall(table: string, grants: string): string[] {

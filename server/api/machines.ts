@@ -120,7 +120,7 @@ export function machinesRouter(
     const rule = access(sender);
     return {
       route: sender,
-      // what a machine is sent is never for whoever is signed in
+      // what a machine is sent is never for the person who is signed in
       ...(rule.role && rule.role !== 'any' && { role: rule.role }),
       ...(rule.keys && { scopes: SCOPES.filter((scope) => scope === 'admin' || rule.keys?.includes(scope)) }),
     };

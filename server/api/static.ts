@@ -54,7 +54,7 @@ export function mountDashboard(app: FastifyInstance): void {
   app.get('/*', { exposeHeadRoute: false }, async (request, reply) => {
     const [path] = request.url.split('?', 1) as [string];
     const navigates = /\btext\/html\b|\*\/\*/.test(String(request.headers.accept ?? '*/*'));
-    // two slashes begin a host to whoever resolves them: no page has such an address
+    // a browser resolves two slashes as the start of a host: no page has such an address
     if (isApiPath(path) || path.startsWith('//') || !navigates) return reply.callNotFound();
     if (!page) throw new AppError('UNAVAILABLE', 'the dashboard is not built: run `npm run build` and start again');
     const nonce = randomBytes(18).toString('base64url');

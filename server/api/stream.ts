@@ -70,7 +70,7 @@ export class LiveStreams {
     };
   }
 
-  /** Ends every stream: the browsers come again to whoever serves then. */
+  /** Ends every stream: the browsers reconnect to a process that serves. */
   close(): void {
     this.#closed = true;
     clearTimeout(this.#timer);

@@ -111,11 +111,11 @@ const CLOSED_MS = 1000;
  * Signs the heads of the chains, and holds every chain against what is known about it: what shows that a tail was cut, a
  * history rewritten, or that the database came back without its newest commits.
  *
- * Known are the checkpoints in the database and in a file for each chain (which is outside the database: whoever rewrites
+ * Known are the checkpoints in the database and in a file for each chain (which is outside the database: an attacker who rewrites
  * the one has not yet rewritten the other), and the heads that were acknowledged, in this process's memory and in Redis.
  *
  * INVARIANT: of one chain, two checkpoints that contradict each other are never signed. Each is stored in a transaction
- * that holds the chain's head (under its row lock, or in the compare-and-swap that moves it), and whoever holds the head
+ * that holds the chain's head (under its row lock, or in the compare-and-swap that moves it), and the holder of the head
  * has compared the chain with all that is known. A hash stands for the whole history before it, so comparing the highest
  * head of each source compares with all of them.
  *

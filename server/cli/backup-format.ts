@@ -12,7 +12,7 @@ import { CommandError } from './command.ts';
  *   manifest.json                   rows, bytes and sha256 of each table, sha256 of backup.json (Manifest)
  *   manifest.seal                   sha256 of manifest.json, sealed under the master key
  *
- * The sums find damage and the seal finds changes: whoever has no master key cannot make a backup that restores.
+ * The sums find damage and the seal finds changes: nobody without the master key can make a backup that restores.
  * It holds every row of the database, secrets only as they rest there (hashed, or encrypted under the master key). The
  * master key itself is not in it.
  */

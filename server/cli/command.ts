@@ -52,7 +52,7 @@ export function command<const F extends Flags>(
 /** The command was called wrongly: exit code 2. */
 export class UsageError extends Error {}
 
-/** The command could not do what it was asked for, for a reason that the operator can mend: exit code 1, no stack. */
+/** The command could not do what it was asked for, for a reason that the operator can fix: exit code 1, no stack. */
 export class CommandError extends Error {}
 
 export const JSON_FLAG = { json: { help: 'print one JSON object' } } as const;

@@ -8,7 +8,7 @@ import { type Config, parseMasterKey, readConfig } from '../config.ts';
 import { createLog } from '../lib/log.ts';
 import { CommandError } from './command.ts';
 
-/** What must be tidied when the command is interrupted. Each is taken out again by whoever put it in. */
+/** What must be tidied when the command is interrupted. Each is taken out again by the code that put it in. */
 export const cleanups = new Set<() => Promise<void>>();
 
 /** Where a command works: the settings, and the database that they name. */

@@ -214,7 +214,7 @@ export class Egress {
     return contains(GLOBAL_V6, address) && !contains(FORBIDDEN_V6, address);
   }
 
-  /** The addresses of this machine, looked up anew every few seconds: asking the system costs as much as a short request. */
+  /** The addresses of this machine, looked up again every few seconds: asking the system costs as much as a short request. */
   #ownAddresses(): ReadonlySet<string> {
     if (!this.#own || performance.now() >= this.#own.until) {
       const all = Object.values(this.#interfaces()).flatMap((addresses) => addresses ?? []);

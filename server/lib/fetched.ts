@@ -11,7 +11,7 @@ interface Entry<T> {
 /**
  * What others publish and change now and then (discovery documents, key sets), fetched when it is needed. However many
  * ask, and for whatever they ask, the publisher sees one request at a time, and a bounded number of them: a failure is
- * remembered as well as an answer. A fresh answer serves whoever it suffices while a newer one is fetched, and is never
+ * remembered as well as an answer. A fresh answer serves the callers that it suffices while a newer one is fetched, and is never
  * lost to a failure to do so.
  */
 export class Fetched<T> {

@@ -1,9 +1,9 @@
 import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } from 'node:crypto';
-import type { RedisClientType } from 'redis';
 import type { Redis } from 'ioredis';
+import type { RedisClientType } from 'redis';
 import type { Log } from './log.ts';
 
-/** A command that takes longer counts as failed; whoever sent it goes on without Redis. */
+/** A command that takes longer counts as failed; its sender goes on without Redis. */
 const COMMAND_MS = 500;
 /** A connection over which nothing came for so long is dead: every user of one sends something each second. */
 const SILENCE_MS = 3000;
@@ -139,7 +139,7 @@ export class RedisLink {
 
   /**
    * What is read from the tracked connection may never touch the network, so that a dead one would go on answering. It
-   * is asked each second, and made anew when it says nothing.
+   * is asked each second, and opened again when it says nothing.
    */
   #look(): void {
     const { tracked } = this;

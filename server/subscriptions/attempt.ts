@@ -8,7 +8,7 @@ import { adapterOf } from './destinations/index.ts';
 export interface Outcome {
   delivered: boolean;
   result: DeliveryResult;
-  /** In plain words, for the person who has to mend it. */
+  /** In plain words, for the person who has to fix it. */
   reason: string;
   http_status: number | null;
   duration_ms: number;

@@ -112,7 +112,7 @@ export class Deliverer {
     return { name: 'deliveries', everySeconds: 1, run: (signal) => this.#run(signal) };
   }
 
-  /** Forgets what has ended long ago: deliveries after 30 days, events that nobody was told of after an hour. */
+  /** Forgets what has ended long ago: deliveries after 30 days, events that nobody subscribed to after an hour. */
   async forget(): Promise<void> {
     const { db } = this.#parts;
     const before = new Date(this.#now() - KEEP_DAYS * 24 * 3600_000);

@@ -223,7 +223,7 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
 
     redeliver: route('POST /v1/subscriptions/{id}/deliveries/{delivery_id}/redeliver', admin, {
       summary: 'Queue a delivery again, whatever became of it',
-      description: 'The receiver gets the same event id as before. The 24 hours of its attempts begin anew.',
+      description: 'The receiver gets the same event id as before. The 24 hours of its attempts start over.',
       tag,
       problems: ['NOT_FOUND', 'INVALID_STATUS'],
     })

@@ -177,7 +177,7 @@ export class Subscriptions {
       if (patch.secret !== undefined) this.#rotate(row, patch.secret, patch.secret_overlap_seconds, now);
       row.updatedAt = now;
       await em.flush();
-      // whoever sends there now must not go on with what was: the fence takes their lease away
+      // the process that sends there now must not go on with what was: the fence takes their lease away
       await em.execute(
         `update delivery_lane set fence = fence + 1, leased_until = null, due_at = case when due_at is null then null
            else ?::timestamptz end, not_before = null ${resumed ? ', failing_since = null, gone_since = null' : ''}

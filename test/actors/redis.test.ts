@@ -236,7 +236,7 @@ describe.skipIf(noRedis)('the host of several processes', () => {
       const [one, two] = await hosts(authority, 2, { leaseMs: 900, patienceMs: 5000 });
       for (let i = 0; i < 12; i++) {
         const fill = 'the secret arguments';
-        // whoever is kept waiting for longer than the patience of its host is refused
+        // a caller that waits longer than its host is patient is refused
         await Promise.all([one!.send('t', { id: `1-${i}`, fill }), two!.send('t', { id: `2-${i}`, fill })]);
         await delay(100);
       }
@@ -270,7 +270,7 @@ describe.skipIf(noRedis)('the host of several processes', () => {
 
   test('a stopped host hands its tenants over, and refuses', async () => {
     const authority = new Authority();
-    // a lease that had to run out would outlive the patience of whoever waits for it
+    // a lease that had to run out would outlive the patience of those who waits for it
     const [owner, other] = await hosts(authority, 2, { leaseMs: 60_000, patienceMs: 15_000 });
     await Promise.all(Array.from({ length: 20 }, (_, i) => owner!.send(`t${i}`, { id: `a${i}` })));
     const during = Array.from({ length: 20 }, (_, i) => other!.send(`t${i}`, { id: `b${i}` }));

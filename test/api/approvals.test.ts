@@ -91,7 +91,7 @@ async function released(source = PAY) {
 }
 
 describe('an approval covers the text that was approved', () => {
-  test('a rule that was tightened under its name asks anew', async () => {
+  test('a rule that was tightened under its name asks again', async () => {
     const named = PAY.replace('@escrow', '@id("pay") @escrow');
     const { tenant, agent, id } = await released(named);
     await update(tenant, 'bills', named.replace('@escrow("single")', '@escrow("multi_party") @approvals("3")'));
@@ -388,7 +388,7 @@ describe('who has to do with the keys does not vote', () => {
       await vote(403, person, first);
       await vote(403, person, first, 'reject');
     }
-    // whoever makes a key for the agent while the hold is open is out too
+    // a person who makes a key for the agent while the hold is open is out too
     await server.call(201, 'POST /v1/agent-keys', late, { ...AGENT, owner_id: owner.userId });
     await vote(403, late, first);
     await vote(200, approver, first);
@@ -509,7 +509,7 @@ describe('what a proxy may say', () => {
   });
 });
 
-test('retention erases the arguments kept with holds and told of them, and nobody approves what cannot be seen', async () => {
+test('retention erases the arguments kept with holds and sent about them, and nobody approves what cannot be seen', async () => {
   const { tenant, agent, approver, proxy } = await setUp();
   const { escrow } = (await evaluate(200, agent)).body;
   server.clock.advance(1000);

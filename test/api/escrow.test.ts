@@ -234,7 +234,7 @@ describe('votes', () => {
     ];
     const made = await hold(proxy, { hold_type: 'multi_party', quorum });
     expect(made.required_approvals).toBe(2);
-    // whoever is in both groups is moved to the seat that nobody else can take
+    // a person in both groups is moved to the seat that nobody else can take
     expect((await vote(200, both!, made.id)).body).toMatchObject({ status: 'held' });
     // the number is reached; what is missing is said in the answer and on the hold
     const answer = (await vote(200, anybody!, made.id)).body;
@@ -522,7 +522,7 @@ describe('evaluate after a release', () => {
       'escrow.consumed',
       ...Array(4).fill('escrow.use_refused'),
     ]);
-    // without the header the same action is held anew
+    // without the header the same action is held again
     expect((await evaluate(200, agent)).body.escrow!.id).not.toBe(id);
   });
 

@@ -257,7 +257,7 @@ describe('a hold', () => {
     expect((await server.call(200, `GET /v1/escrow/${old.escrow!.id}`, admin)).body.status).toBe('expired');
   });
 
-  test('past its end is shown as expired, whoever looks and whether or not a timer ran', async () => {
+  test('past its end is shown as expired to everyone, whether or not a timer ran', async () => {
     const held = await evaluate(agent, 'pay', { arguments: { to: 'unseen' } });
     server.clock.advance(3_600_000 + 1000);
     for (const who of [agent, admin]) {

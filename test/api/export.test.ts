@@ -185,7 +185,7 @@ describe('a package exported by the API', () => {
 });
 
 describe('a database holder', () => {
-  /** Rewrites records as whoever has the database can: texts, hashes and, when asked, everything after them. */
+  /** Rewrites records as anyone with the database can: texts, hashes and, when asked, everything after them. */
   async function rewrite(tenantId: string, from: number, to: number): Promise<void> {
     const rows = await server.core.db.query<{ seq: number; line: string; hash: Buffer }>(
       tenantId,

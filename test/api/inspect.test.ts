@@ -106,7 +106,7 @@ test('several steps of one transaction are shown each, in their order; a refused
   await server.call(200, `POST /v1/escrow/${one.id}/consume`, proxy, action);
   await untilSteps(one.session, 3);
 
-  // whoever catches up with time, the timer or a request: both steps are of one transaction
+  // whether the timer or a request catches up with time: both steps are of one transaction
   const delayed = { hold_type: 'time_delayed', required_approvals: 0, release_after_seconds: 600 };
   const two = await open({ ...delayed, execute_within_seconds: 60 });
   server.clock.advance(1_000_000);

@@ -66,7 +66,7 @@ describe('the plaintext', () => {
     const { admin } = await server.tenant();
     const { key } = await create(admin);
     const flipped = key.slice(0, 20) + (key[20] === 'a' ? 'b' : 'a') + key.slice(21);
-    // whoever looks a key up waits for this lock
+    // looking a key up waits for this lock
     const locker = await server.core.db.connectOwner();
     await locker.query('begin; lock table credential in access exclusive mode');
     for (const wrong of [
@@ -194,7 +194,7 @@ describe('a key', () => {
     await expect.poll(used).not.toBe(first);
   });
 
-  test('has its maker as owner, and what it does is told of the key', async () => {
+  test('has its maker as owner, and what it does is recorded of the key', async () => {
     const tenant = await server.tenant();
     const person = await tenant.person('admin');
     const made = await create(person, { label: 'mine' });

@@ -228,7 +228,7 @@ const loosenings = (admin: string, other: string): [name: string, from: unknown,
 ];
 
 describe('settings that decide who must agree', () => {
-  test('no key changes, whoever made it: neither in one step nor in another spelling', async () => {
+  test('no key changes, of any maker: neither in one step nor in another spelling', async () => {
     const tenant = await server.tenant();
     const bodies = [
       ...loosenings(tenant.admin.userId, tenant.admin.userId).map(([name, , to]) => ({ [name]: to })),

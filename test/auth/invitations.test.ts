@@ -135,7 +135,7 @@ describe('an invitation', () => {
     await join(token, 401);
     const { body } = await server.call<{ invites: Invite[] }>(200, 'GET /v1/invites?status=expired', tenant.admin);
     expect(body.invites.map((invite) => invite.id)).toEqual([id]);
-    // one that has expired can be sent again, and invited anew
+    // one that has expired can be sent again, and invited again
     await server.call(200, `POST /v1/invites/${id}/resend`, tenant.admin, {});
     await join((await mailed(email)).token);
   });

@@ -269,7 +269,7 @@ test('where approval is required, no admin swaps the provider to sign in as the 
   await own.set({ approval_required: true });
   const asked = { approval_required: false, reason: 'it is in the way' };
   const { body } = await server.call<{ waiting: { id: string } }>(200, 'PATCH /v1/settings', alone, asked);
-  // at another provider the admin is whoever they like
+  // at another provider the admin is anyone they like
   const other = { issuer_url: formIssuer, client_id: 'svc', client_secret: SECRETS.post, reason: 'we move' };
   const put = async (input: object) =>
     (await server.call<{ waiting: string | null; issuer_url: string }>(200, 'PUT /v1/settings/sso', alone, input)).body;

@@ -239,7 +239,7 @@ test('a shared cache that repeats a look-up from before a revocation is not trus
   for (const [key, entry] of entries) first.set(key, entry);
   await change();
   expect(await read()).toEqual(after);
-  // nor by a process that began to listen after the revocation, and was never told of it
+  // nor by a process that began to listen after the revocation, and never heard of it
   const late = await openDatabase(server.databaseUrl, { poolSize: 2 });
   const sessions = new Sessions(late, systemClock, noAudit, { secureCookie: false });
   const authenticator = new Authenticator(late, sessions, systemClock, log, shared);

@@ -197,7 +197,7 @@ describe('a chain that went back', () => {
     expect(await newProcess().verify(tenantId)).toMatchObject({ verified: false, first_mismatch_seq: 41 });
   });
 
-  test('whoever has no key accepts nothing: a forged note, or one of another place, chain or tenant, counts for nothing', async () => {
+  test('nobody without a key accepts anything: a forged note, or one of another place, chain or tenant, counts for nothing', async () => {
     const forger = newSigner();
     const makers: ((of: { tenantId: string; kept: { seq: number; hash: string } }) => string)[] = [
       ({ tenantId, kept }) => signLoss(loss(tenantId, kept), forger.privateKey, forger.publicKey),

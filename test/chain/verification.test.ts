@@ -199,7 +199,7 @@ const TAMPERINGS: Record<string, Tampering> = {
     await sql(swap, tenantId, -1, one + 1);
     return { seq: one, id: await idAt(tenantId, one) };
   },
-  'a record put in, the rest moved up and everything written and hashed anew': async (_, tenantId, at) => {
+  'a record put in, the rest moved up and everything written and hashed again': async (_, tenantId, at) => {
     const place = Math.max(at, 2);
     await sql('update forensic_record set seq = -seq where tenant_id = $1 and seq >= $2', tenantId, place);
     await sql('update forensic_record set seq = 1 - seq where tenant_id = $1 and seq < 0', tenantId);

@@ -268,7 +268,7 @@ describe('a record', () => {
     );
   });
 
-  test('that was removed is found even when the rest was numbered anew', () => {
+  test('that was removed is found even when the rest was renumbered', () => {
     const rows = chainOf(6).toSpliced(2, 1);
     const renumbered = rows.map((row, i) => ({ ...row, seq: i + 1 }));
     expect(verify(renumbered)).toMatchObject({ verified: false, code: 'hash_mismatch', first_mismatch_seq: 3 });

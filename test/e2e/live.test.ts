@@ -143,7 +143,7 @@ describeLive('live, over tabs and processes', () => {
     expect(await voter.evaluate(marked)).toBe(true);
   });
 
-  test('a tab that begins knows how the connection stands, and a connection that fell silent is made anew', async () => {
+  test('a tab that begins knows how the connection stands, and a connection that fell silent is opened again', async () => {
     const { person } = await tenant();
     const { page: first, context, open } = await browser.visitor(await person('Ada'));
     await first.clock.install();

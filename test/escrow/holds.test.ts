@@ -274,7 +274,7 @@ describe('timers', () => {
         ({ id }) => id,
       ),
     ).toEqual([two.id]);
-    // the change that came first told of the release that no timer had told of
+    // the change that came first reported the release that no timer had reported
     expect(await outbox(t.id, 'escrow.released')).toBe(1);
   });
 
@@ -331,7 +331,7 @@ describe('timers', () => {
   });
 
   test.runIf(SIEGE)(
-    '500 of 50,000 open holds that expire in one second are told of within 5 s',
+    '500 of 50,000 open holds that expire in one second are reported within 5 s',
     async () => {
       const t = await tenant();
       const real = new Holds({ db: box.db, audit, settings: (id) => tenants.settings(id) });

@@ -505,7 +505,7 @@ describe.skipIf(skipped !== '')(`an auditor without this software${skipped}`, ()
     expect(rewritten).toMatchObject({ status: 1, output: expect.stringContaining('MISMATCH lead.txt: line 1') });
   });
 
-  test('is told of a chain that was broken before', async () => {
+  test('reports a chain that was broken before', async () => {
     const directory = unpack((await goldenBroken()).bytes);
     const { status, output } = bash(directory, 'check.sh');
     expect(status).toBe(1);

@@ -354,7 +354,7 @@ export async function fingerprint(server: TestServer): Promise<Record<string, st
   }
 }
 
-/** What jobs write at any time, whoever asks for what: checkpoints are taken, and mails leave the outbox. */
+/** What jobs write at any time, apart from any request: checkpoints are taken, and mails leave the outbox. */
 const BY_JOBS = ['chain_checkpoint', 'mail_message'];
 
 /** The tables whose fingerprints differ. */

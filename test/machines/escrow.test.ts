@@ -441,7 +441,7 @@ describe('the hold machine', () => {
     const consume = { type: 'consume', agentId: 'agent', agentRole: 'clerk', actionHash: 'hash' } as const;
     expect(holdRefusal(snapshot, { ...consume, at: 14 })).toBeUndefined();
     expect(holdRefusal(snapshot, { ...consume, at: 15 })?.code).toBe('ESCROW_EXPIRED');
-    // even a machine that was not told of the time before does not let a late event through
+    // even a machine that had not seen the time before does not let a late event through
     const [released] = elapse(snapshot, 10);
     expect(stepHold(released, { ...consume, at: 15 })[0].value).toBe('released');
   });

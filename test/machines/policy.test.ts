@@ -274,7 +274,7 @@ describe('the policy machine', () => {
     );
   });
 
-  test('nobody approves what they submitted, nor does a key, whoever the author is', () => {
+  test('nobody approves what they submitted, nor does a key, for any author', () => {
     const ben = { actor: 'ben', signedIn: true, admin: true, approvalRequired: true, selfApproval: false };
     // a key that belongs to nobody has written it: without a submitter there would be one person
     const [draft] = createPolicy('key_of_nobody');

@@ -150,14 +150,14 @@ describe('compiling a policy', () => {
   });
 
   it('answers with an error when the engine throws, and works on', () => {
-    const mended = new CedarHost();
+    const repaired = new CedarHost();
     const broken = {
-      call: () => mended.call('checkParsePolicySet', { staticPolicies: '\uD800' }),
+      call: () => repaired.call('checkParsePolicySet', { staticPolicies: '\uD800' }),
     } as unknown as CedarHost;
     expect(compilePolicy(broken, 'p', ALL, schemaFor()).errors).toEqual([
       { line: 1, column: 1, message: 'the policy engine could not read this text' },
     ]);
-    expect(compilePolicy(mended, 'p', ALL, schemaFor()).errors).toEqual([]);
+    expect(compilePolicy(repaired, 'p', ALL, schemaFor()).errors).toEqual([]);
   });
 
   it('does not throw, loop or wear the engine out, whatever the text', { timeout: 20_000 }, () => {

@@ -49,7 +49,7 @@ function link() {
       state.away = true;
       relay.closeAllConnections();
     },
-    mend() {
+    repair() {
       state.away = false;
       state.silent = false;
     },
@@ -115,7 +115,7 @@ describe('while the control plane is away', () => {
       .call(200, 'GET /api/after', world.agentKey)
       .then(({ headers }) => told.push(headers.get('x-svc-event-id')!));
     expect((await proxy.metrics()).svc_proxy_spool_events).toBeGreaterThanOrEqual(told.length);
-    way.mend();
+    way.repair();
     const end = await until(async () => {
       const now = await proxy.metrics();
       return now.svc_proxy_spool_events === 0 && now;
@@ -161,7 +161,7 @@ describe('while the control plane is away', () => {
     proxy.signal('SIGTERM');
     expect(await proxy.exited(), proxy.output).toBe(0);
     await starting;
-    way.mend();
+    way.repair();
     await proxy.start();
     await until(async () => (await proxy.metrics()).svc_proxy_spool_events === 0, 'what was kept is sent');
     proxy.signal('SIGTERM');
@@ -181,7 +181,7 @@ describe('while the control plane is away', () => {
     const headers = { 'x-svc-escrow-id': id };
     await proxy.call(503, 'PUT /api/thing', world.agentKey, { body: { n: 1 }, headers });
     expect(upstream.received).toHaveLength(before);
-    way.mend();
+    way.repair();
     await until(async () => (await fetch(`${way.url}/healthz`).catch(() => undefined))?.ok, 'the way is there');
     await proxy.call(200, 'PUT /api/thing', world.agentKey, { body: { n: 1 }, headers });
     await proxy.call(409, 'PUT /api/thing', world.agentKey, { body: { n: 1 }, headers });

@@ -142,7 +142,7 @@ describe('policies and agents', () => {
     }
   });
 
-  test('on disk are worth nothing to another key, whoever writes there cannot make agents', async () => {
+  test('on disk are worth nothing to another key, and one who writes there cannot make agents', async () => {
     const dir = await fetched();
     const kept = JSON.parse(readFileSync(path.join(dir, 'state.json'), 'utf8'));
     expect(JSON.stringify(kept)).not.toContain(world.agentKey);
@@ -191,7 +191,7 @@ describe('policies and agents', () => {
       await governance.stop();
       return { standing: typeof standing === 'string' ? standing : standing.seq, told };
     };
-    // a state that says that a newer one was seen: whoever wrote that, it may be true
+    // a state that says that a newer one was seen: no matter who wrote that, it may be true
     const newer = JSON.parse(whole);
     newer.state.newest.seq += 1;
     expect(await seen(JSON.stringify(newer))).toMatchObject({

@@ -258,8 +258,8 @@ describe('a held request', () => {
     expect((await server.call(200, `GET /v1/escrow/${id}`, world.tenant.admin)).body.status).toBe('consumed');
 
     // asked once more without the hold, it is another action to approve
-    const anew = await proxy.call(423, 'POST /api/payments', world.agentKey, pay);
-    expect(anew.body.escrow_id).not.toBe(id);
+    const again = await proxy.call(423, 'POST /api/payments', world.agentKey, pay);
+    expect(again.body.escrow_id).not.toBe(id);
     const all = await until(async () => {
       const listed = (await decisions(server, world.tenant)).filter(({ method }) => method === 'POST');
       const whole = await Promise.all(

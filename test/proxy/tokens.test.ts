@@ -116,7 +116,7 @@ afterAll(async () => {
 
 const b64 = (data: string | Buffer) => Buffer.from(data).toString('base64url');
 
-/** The proxy anew: it knows no key. */
+/** The proxy restarted: it knows no key. */
 async function again(): Promise<void> {
   await proxy.kill();
   await proxy.start();

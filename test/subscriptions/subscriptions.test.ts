@@ -183,7 +183,7 @@ describe('a subscription', () => {
     expect(receiver.received).toHaveLength(1);
   });
 
-  test('is told of nothing that happened before it was resumed, however late that is fanned out', async () => {
+  test('hears nothing that happened before it was resumed, however late that is fanned out', async () => {
     await fresh();
     const { id } = await subscribe({ event_types: ['escrow.created'], active: false });
     const happened = server.clock.now();
@@ -765,7 +765,7 @@ describe('a destination', () => {
 });
 
 describe('notify targets of a hold', () => {
-  test('are told of its events, unsigned and without the other targets, again until they accept', async () => {
+  test('get its events, unsigned and without the other targets, again until they accept', async () => {
     await fresh();
     let refusals = 1;
     receiver.behavior = (_, response) => response.writeHead(refusals-- > 0 ? 500 : 200).end();
@@ -800,7 +800,7 @@ describe('notify targets of a hold', () => {
 });
 
 describe('a proxy that falls silent', () => {
-  test('is told of once, until it was heard of again', async () => {
+  test('is reported once, until it was heard of again', async () => {
     await fresh();
     const proxy = await tenant.key('proxy');
     const beat = () => server.call(200, 'POST /v1/proxies/heartbeat', proxy, { proxy_id: 'proxy-1', version: '1.0.0' });

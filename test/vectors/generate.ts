@@ -2,7 +2,7 @@ import { existsSync, globSync, mkdirSync, readFileSync, writeFileSync } from 'no
 import path from 'node:path';
 
 /**
- * Writes the golden files of every area anew (`npm run vectors`), or with --check says which ones the code would write
+ * Writes the golden files of every area again (`npm run vectors`), or with --check says which ones the code would write
  * differently. A difference means that a format changed: old files must stay readable, so it needs a new version.
  */
 const here = import.meta.dirname;

@@ -1134,7 +1134,7 @@ export interface paths {
         put?: never;
         /**
          * Queue a delivery again, whatever became of it
-         * @description The receiver gets the same event id as before. The 24 hours of its attempts begin anew.
+         * @description The receiver gets the same event id as before. The 24 hours of its attempts start over.
          */
         post: operations["subscriptions-redeliver"];
         delete?: never;

@@ -10,7 +10,7 @@ import {
 import { RELEASES } from '../../../server/escrow/kinds.ts';
 import { LIVES, type Life } from './kinds.ts';
 
-/** The lives of holds, by path under test/vectors: what each event does, who refuses it, and what is told of it. */
+/** The lives of holds, by path under test/vectors: what each event does, who refuses it, and what is reported of it. */
 export async function generate(): Promise<Record<string, string>> {
   const lives = LIVES.map((life) => ({ ...life, events: undefined, ...live(life) }));
   return { 'lives.json': `${JSON.stringify({ machine_version: HOLD_MACHINE_VERSION, lives }, null, 2)}\n` };

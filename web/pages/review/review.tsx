@@ -313,7 +313,7 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
   );
 }
 
-/** Someone other than whoever broke the glass confirms that they reviewed it. The enforced version does not change. */
+/** Someone other than the person who broke the glass confirms that they reviewed it. The enforced version does not change. */
 function CloseReview({ policy, open }: { policy: PolicyDetail; open: NonNullable<PolicyDetail['open_review']> }) {
   const [asking, setAsking] = useState(false);
   const me = useMe();
