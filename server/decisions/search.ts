@@ -3,7 +3,7 @@ import type { Database } from '../../db/index.ts';
 import { idHash, NO_DECISION } from '../chain/record.ts';
 import { firstSince, lastSeq, PLAN } from '../chain/seek.ts';
 import { DECISIONS, DERIVED_COLUMNS, type Decision, FILTER_FIELDS } from '../domain/decision.ts';
-import { AppError } from '../errors.ts';
+import { AppError, invalid } from '../errors.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
 import { timestamp } from '../rpc/fields.ts';
 import {
@@ -74,7 +74,7 @@ export async function searchEvents(
   if (limit < 1 || limit > MAX_PAGE) throw invalid('?limit', `must be 1 to ${MAX_PAGE}`);
   const after = query.after === undefined ? undefined : placeOf(query.after);
   const order = query.order ?? after?.order ?? 'desc';
-  if (after && after.order !== order) throw invalid('?after', 'is a cursor of the other order');
+  if (after && after.order !== order) throw invalid('?after', 'is a cursor for the other order');
   const ascending = order === 'asc';
   const typed = query.event_type?.slice('decision.'.length) as Decision | undefined;
   const none = typed !== undefined && query.decision !== undefined && typed !== query.decision;
@@ -192,8 +192,4 @@ function conditions(query: EventQuery): { indexed: string; scanned: string; valu
 function placeOf(cursor: string): { order: 'asc' | 'desc'; seq: number } {
   const [order, seq] = openCursor(CURSOR, cursor, /^(asc|desc):(\d{1,15})$/) as ['asc' | 'desc', string];
   return { order, seq: Number(seq) };
-}
-
-function invalid(pointer: string, message: string): AppError {
-  return new AppError('VALIDATION_FAILED', undefined, { faults: [{ pointer, message }] });
 }

@@ -2,8 +2,9 @@ import type { QBFilterQuery } from '@mikro-orm/postgresql';
 import { Hold, type HoldRow } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
 import { elapse, HOLD_MACHINE_VERSION, type HoldEvent, type HoldState, holdRefusal } from '../../machines/escrow.ts';
-import { AppError } from '../errors.ts';
+import { invalid } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
+import { cursorOf, openCursor } from '../rpc/cursor.ts';
 import { electorateOf, type VoteSettings } from './electorate.ts';
 import { type HoldView, holdNotFound, holdView, restore, timeOf, votesOn } from './view.ts';
 
@@ -88,14 +89,14 @@ export class HoldQueries {
         for (const [n, hold] of step.entries()) {
           const view = holdView(hold, now, votes.get(hold.id));
           bytes += Buffer.byteLength(JSON.stringify(view));
-          if (bytes > PAGE_BYTES && holds.length > 0) return { holds, total, next: cursorOf(last!, order) };
+          if (bytes > PAGE_BYTES && holds.length > 0) return { holds, total, next: cursorTo(last!, order) };
           holds.push(view);
           last = hold;
           const more = n + 1 < rows.length;
           if (!more) return { holds, total, next: null };
         }
         if (!last || step.length === 0) return { holds, total, next: null };
-        if (holds.length >= limit) return { holds, total, next: cursorOf(last, order) };
+        if (holds.length >= limit) return { holds, total, next: cursorTo(last, order) };
         em.clear();
       }
     });
@@ -179,16 +180,16 @@ function after({ at, id }: Position, order: HoldOrder): QBFilterQuery<HoldRow> {
     : { createdAt: { $lte: at }, $or: [{ createdAt: { $lt: at } }, { id: { $lt: id } }] };
 }
 
-/** `h1`, the order and the position. Opaque to clients, so that it may change; `h1` is its version. */
-function cursorOf(last: HoldRow, order: HoldOrder): string {
+/** The name of the list in its cursors. */
+const LIST = 'holds-1';
+
+function cursorTo(last: HoldRow, order: HoldOrder): string {
   const at = order === 'expires_at' ? last.expiresAt : last.createdAt;
-  return Buffer.from(`h1:${order}:${at.getTime()}:${last.id}`).toString('base64url');
+  return cursorOf(LIST, order, at.getTime(), last.id);
 }
 
 function positionOf(cursor: string, order: HoldOrder): Position {
-  const text = Buffer.from(cursor, 'base64url').toString('latin1');
-  const [, of, at, id] = /^h1:(\w{1,20}):(\d{1,15}):(esc_\w{1,60})$/.exec(text) ?? [];
-  const message = of && of !== order ? 'is a cursor for another order' : 'is not a cursor of this list';
-  if (of !== order) throw new AppError('VALIDATION_FAILED', undefined, { faults: [{ pointer: '?after', message }] });
+  const [of, at, id] = openCursor(LIST, cursor, /^(\w{1,20}):(\d{1,15}):(esc_\w{1,60})$/);
+  if (of !== order) throw invalid('?after', 'is a cursor for another order');
   return { at: new Date(Number(at)), id: id! };
 }

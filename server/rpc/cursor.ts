@@ -1,4 +1,4 @@
-import { AppError } from '../errors.ts';
+import { invalid } from '../errors.ts';
 
 /**
  * Where a list goes on. Opaque to clients, so that it may change: the name of the list and its version come first, and
@@ -17,11 +17,7 @@ export function openCursor(list: string, cursor: string, form: RegExp, pointer =
   const match = text.startsWith(`${list}:`) ? form.exec(text.slice(list.length + 1)) : null;
   // decoding skips what is not base64url: a cursor has one spelling
   if (!match || match[0] !== text.slice(list.length + 1) || Buffer.from(text).toString('base64url') !== cursor) {
-    throw badCursor(pointer, 'is not a cursor of this list');
+    throw invalid(pointer, 'is not a cursor of this list');
   }
   return match.slice(1);
-}
-
-function badCursor(pointer: string, message: string): AppError {
-  return new AppError('VALIDATION_FAILED', undefined, { faults: [{ pointer, message }] });
 }

@@ -3568,9 +3568,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-vdamlq",
+                     *       "tenant_id": "t1-lmxse5",
                      *       "user": {
-                     *         "id": "usr_01m80rz4387jgvtfpt7nfcpaa0",
+                     *         "id": "usr_01m8167efm5sy3htq75tygnndk",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -3665,14 +3665,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m80rz491w1m49zjk2sarfp36",
+                     *           "id": "ses_01m8167f0502yjxaa8g46rb486",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-22T04:41:55.745Z",
-                     *           "last_seen_at": "2026-11-22T04:41:55.745Z",
-                     *           "expires_at": "2026-11-23T04:41:55.745Z"
+                     *           "created_at": "2026-11-22T08:33:40.357Z",
+                     *           "last_seen_at": "2026-11-22T08:33:40.357Z",
+                     *           "expires_at": "2026-11-23T08:33:40.357Z"
                      *         }
                      *       ]
                      *     }
@@ -3782,14 +3782,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m80rz491w1m49zjk2sarfp36",
+                     *           "id": "ses_01m8167f0502yjxaa8g46rb486",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-22T04:41:55.745Z",
-                     *           "last_seen_at": "2026-11-22T04:41:55.745Z",
-                     *           "expires_at": "2026-11-23T04:41:55.745Z"
+                     *           "created_at": "2026-11-22T08:33:40.357Z",
+                     *           "last_seen_at": "2026-11-22T08:33:40.357Z",
+                     *           "expires_at": "2026-11-23T08:33:40.357Z"
                      *         }
                      *       ]
                      *     }
@@ -3908,7 +3908,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m80rz3t1cf085ayk2kfnetc7",
+                     *           "id": "usr_01m8167e04y7ky53v006mv3hhh",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -3916,13 +3916,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-22T04:41:55.265Z",
+                     *           "created_at": "2026-11-22T08:33:39.332Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m80rz4387jgvtfpt7nfcpaa0",
+                     *           "id": "usr_01m8167efm5sy3htq75tygnndk",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -3930,8 +3930,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-22T04:41:55.560Z",
-                     *           "last_login": "2026-11-22T04:41:55.745Z",
+                     *           "created_at": "2026-11-22T08:33:39.828Z",
+                     *           "last_login": "2026-11-22T08:33:40.357Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -3979,7 +3979,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m80rz4387jgvtfpt7nfcpaa0",
+                     *       "id": "usr_01m8167efm5sy3htq75tygnndk",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -3987,8 +3987,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-22T04:41:55.560Z",
-                     *       "last_login": "2026-11-22T04:41:55.745Z",
+                     *       "created_at": "2026-11-22T08:33:39.828Z",
+                     *       "last_login": "2026-11-22T08:33:40.357Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -4153,14 +4153,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m80rz6p1x6r510qjr7by897r",
+                     *           "id": "inv_01m8167hpph64bqxw6c4qp1sdj",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-22T04:41:58.209Z",
-                     *           "sent_at": "2026-11-22T04:41:58.209Z",
-                     *           "expires_at": "2026-11-29T04:41:58.209Z"
+                     *           "created_at": "2026-11-22T08:33:43.126Z",
+                     *           "sent_at": "2026-11-22T08:33:43.126Z",
+                     *           "expires_at": "2026-11-29T08:33:43.126Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -4323,25 +4323,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m80rz6hqgr1fvv8gdd27ypfh",
+                     *           "id": "key_01m8167h77qfxc6stefh5srqxd",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m80rz4387jgvtfpt7nfcpaa0",
-                     *           "created_at": "2026-11-22T04:41:58.071Z"
+                     *           "created_by": "usr_01m8167efm5sy3htq75tygnndk",
+                     *           "created_at": "2026-11-22T08:33:42.637Z"
                      *         },
                      *         {
-                     *           "id": "key_01m80rz4286t7cfmr032jj66ck",
+                     *           "id": "key_01m8167eepf0vsjma5p3b03jq5",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m80rz3t1cf085ayk2kfnetc7",
-                     *           "created_at": "2026-11-22T04:41:55.529Z",
-                     *           "last_used_at": "2026-11-22T04:41:56.652Z"
+                     *           "created_by": "usr_01m8167e04y7ky53v006mv3hhh",
+                     *           "created_at": "2026-11-22T08:33:39.802Z",
+                     *           "last_used_at": "2026-11-22T08:33:40.871Z"
                      *         }
                      *       ]
                      *     }
@@ -4398,14 +4398,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m80rzefe9ac7xahtdbe5v3yf",
+                     *       "id": "key_01m8167qxktd8xex20k6vjyka7",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-22T04:42:06.190Z"
+                     *       "created_at": "2026-11-22T08:33:49.493Z"
                      *     }
                      */
                     "application/json": {
@@ -4486,23 +4486,23 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m80rz6jay70r32mcvxjxfj7k",
+                     *           "id": "agk_01m8167h96nr6wzzbke8s8weh7",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m80rz4387jgvtfpt7nfcpaa0",
+                     *           "owner_id": "usr_01m8167efm5sy3htq75tygnndk",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-22T04:41:58.091Z"
+                     *           "created_at": "2026-11-22T08:33:42.696Z"
                      *         },
                      *         {
-                     *           "id": "agk_01m80rz4x0fhabxg6cmyqafrxm",
+                     *           "id": "agk_01m8167fc13j27ez72r9056ee5",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m80rz3t1cf085ayk2kfnetc7",
+                     *           "owner_id": "usr_01m8167e04y7ky53v006mv3hhh",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-22T04:41:56.385Z",
-                     *           "last_used_at": "2026-11-22T04:41:57.495Z"
+                     *           "created_at": "2026-11-22T08:33:40.752Z",
+                     *           "last_used_at": "2026-11-22T08:33:41.979Z"
                      *         }
                      *       ]
                      *     }
@@ -4560,13 +4560,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m80rzefzx2fa2cww42q4qt6s",
+                     *       "id": "agk_01m8167qzc4nycb0v0vm8dy68v",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m80rz3t1cf085ayk2kfnetc7",
-                     *       "created_at": "2026-11-22T04:42:06.208Z"
+                     *       "owner_id": "usr_01m8167e04y7ky53v006mv3hhh",
+                     *       "created_at": "2026-11-22T08:33:49.549Z"
                      *     }
                      */
                     "application/json": {
@@ -4648,12 +4648,12 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m80rz3t1cf085ayk2kfnetc7",
+                     *           "id": "usr_01m8167e04y7ky53v006mv3hhh",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m80rz4387jgvtfpt7nfcpaa0",
+                     *           "id": "usr_01m8167efm5sy3htq75tygnndk",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
@@ -4858,11 +4858,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m80rz7028nkedsnyh8zn8t1q",
+                     *           "id": "stc_01m8167j2cbss3z43tk57827g7",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m80rz4387jgvtfpt7nfcpaa0",
-                     *           "created_at": "2026-11-22T04:41:58.530Z",
+                     *           "proposed_by": "usr_01m8167efm5sy3htq75tygnndk",
+                     *           "created_at": "2026-11-22T08:33:43.500Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -5016,7 +5016,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-vdamlq"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-lmxse5"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -5516,9 +5516,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m80rz3t1cf085ayk2kfnetc7",
-                     *           "created_at": "2026-11-22T04:41:56.653Z",
-                     *           "updated_at": "2026-11-22T04:41:58.739Z",
+                     *           "author_id": "usr_01m8167e04y7ky53v006mv3hhh",
+                     *           "created_at": "2026-11-22T08:33:40.873Z",
+                     *           "updated_at": "2026-11-22T08:33:44.211Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -5603,9 +5603,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m80rz3t1cf085ayk2kfnetc7",
-                     *       "created_at": "2026-11-22T04:42:04.630Z",
-                     *       "updated_at": "2026-11-22T04:42:04.630Z",
+                     *       "author_id": "usr_01m8167e04y7ky53v006mv3hhh",
+                     *       "created_at": "2026-11-22T08:33:48.857Z",
+                     *       "updated_at": "2026-11-22T08:33:48.857Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -5860,9 +5860,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m80rz3t1cf085ayk2kfnetc7",
-                     *       "created_at": "2026-11-22T04:41:56.653Z",
-                     *       "updated_at": "2026-11-22T04:41:58.739Z",
+                     *       "author_id": "usr_01m8167e04y7ky53v006mv3hhh",
+                     *       "created_at": "2026-11-22T08:33:40.873Z",
+                     *       "updated_at": "2026-11-22T08:33:44.211Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -5870,28 +5870,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m80rz3t1cf085ayk2kfnetc7",
-                     *           "created_at": "2026-11-22T04:41:58.739Z",
+                     *           "author_id": "usr_01m8167e04y7ky53v006mv3hhh",
+                     *           "created_at": "2026-11-22T08:33:44.211Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m80rz3t1cf085ayk2kfnetc7",
-                     *           "created_at": "2026-11-22T04:41:56.653Z",
+                     *           "author_id": "usr_01m8167e04y7ky53v006mv3hhh",
+                     *           "created_at": "2026-11-22T08:33:40.873Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m80rz3t1cf085ayk2kfnetc7",
-                     *             "decided_at": "2026-11-22T04:41:57.471Z"
+                     *             "decided_by": "usr_01m8167e04y7ky53v006mv3hhh",
+                     *             "decided_at": "2026-11-22T08:33:41.920Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m80rz3t1cf085ayk2kfnetc7",
-                     *               "decided_at": "2026-11-22T04:41:57.471Z"
+                     *               "decided_by": "usr_01m8167e04y7ky53v006mv3hhh",
+                     *               "decided_at": "2026-11-22T08:33:41.920Z"
                      *             }
                      *           ]
                      *         }
@@ -6056,9 +6056,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m80rz3t1cf085ayk2kfnetc7",
-                     *       "created_at": "2026-11-22T04:41:56.653Z",
-                     *       "updated_at": "2026-11-22T04:42:05.829Z",
+                     *       "author_id": "usr_01m8167e04y7ky53v006mv3hhh",
+                     *       "created_at": "2026-11-22T08:33:40.873Z",
+                     *       "updated_at": "2026-11-22T08:33:49.316Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -6405,20 +6405,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m80rz3t1cf085ayk2kfnetc7",
-                     *       "created_at": "2026-11-22T04:41:56.653Z",
+                     *       "author_id": "usr_01m8167e04y7ky53v006mv3hhh",
+                     *       "created_at": "2026-11-22T08:33:40.873Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m80rz3t1cf085ayk2kfnetc7",
-                     *         "decided_at": "2026-11-22T04:41:57.471Z"
+                     *         "decided_by": "usr_01m8167e04y7ky53v006mv3hhh",
+                     *         "decided_at": "2026-11-22T08:33:41.920Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m80rz3t1cf085ayk2kfnetc7",
-                     *           "decided_at": "2026-11-22T04:41:57.471Z"
+                     *           "decided_by": "usr_01m8167e04y7ky53v006mv3hhh",
+                     *           "decided_at": "2026-11-22T08:33:41.920Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -6693,8 +6693,8 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "first_seen_at": "2026-11-22T04:41:58.680Z",
-                     *           "last_seen_at": "2026-11-22T04:41:58.680Z",
+                     *           "first_seen_at": "2026-11-22T08:33:43.975Z",
+                     *           "last_seen_at": "2026-11-22T08:33:43.975Z",
                      *           "stale": false,
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -6758,18 +6758,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m80rz4x0fhabxg6cmyqafrxm",
-                     *           "key_hash": "sha256:10a60fe63e0da62c4d46b70d2e6c038cbc843e5c06c38c17f9b6fb1bffd347d8",
+                     *           "id": "agk_01m8167fc13j27ez72r9056ee5",
+                     *           "key_hash": "sha256:679787d62581456835f609cdb19c2b8842b5bf09f8f5563cfe035585d75040a4",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m80rz3t1cf085ayk2kfnetc7"
+                     *           "owner_id": "usr_01m8167e04y7ky53v006mv3hhh"
                      *         },
                      *         {
-                     *           "id": "agk_01m80rz6jay70r32mcvxjxfj7k",
-                     *           "key_hash": "sha256:adad3d2f5beea5e8809025c13a3d80acc9ffc07174628346b727cf276e6b9938",
+                     *           "id": "agk_01m8167h96nr6wzzbke8s8weh7",
+                     *           "key_hash": "sha256:489c737b63373dae8e1dd9e2df5b9c98b88324fb9e814309567c36dbf5bfe4d3",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m80rz4387jgvtfpt7nfcpaa0"
+                     *           "owner_id": "usr_01m8167efm5sy3htq75tygnndk"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -6831,11 +6831,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m80rz668795pt03z789gn7g8",
+                     *           "id": "esc_01m8167gw1s73r9e1kfqqra8by",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m80rz4x0fhabxg6cmyqafrxm",
+                     *           "opened_by": "agk_01m8167fc13j27ez72r9056ee5",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -6856,8 +6856,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-22T05:41:57.704Z",
-                     *           "created_at": "2026-11-22T04:41:57.704Z",
+                     *           "expires_at": "2026-11-22T09:33:42.273Z",
+                     *           "created_at": "2026-11-22T08:33:42.273Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -6871,7 +6871,7 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m80rz3t1cf085ayk2kfnetc7"
+                     *             "usr_01m8167e04y7ky53v006mv3hhh"
                      *           ],
                      *           "notify_targets": []
                      *         }
@@ -7030,11 +7030,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m80rz668795pt03z789gn7g8",
+                     *       "id": "esc_01m8167gw1s73r9e1kfqqra8by",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m80rz4x0fhabxg6cmyqafrxm",
+                     *       "opened_by": "agk_01m8167fc13j27ez72r9056ee5",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -7055,8 +7055,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-22T05:41:57.704Z",
-                     *       "created_at": "2026-11-22T04:41:57.704Z",
+                     *       "expires_at": "2026-11-22T09:33:42.273Z",
+                     *       "created_at": "2026-11-22T08:33:42.273Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -7070,7 +7070,7 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m80rz3t1cf085ayk2kfnetc7"
+                     *         "usr_01m8167e04y7ky53v006mv3hhh"
                      *       ],
                      *       "notify_targets": []
                      *     }
@@ -7329,7 +7329,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m80rz6q63rjgsdn1s312pg07",
+                     *           "id": "sub_01m8167hv40yx948ex06v0236h",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -7339,8 +7339,8 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-22T04:41:58.246Z",
-                     *           "updated_at": "2026-11-22T04:41:58.246Z"
+                     *           "created_at": "2026-11-22T08:33:43.268Z",
+                     *           "updated_at": "2026-11-22T08:33:43.268Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -7459,7 +7459,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m80rz6q63rjgsdn1s312pg07",
+                     *       "id": "sub_01m8167hv40yx948ex06v0236h",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -7469,8 +7469,8 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-22T04:41:58.246Z",
-                     *       "updated_at": "2026-11-22T04:41:58.246Z"
+                     *       "created_at": "2026-11-22T08:33:43.268Z",
+                     *       "updated_at": "2026-11-22T08:33:43.268Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -7712,7 +7712,7 @@ export interface operations {
                      *       "deliveries": [
                      *         {
                      *           "id": "dlv_1",
-                     *           "subscription_id": "sub_01m80rz6q63rjgsdn1s312pg07",
+                     *           "subscription_id": "sub_01m8167hv40yx948ex06v0236h",
                      *           "event_id": "oev_1",
                      *           "event_type": "svc.test",
                      *           "status": "delivered",
@@ -7721,7 +7721,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-22T04:41:58.661Z",
+                     *           "created_at": "2026-11-22T08:33:43.859Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -7771,7 +7771,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "id": "dlv_1",
-                     *       "subscription_id": "sub_01m80rz6q63rjgsdn1s312pg07",
+                     *       "subscription_id": "sub_01m8167hv40yx948ex06v0236h",
                      *       "event_id": "oev_1",
                      *       "event_type": "svc.test",
                      *       "status": "delivered",
@@ -7780,7 +7780,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-22T04:41:58.661Z",
+                     *       "created_at": "2026-11-22T08:33:43.859Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -7885,11 +7885,13 @@ export interface operations {
                      *       "event_types": [
                      *         {
                      *           "type": "escrow.created",
-                     *           "description": "an action is held and waits for approval, a condition or time"
+                     *           "description": "an action is held and waits for approval, for a condition or for time to pass",
+                     *           "for_programs": false
                      *         },
                      *         {
                      *           "type": "escrow.vote_cast",
-                     *           "description": "somebody has voted on a hold"
+                     *           "description": "somebody voted on a hold",
+                     *           "for_programs": false
                      *         }
                      *       ]
                      *     }
@@ -7981,13 +7983,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m80rzekp88teypv0n3q3peqr",
+                     *       "event_id": "evt_01m8167r1j70kf3v66fm5s2vky",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:5903a4cf7159137caf794a168e8a1946613225faeae5f3eb47dd15c33dc1d021",
+                     *       "bundle_hash": "sha256:3eceb50f58093cc0353e342a83badbb58ddd5c797b1634ec58d9707fb11e5f27",
                      *       "action_hash": "sha256:ac3a1f35fa3aeeaee2e25d42d9ac6b403de5ffa55ee07fe3f7bb805db6c11324",
-                     *       "evaluation_us": 176085
+                     *       "evaluation_us": 33278
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -8053,34 +8055,34 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-20899-3",
+                     *           "id": "event-19836-3",
                      *           "event_type": "decision.deny",
-                     *           "proxy_id": "proxy-1",
-                     *           "agent_role": "clerk",
-                     *           "agent_id": "agent-1",
-                     *           "session_id": "session-1",
-                     *           "tool_name": "read",
-                     *           "method": "GET",
                      *           "decision": "deny",
-                     *           "policy_id": "guard",
                      *           "deny_reason": "x",
+                     *           "tool_name": "read",
+                     *           "agent_id": "agent-1",
+                     *           "agent_role": "clerk",
+                     *           "policy_id": "guard",
+                     *           "session_id": "session-1",
+                     *           "method": "GET",
+                     *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-22T04:41:58.674Z"
+                     *           "created_at": "2026-11-22T08:33:43.896Z"
                      *         },
                      *         {
-                     *           "id": "event-20899-2",
+                     *           "id": "event-19836-2",
                      *           "event_type": "decision.allow",
-                     *           "proxy_id": "proxy-1",
-                     *           "agent_role": "clerk",
-                     *           "agent_id": "agent-1",
-                     *           "session_id": "session-1",
-                     *           "tool_name": "read",
-                     *           "method": "GET",
                      *           "decision": "allow",
-                     *           "policy_id": "guard",
                      *           "deny_reason": null,
+                     *           "tool_name": "read",
+                     *           "agent_id": "agent-1",
+                     *           "agent_role": "clerk",
+                     *           "policy_id": "guard",
+                     *           "session_id": "session-1",
+                     *           "method": "GET",
+                     *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-22T04:41:58.674Z"
+                     *           "created_at": "2026-11-22T08:33:43.896Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -8125,12 +8127,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-21T04:42:01.541Z",
-                     *       "until": "2026-11-22T04:42:01.541Z",
+                     *       "since": "2026-11-21T08:33:46.386Z",
+                     *       "until": "2026-11-22T08:33:46.386Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-21T04:42:01.541Z",
+                     *           "at": "2026-11-21T08:33:46.386Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -8138,7 +8140,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-21T05:42:01.541Z",
+                     *           "at": "2026-11-21T09:33:46.386Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -8149,7 +8151,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-22T04:41:58.674Z"
+                     *         "at": "2026-11-22T08:33:43.896Z"
                      *       }
                      *     }
                      */
@@ -8186,38 +8188,38 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m80rz5zrmhbmw42fqn255a74",
+                     *       "id": "evt_01m8167gjwhyg2b394dpfvrfv7",
                      *       "event_type": "decision.escrow",
-                     *       "proxy_id": "control-plane",
-                     *       "agent_role": "clerk",
-                     *       "agent_id": "agent-1",
-                     *       "session_id": "",
-                     *       "tool_name": "pay",
-                     *       "method": "",
                      *       "decision": "escrow",
-                     *       "policy_id": "guard",
                      *       "deny_reason": null,
-                     *       "evaluation_us": 235252,
-                     *       "created_at": "2026-11-22T04:41:57.955Z",
-                     *       "timestamp": "2026-11-22T04:41:57.496Z",
-                     *       "input_hash": "sha256:cd8c361a9657a8e4259f2649095d26a72fcc5d61efff29f1241eada4373bc093",
+                     *       "tool_name": "pay",
+                     *       "agent_id": "agent-1",
+                     *       "agent_role": "clerk",
+                     *       "policy_id": "guard",
+                     *       "session_id": "",
+                     *       "method": "",
+                     *       "proxy_id": "control-plane",
+                     *       "evaluation_us": 470435,
+                     *       "created_at": "2026-11-22T08:33:42.506Z",
+                     *       "rule_id": "guard#1",
+                     *       "escrow_id": "esc_01m8167gw1s73r9e1kfqqra8by",
+                     *       "key_id": "agk_01m8167fc13j27ez72r9056ee5",
+                     *       "source_ip": "127.0.0.1",
+                     *       "timestamp": "2026-11-22T08:33:41.980Z",
+                     *       "input_hash": "sha256:f0699cd26e234e2003eb64511b555245b76583a32eaae5b706b6a607dc9daf86",
+                     *       "action_hash": "sha256:2e42d03f216c3f32bb8249fbcabefd81ffb886b90fabbf5ac6ef4676152cfc82",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:350bca92d6b1b18e82f6a4438c7288c87cf33a618d7a7ac839293b0a7a803ebf"
+                     *         "bundle_hash": "sha256:af039128a74220ad85cf143a46a8e0e5552f8d6c51e2dafb67bb8a5071bbe201"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "0fed29b1b7b39d27f4ec8e355d39176c47c499bb7581ed67aa5a8a5be27bfa08",
-                     *         "hash": "3aec4a90fe1c706a44c36705754edcad771cbd81f1166decfe2827e746f62d44",
+                     *         "prev_hash": "f0b6834622457d4a32419cf2e321b43e9fa37dccc172caff0c972bed77340fea",
+                     *         "hash": "8117404ac303bad69bc924fa3ce1534b423bfb10240d51f61e4194a278adf3f4",
                      *         "alg": "BLAKE3"
-                     *       },
-                     *       "rule_id": "guard#1",
-                     *       "escrow_id": "esc_01m80rz668795pt03z789gn7g8",
-                     *       "source_ip": "127.0.0.1",
-                     *       "key_id": "agk_01m80rz4x0fhabxg6cmyqafrxm",
-                     *       "action_hash": "sha256:2e42d03f216c3f32bb8249fbcabefd81ffb886b90fabbf5ac6ef4676152cfc82"
+                     *       }
                      *     }
                      */
                     "application/json": components["schemas"]["DecisionEventDetail"];
@@ -8256,10 +8258,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "3aec4a90fe1c706a44c36705754edcad771cbd81f1166decfe2827e746f62d44",
-                     *       "kid": "xS41phld07dMpIgq1_Gx4Lzm73UgAGht2MnJZEPU7q0",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-vdamlq/forensics\n2\n3aec4a90fe1c706a44c36705754edcad771cbd81f1166decfe2827e746f62d44\n\n— control.test AA5qmP07iPLSdAeRp8dTjoLmYVzvofdYc3oGYnT9Y/UDPqeVbanK583p5Ale76iN/AlW74QBkBnCTtiDRQyR1zXn8wg=\n",
-                     *       "created_at": "2026-11-22T04:41:58.147Z"
+                     *       "hash": "8117404ac303bad69bc924fa3ce1534b423bfb10240d51f61e4194a278adf3f4",
+                     *       "kid": "-PyYfEYM33MSuoSCJDhmq0Tj5DdDBod5WQlOeffBg6M",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-lmxse5/forensics\n2\n8117404ac303bad69bc924fa3ce1534b423bfb10240d51f61e4194a278adf3f4\n\n— control.test Z53bd6W/tcUT8J5WYPv+LqSiu9s+2O3CxSctVQuT5Z1rOFDIkGvd8zZCt9HHbbDr62A/AcZyBkDsIeZl8ArVp6AOxA8=\n",
+                     *       "created_at": "2026-11-22T08:33:42.796Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -8302,10 +8304,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "3aec4a90fe1c706a44c36705754edcad771cbd81f1166decfe2827e746f62d44",
-                     *           "kid": "xS41phld07dMpIgq1_Gx4Lzm73UgAGht2MnJZEPU7q0",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-vdamlq/forensics\n2\n3aec4a90fe1c706a44c36705754edcad771cbd81f1166decfe2827e746f62d44\n\n— control.test AA5qmP07iPLSdAeRp8dTjoLmYVzvofdYc3oGYnT9Y/UDPqeVbanK583p5Ale76iN/AlW74QBkBnCTtiDRQyR1zXn8wg=\n",
-                     *           "created_at": "2026-11-22T04:41:58.147Z"
+                     *           "hash": "8117404ac303bad69bc924fa3ce1534b423bfb10240d51f61e4194a278adf3f4",
+                     *           "kid": "-PyYfEYM33MSuoSCJDhmq0Tj5DdDBod5WQlOeffBg6M",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-lmxse5/forensics\n2\n8117404ac303bad69bc924fa3ce1534b423bfb10240d51f61e4194a278adf3f4\n\n— control.test Z53bd6W/tcUT8J5WYPv+LqSiu9s+2O3CxSctVQuT5Z1rOFDIkGvd8zZCt9HHbbDr62A/AcZyBkDsIeZl8ArVp6AOxA8=\n",
+                     *           "created_at": "2026-11-22T08:33:42.796Z"
                      *         }
                      *       ]
                      *     }
@@ -8397,18 +8399,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-22T04:41:57.955Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:e312c64e4688eabc4920b635cd4d2716adb502b314c157eb3afc2db60d3c080a\",\"received_at\":\"2026-11-22T04:41:57.955Z\",\"seq\":1,\"tenant_id\":\"t1-vdamlq\",\"v\":1}",
-                     *           "hash": "0fed29b1b7b39d27f4ec8e355d39176c47c499bb7581ed67aa5a8a5be27bfa08",
-                     *           "computed_hash": "0fed29b1b7b39d27f4ec8e355d39176c47c499bb7581ed67aa5a8a5be27bfa08"
+                     *           "received_at": "2026-11-22T08:33:42.506Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:ac86dcd94a3dc4addaa6a5085631bd9f6e0d03140d10c99a4a16f68d8b8806af\",\"received_at\":\"2026-11-22T08:33:42.506Z\",\"seq\":1,\"tenant_id\":\"t1-lmxse5\",\"v\":1}",
+                     *           "hash": "f0b6834622457d4a32419cf2e321b43e9fa37dccc172caff0c972bed77340fea",
+                     *           "computed_hash": "f0b6834622457d4a32419cf2e321b43e9fa37dccc172caff0c972bed77340fea"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m80rz5zrmhbmw42fqn255a74",
-                     *           "received_at": "2026-11-22T04:41:57.955Z",
-                     *           "line": "{\"action_hash\":\"sha256:2e42d03f216c3f32bb8249fbcabefd81ffb886b90fabbf5ac6ef4676152cfc82\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"bundle_hash\":\"sha256:350bca92d6b1b18e82f6a4438c7288c87cf33a618d7a7ac839293b0a7a803ebf\",\"decision\":\"escrow\",\"escrow_id\":\"esc_01m80rz668795pt03z789gn7g8\",\"evaluation_us\":235252,\"event_type\":\"decision.escrow\",\"id\":\"evt_01m80rz5zrmhbmw42fqn255a74\",\"input_hash\":\"sha256:cd8c361a9657a8e4259f2649095d26a72fcc5d61efff29f1241eada4373bc093\",\"key_id\":\"agk_01m80rz4x0fhabxg6cmyqafrxm\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-22T04:41:57.955Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"tenant_id\":\"t1-vdamlq\",\"timestamp\":\"2026-11-22T04:41:57.496Z\",\"tool_name\":\"pay\",\"v\":1}",
-                     *           "hash": "3aec4a90fe1c706a44c36705754edcad771cbd81f1166decfe2827e746f62d44",
-                     *           "computed_hash": "3aec4a90fe1c706a44c36705754edcad771cbd81f1166decfe2827e746f62d44"
+                     *           "id": "evt_01m8167gjwhyg2b394dpfvrfv7",
+                     *           "received_at": "2026-11-22T08:33:42.506Z",
+                     *           "line": "{\"action_hash\":\"sha256:2e42d03f216c3f32bb8249fbcabefd81ffb886b90fabbf5ac6ef4676152cfc82\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"bundle_hash\":\"sha256:af039128a74220ad85cf143a46a8e0e5552f8d6c51e2dafb67bb8a5071bbe201\",\"decision\":\"escrow\",\"escrow_id\":\"esc_01m8167gw1s73r9e1kfqqra8by\",\"evaluation_us\":470435,\"event_type\":\"decision.escrow\",\"id\":\"evt_01m8167gjwhyg2b394dpfvrfv7\",\"input_hash\":\"sha256:f0699cd26e234e2003eb64511b555245b76583a32eaae5b706b6a607dc9daf86\",\"key_id\":\"agk_01m8167fc13j27ez72r9056ee5\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-22T08:33:42.506Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"tenant_id\":\"t1-lmxse5\",\"timestamp\":\"2026-11-22T08:33:41.980Z\",\"tool_name\":\"pay\",\"v\":1}",
+                     *           "hash": "8117404ac303bad69bc924fa3ce1534b423bfb10240d51f61e4194a278adf3f4",
+                     *           "computed_hash": "8117404ac303bad69bc924fa3ce1534b423bfb10240d51f61e4194a278adf3f4"
                      *         }
                      *       ]
                      *     }
@@ -8567,12 +8569,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m80rz79g1wyd84tvqk1c1qd8",
+                     *           "id": "aud_01m8167jtv3z7hkfd68nds1qsn",
                      *           "seq": 21,
-                     *           "created_at": "2026-11-22T04:41:58.832Z",
+                     *           "created_at": "2026-11-22T08:33:44.283Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m80rz4286t7cfmr032jj66ck",
+                     *             "id": "key_01m8167eepf0vsjma5p3b03jq5",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -8585,14 +8587,14 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m80rz752bvz0frfxvht730e4",
-                     *           "prev_hash": "0cc5369d29b28c29d51c90cd85aeac65f8d42fb6dc4e6bed64976b6bb891e4c4",
-                     *           "hash": "6c9abcca4a3cea332ba09ed3c20e92d9983cda719cf4d83033ae20a8b2b539d3"
+                     *           "request_id": "req_01m8167jk68409771mzejjgjmx",
+                     *           "prev_hash": "73f021eaf43205938e859d52f167905e92f68630e943c412d8425de5030d2cf3",
+                     *           "hash": "f75d207a6db93c8179ef5ce6093bce11d8cd170f794ffaffbb27feb1eea085d0"
                      *         },
                      *         {
-                     *           "id": "aud_01m80rz7207p6etpx0j767z5kp",
+                     *           "id": "aud_01m8167j6vp84skrrfdqjseqeb",
                      *           "seq": 20,
-                     *           "created_at": "2026-11-22T04:41:58.592Z",
+                     *           "created_at": "2026-11-22T08:33:43.643Z",
                      *           "actor": {
                      *             "type": "operator",
                      *             "id": "operator"
@@ -8601,15 +8603,15 @@ export interface operations {
                      *           "code": "TEN002I",
                      *           "target": {
                      *             "type": "tenant",
-                     *             "id": "t1-vdamlq"
+                     *             "id": "t1-lmxse5"
                      *           },
                      *           "severity": "warning",
                      *           "reason": "for a test",
                      *           "detail": "approval_required: true → false",
                      *           "before_hash": "sha256:9651ac187bac82842493bea8651a30d38b07b0a418197c7ddb954b005003a533",
                      *           "after_hash": "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
-                     *           "prev_hash": "53abe835313a4b79d6bfa0cf05b7b3ed946253cc1f4c1836867a6ad019527e82",
-                     *           "hash": "0cc5369d29b28c29d51c90cd85aeac65f8d42fb6dc4e6bed64976b6bb891e4c4"
+                     *           "prev_hash": "878c99acdf7b36b8d4699db039e5520bd15f12e37584605f9bbb04999db9d3a6",
+                     *           "hash": "73f021eaf43205938e859d52f167905e92f68630e943c412d8425de5030d2cf3"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -8653,9 +8655,9 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m80rz7207p6etpx0j767z5kp",
+                     *       "id": "aud_01m8167j6vp84skrrfdqjseqeb",
                      *       "seq": 20,
-                     *       "created_at": "2026-11-22T04:41:58.592Z",
+                     *       "created_at": "2026-11-22T08:33:43.643Z",
                      *       "actor": {
                      *         "type": "operator",
                      *         "id": "operator"
@@ -8664,15 +8666,15 @@ export interface operations {
                      *       "code": "TEN002I",
                      *       "target": {
                      *         "type": "tenant",
-                     *         "id": "t1-vdamlq"
+                     *         "id": "t1-lmxse5"
                      *       },
                      *       "severity": "warning",
                      *       "reason": "for a test",
                      *       "detail": "approval_required: true → false",
                      *       "before_hash": "sha256:9651ac187bac82842493bea8651a30d38b07b0a418197c7ddb954b005003a533",
                      *       "after_hash": "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
-                     *       "prev_hash": "53abe835313a4b79d6bfa0cf05b7b3ed946253cc1f4c1836867a6ad019527e82",
-                     *       "hash": "0cc5369d29b28c29d51c90cd85aeac65f8d42fb6dc4e6bed64976b6bb891e4c4"
+                     *       "prev_hash": "878c99acdf7b36b8d4699db039e5520bd15f12e37584605f9bbb04999db9d3a6",
+                     *       "hash": "73f021eaf43205938e859d52f167905e92f68630e943c412d8425de5030d2cf3"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -8772,20 +8774,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m80rzf0fz4tftbzfh795ma2g",
+                     *       "package_id": "pkg_01m8167r68c14mf39mw0r1x7qh",
                      *       "purpose": "x",
-                     *       "from": "2026-10-22T04:42:06.735Z",
-                     *       "to": "2026-11-22T04:42:06.735Z",
+                     *       "from": "2026-10-22T08:33:49.768Z",
+                     *       "to": "2026-11-22T08:33:49.768Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 7,
                      *       "record_count": 7,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:e01711d99c5eb06b3a70879a392d8e078b44e477cf81d08bffa8ae7a05bab9b4",
-                     *       "public_key_fingerprint": "sha256:e312c64e4688eabc4920b635cd4d2716adb502b314c157eb3afc2db60d3c080a",
+                     *       "package_hash": "sha256:04fb1838c06012cd62e06a4fe85b6e392466fc6b3763f8caa3b86d8d017c97ed",
+                     *       "public_key_fingerprint": "sha256:ac86dcd94a3dc4addaa6a5085631bd9f6e0d03140d10c99a4a16f68d8b8806af",
                      *       "size": 31744,
-                     *       "created_by": "usr_01m80rz4387jgvtfpt7nfcpaa0",
-                     *       "created_at": "2026-11-22T04:42:06.735Z"
+                     *       "created_by": "usr_01m8167efm5sy3htq75tygnndk",
+                     *       "created_at": "2026-11-22T08:33:49.768Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -8884,20 +8886,20 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m80rz6knmnfke8hcqp0tfzyy",
+                     *           "package_id": "pkg_01m8167hanw6zdhbp15be55jhb",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-22T04:41:58.133Z",
-                     *           "to": "2026-11-22T04:41:58.133Z",
+                     *           "from": "2026-10-22T08:33:42.741Z",
+                     *           "to": "2026-11-22T08:33:42.741Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:a2dfe70d75ca51d9808d7bded7bbdde28b09e871dad2dd2f82a70a7c5523db65",
-                     *           "public_key_fingerprint": "sha256:e312c64e4688eabc4920b635cd4d2716adb502b314c157eb3afc2db60d3c080a",
+                     *           "package_hash": "sha256:24b6f50d85413e190e3be84f765317a679600e2318b5c6ffb58549f0bb4be984",
+                     *           "public_key_fingerprint": "sha256:ac86dcd94a3dc4addaa6a5085631bd9f6e0d03140d10c99a4a16f68d8b8806af",
                      *           "size": 26112,
-                     *           "created_by": "usr_01m80rz4387jgvtfpt7nfcpaa0",
-                     *           "created_at": "2026-11-22T04:41:58.133Z"
+                     *           "created_by": "usr_01m8167efm5sy3htq75tygnndk",
+                     *           "created_at": "2026-11-22T08:33:42.741Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -9103,12 +9105,12 @@ export interface operations {
                      *           "states": [
                      *             {
                      *               "id": "held",
-                     *               "description": "the action waits for what its hold type asks for",
+                     *               "description": "the action waits for what its hold requires",
                      *               "final": false
                      *             },
                      *             {
                      *               "id": "released",
-                     *               "description": "the agent may carry the action out, once, until execute_by",
+                     *               "description": "the agent may carry out the action, once, until execute_by",
                      *               "final": false
                      *             }
                      *           ],
@@ -9286,7 +9288,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m80rz668795pt03z789gn7g8",
+                     *       "id": "esc_01m8167gw1s73r9e1kfqqra8by",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -9873,8 +9875,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "gL-gUR_w6zvTb0WbnD7ulag6CRhhsc_dSYSkOYkev-c",
-                     *           "kid": "xS41phld07dMpIgq1_Gx4Lzm73UgAGht2MnJZEPU7q0",
+                     *           "x": "2TzbSCDKWOWf07haKINpj9ZSFj4Qa_IfYsT2-FM2M8A",
+                     *           "kid": "-PyYfEYM33MSuoSCJDhmq0Tj5DdDBod5WQlOeffBg6M",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -10027,12 +10029,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "a2be86724f8638fce11f1d781b518f6090d3b30112cc1918f8516373d3345443"
+                     *         "hash": "948103e85aef4ac466364365f80ec8a4e1334d2cf12b25e15cd933aca18fe611"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "3aec4a90fe1c706a44c36705754edcad771cbd81f1166decfe2827e746f62d44",
-                     *         "created_at": "2026-11-22T04:41:58.147Z"
+                     *         "hash": "8117404ac303bad69bc924fa3ce1534b423bfb10240d51f61e4194a278adf3f4",
+                     *         "created_at": "2026-11-22T08:33:42.796Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -10074,12 +10076,12 @@ export interface operations {
                      *       "records_checked": 22,
                      *       "head": {
                      *         "seq": 22,
-                     *         "hash": "8cb8b085e17e3612448514863455770e188da9c95450ef047501904edb947c03"
+                     *         "hash": "7f4411533358e1f1c832b92318f17757bd987523cfb7d099ab8d91f94e0831bb"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 21,
-                     *         "hash": "6c9abcca4a3cea332ba09ed3c20e92d9983cda719cf4d83033ae20a8b2b539d3",
-                     *         "created_at": "2026-11-22T04:42:03.756Z"
+                     *         "hash": "f75d207a6db93c8179ef5ce6093bce11d8cd170f794ffaffbb27feb1eea085d0",
+                     *         "created_at": "2026-11-22T08:33:45.301Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -10249,7 +10251,7 @@ export interface operations {
                      *         {
                      *           "index": 1,
                      *           "code": "VALIDATION_FAILED",
-                     *           "detail": "event_id: Invalid input: expected string, received undefined; event_type: Invalid input: expected string, received undefined; timestamp: must be a real time of the form 2026-01-31T12:00:00.000Z; proxy_id: Invalid input: expected string, received undefined; agent_role: Invalid input: expected string, received undefined"
+                     *           "detail": "event_id: Invalid input: expected string, received undefined; event_type: Invalid input: expected string, received undefined; decision: Invalid option: expected one of \"allow\"|\"allow_with_masking\"|\"deny\"|\"escrow\"|\"rate_limited\"; tool_name: Invalid input: expected string, received undefined; agent_id: Invalid input: expected string, received undefined"
                      *         }
                      *       ]
                      *     }
