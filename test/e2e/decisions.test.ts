@@ -20,7 +20,7 @@ describeInBrowser('the stream of decisions', () => {
     await page.getByRole('button', { name: 'read: Allowed, details' }).waitFor();
     await page.getByRole('button', { name: 'Pause' }).click();
     await evaluate(server, tenant, 'other');
-    await page.getByRole('button', { name: 'Go on (1 new)' }).click();
+    await page.getByRole('button', { name: 'Resume (1 new)' }).click();
     await page.getByRole('button', { name: /^other: Denied/ }).waitFor();
     await visitor.assertAccessible();
 
