@@ -98,7 +98,10 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
   });
   const [code] = await once(child, 'close');
   if (code !== 0) throw new Error(`the load generator failed with ${code}`);
-  return JSON.parse(out) as LoadResult;
+  const result = JSON.parse(out) as LoadResult;
+  // a quantile of no latencies is NaN, which JSON gives as null
+  if (result.p50 === null) throw new Error('no request was answered within the measurement: the machine is too busy');
+  return result;
 }
 
 /**
