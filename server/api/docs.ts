@@ -12,7 +12,7 @@ export interface DocsFile {
 }
 
 export interface Docs {
-  /** The file that a path below /docs answers with; undefined for every path that is not in the list made at start. */
+  /** The file that a path below /docs answers with; undefined for every path that is not in the list made by `loadDocs`. */
   get(urlPath: string): DocsFile | undefined;
   /** The page for a path that has nothing. */
   readonly notFound: DocsFile;

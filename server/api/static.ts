@@ -5,7 +5,7 @@ import fastifyStatic from '@fastify/static';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { AppError } from '../errors.ts';
 import { contentSecurityPolicy } from '../lib/security-headers.ts';
-import { type DocsFile, loadDocs } from './docs.ts';
+import { type Docs, type DocsFile, loadDocs } from './docs.ts';
 
 /** What stands in the built page where each answer has its own nonce: see web/vite.config.ts. */
 const NONCE_PLACE = 'NONCE-OF-THIS-ANSWER';
@@ -72,7 +72,12 @@ export function mountDashboard(app: FastifyInstance): void {
  * is when an operator reads it. Browsers ask each time whether their copy is still the current one.
  */
 export function mountDocs(app: FastifyInstance, root = fileURLToPath(new URL('../../', import.meta.url))): void {
-  const docs = loadDocs(root);
+  let loaded: Docs | undefined;
+  // when the first reader comes: a server that starts has other things to do
+  const docs = () => {
+    loaded ??= loadDocs(root);
+    return loaded;
+  };
   const policy = contentSecurityPolicy({
     'default-src': ["'none'"],
     'style-src': ["'self'"],
@@ -102,8 +107,8 @@ export function mountDocs(app: FastifyInstance, root = fileURLToPath(new URL('..
   };
   for (const url of ['/docs', '/docs/*']) {
     app.get(url, { exposeHeadRoute: false }, async (request, reply) => {
-      const file = docs.get(request.url.split('?', 1)[0]!);
-      return send(request, file ? reply : reply.code(404), file ?? docs.notFound);
+      const file = docs().get(request.url.split('?', 1)[0]!);
+      return send(request, file ? reply : reply.code(404), file ?? docs().notFound);
     });
   }
 }
