@@ -57,5 +57,11 @@ select create_distributed_table('token_issuer', 'tenant_id', colocate_with => 't
 select create_distributed_table('subscription', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('delivery_lane', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('delivery', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('agent', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('tool_server', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('tool', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('tool_definition', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('reference_list', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('reference_list_version', 'tenant_id', colocate_with => 'tenant');
 
 commit;

@@ -87,3 +87,29 @@ export class SteadyClient extends pg.Client {
     return setTimeout(() => this.cut(), ms).unref();
   }
 }
+
+/**
+ * Runs `work` in one transaction on a connection of the pool. It is committed, and durable, when the promise resolves; it
+ * is rolled back when `work` throws. Where the commit itself rejects, whether it happened is unknown.
+ */
+export async function inTransaction<T>(
+  pool: pg.Pool,
+  work: (client: pg.PoolClient) => Promise<T>,
+  begin: 'begin' | 'begin read only' = 'begin',
+): Promise<T> {
+  const client = await pool.connect();
+  let broken: Error | undefined;
+  try {
+    await client.query(begin);
+    const result = await work(client);
+    await client.query('commit');
+    return result;
+  } catch (error) {
+    await client.query('rollback').catch((rollback: Error) => {
+      broken = rollback;
+    });
+    throw error;
+  } finally {
+    client.release(broken);
+  }
+}

@@ -3,7 +3,7 @@ import { type EntityManager, MikroORM, type Options, PostgreSqlDriver } from '@m
 import pg from 'pg';
 import type { AuditEntry } from '../server/domain/audit.ts';
 import { MIGRATION_TABLE, objectionTo, readApplied, SchemaRefused } from './applied.ts';
-import { COLUMN_TYPES, CONNECT_MS, SteadyClient } from './client.ts';
+import { COLUMN_TYPES, CONNECT_MS, inTransaction, SteadyClient } from './client.ts';
 import { entities } from './entities/index.ts';
 import { migrationChecksums, migrations } from './migrations/index.ts';
 import { type Notice, Notices, SERVER_RUN, type Step } from './notices.ts';
@@ -92,25 +92,12 @@ export async function openDatabase(url: string, options: { poolSize?: number } =
     em.setFilterParams('tenant', { tenantId });
     return em;
   };
-  const readOnly = async <T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>): Promise<T> => {
-    const client = await app.connect();
-    let broken: Error | undefined;
-    try {
-      await client.query('begin read only');
+  const readOnly = <T>(tenantId: string, work: (client: pg.PoolClient) => Promise<T>): Promise<T> => {
+    const asTenant = async (client: pg.PoolClient) => {
       await client.query(SET_TENANT, [tenantId]);
-      const result = await work(client);
-      await client.query('commit');
-      return result;
-    } catch (error) {
-      try {
-        await client.query('rollback');
-      } catch (rollback) {
-        broken = rollback as Error;
-      }
-      throw error;
-    } finally {
-      client.release(broken);
-    }
+      return work(client);
+    };
+    return inTransaction(app, asTenant, 'begin read only');
   };
   const connectOwner = async () => {
     const client = new SteadyClient({

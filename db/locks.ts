@@ -29,7 +29,6 @@ export async function lockPeople(
 }
 
 /** Locks the row of the tenant, and with it its settings, until the caller's transaction ends; readers do not wait. */
-export async function lockTenant(em: EntityManager): Promise<void> {
-  // row-level security leaves one row
-  await em.execute('select 1 from tenant for no key update');
+export async function lockTenant(em: EntityManager, tenantId: string): Promise<void> {
+  await em.execute('select 1 from tenant where tenant_id = ? for no key update', [tenantId]);
 }

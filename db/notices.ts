@@ -15,6 +15,8 @@ export const TOPICS = [
   /** A policy, its versions or its review; also where no bundle changes by it. */
   'revisions',
   'holds',
+  /** Tools, their servers, and the labels of agents; also where no bundle changes by it. */
+  'tools',
   'signing_keys',
   'head',
   /** Events to fan out, or deliveries to make. */

@@ -1,5 +1,6 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import type pg from 'pg';
+import { inTransaction } from './client.ts';
 
 /** Longer than this a write may take, but the process is not ready meanwhile. */
 const SLOW_MS = 2000;
@@ -36,20 +37,15 @@ export function readinessOf(owner: pg.Pool): () => Promise<string | undefined> {
 /** Never rejects. */
 async function attempt(owner: pg.Pool): Promise<string | undefined> {
   try {
-    const client = await owner.connect();
-    try {
+    return await inTransaction(owner, async (client) => {
       const { rows } = await client.query<{ name: string }>(
         `select name from pg_settings where name in ('fsync', 'full_page_writes') and setting = 'off' order by name`,
       );
       if (rows.length > 0) return `the database runs with ${rows.map(({ name }) => name).join(' and ')} off`;
       // a record in the log of the database, committed like any write, without a row that all processes would share
-      await client.query('begin');
       await client.query(`select pg_logical_emit_message(true, 'svc.readyz', '')`);
-      await client.query('commit');
       return undefined;
-    } finally {
-      client.release();
-    }
+    });
   } catch (error) {
     const readOnly = (error as { code?: unknown }).code === '25006';
     return readOnly ? 'the database is read-only' : 'the database does not answer';

@@ -1,6 +1,6 @@
 import type { AnyStateMachine, AnyStateNode } from 'xstate';
 
-/** A machine as something to draw: read off its definition, so that the drawing cannot say something else. */
+/** A state machine as a graph to draw, derived from the definition so that the two cannot disagree. */
 export interface Chart {
   initial: string;
   states: { id: string; description?: string; final: boolean }[];
@@ -11,13 +11,13 @@ export interface ChartTransition {
   event: string;
   from: string;
   to: string;
-  /** What must hold for it, by name; of several transitions on one event the first that may be taken is. */
+  /** The name of the guard. Of several transitions on one event, the first whose guard passes is taken. */
   guard?: string;
-  /** What is then to be done, by name, with what an `audit` or `emit` names. */
+  /** The names of the actions; for `audit` and `emit` with the name of the record or event. */
   effects: string[];
 }
 
-/** The chart of a flat machine. What every state takes stands at each state that is not final and does not take it itself. */
+/** The chart of a flat machine. Root transitions are repeated at each non-final state that does not override them. */
 export function chartOf(machine: AnyStateMachine): Chart {
   const states = Object.values(machine.root.states) as AnyStateNode[];
   const everywhere = transitionsOf(machine.root);
@@ -65,7 +65,7 @@ function transitionsOf(state: AnyStateNode): Transition[] {
   );
 }
 
-/** `goLive`, or `audit policy.approved` for an action with a fixed parameter. Undefined for code without a name. */
+/** `goLive`, or `audit policy.approved` for an action with a fixed parameter. Undefined for inline functions. */
 function nameOf(item: unknown): string | undefined {
   if (typeof item === 'string') return item;
   const { type, params } = item as { type?: string; params?: unknown };

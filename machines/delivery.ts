@@ -1,16 +1,16 @@
 import { assign, initialTransition, type SnapshotFrom, setup, transition } from 'xstate';
 
 /**
- * The life of a delivery: one event on its way to one destination. Between attempts it waits in `retrying`, also for the
- * first; `wakeAt` is when the next attempt is due. Time enters as the `at` of an event in milliseconds, chance as its
- * `jitter`, so that what happens is a function of what is stored and of what came.
+ * The lifecycle of a delivery: one event for one destination. It waits for each attempt in `retrying`, including the
+ * first; `wakeAt` is when the next attempt is due. Time enters as the `at` of an event in milliseconds and randomness as
+ * its `jitter`, so that the machine is a pure function of stored state and event.
  */
 export const DELIVERY_MACHINE_VERSION = 1;
 
 export const DELIVERY_STATES = ['retrying', 'delivered', 'failed'] as const;
 export type DeliveryState = (typeof DELIVERY_STATES)[number];
 
-/** What came of an attempt, in the words of the specification. */
+/** The outcome of an attempt, as named in the specification. */
 export const RESULTS = [
   'DELIVERED',
   'DESTINATION_BLOCKED',
@@ -28,7 +28,7 @@ const SECOND = 1000;
 const MINUTE = 60 * SECOND;
 const HOUR = 60 * MINUTE;
 
-/** From each failed attempt to the next one; the last repeats. */
+/** The pause after each failed attempt; the last one repeats. */
 export const BACK_OFF: readonly number[] = [
   5 * SECOND,
   30 * SECOND,
@@ -41,21 +41,21 @@ export const BACK_OFF: readonly number[] = [
   6 * HOUR,
   8 * HOUR,
 ];
-/** Each pause is up to this part longer or shorter, so that what failed together does not come back together. */
+/** Each pause varies by up to this fraction, so that deliveries that failed together are not retried together. */
 export const JITTER = 0.2;
-/** No attempt begins later than this after the delivery began; the last one is made at the end of it. */
+/** Attempts continue for this long; the last one is made at the end of the window. */
 export const WINDOW_MS = 24 * HOUR;
 
 export interface DeliveryContext {
-  /** When it was queued, or queued again by hand: where its 24 hours begin. */
+  /** When it was queued, or requeued manually: the start of its 24 hours. */
   startedAt: number;
-  /** Attempts in all. */
+  /** Total attempts. */
   attempts: number;
   /** Failed attempts since `startedAt`. */
   failures: number;
   /** When the next attempt is due; null when there is none. */
   nextAt: number | null;
-  /** Why it failed without an attempt. */
+  /** Why it was stopped without another attempt. */
   stopped?: string;
 }
 
@@ -64,14 +64,14 @@ export type DeliveryEvent =
       type: 'attempted';
       at: number;
       result: DeliveryResult;
-      /** From 0 to 1: where in the jitter the next pause lies. */
+      /** A random number from 0 to 1. */
       jitter: number;
-      /** Milliseconds that the destination asks for; the pause is not shorter. */
+      /** Milliseconds requested by the destination; the pause is at least this long. */
       retryAfter?: number;
     }
-  /** The subscription was paused, or can take nothing any more. */
+  /** The subscription was paused or can no longer receive anything. */
   | { type: 'stop'; at: number; reason: string }
-  /** Somebody wants it sent again, now. */
+  /** A person requested an immediate resend. */
   | { type: 'redeliver'; at: number };
 
 export type DeliveryEffect = { type: 'wakeAt'; params: { at: number | null } };
@@ -99,7 +99,7 @@ const definition = setup({
     })),
     countLast: assign(({ context }) => ({ attempts: context.attempts + 1, nextAt: null })),
     noteStop: assign(({ event }) => ({ nextAt: null, ...(event.type === 'stop' && { stopped: event.reason }) })),
-    beginAgain: assign(({ event }) => ({
+    restart: assign(({ event }) => ({
       startedAt: event.at,
       failures: 0,
       nextAt: event.at,
@@ -108,7 +108,7 @@ const definition = setup({
   },
   guards: {
     accepted: ({ event }) => event.type === 'attempted' && event.result === 'DELIVERED',
-    /** Blocked now is blocked: the address is one that nobody may make this server dial. */
+    /** Never retried: the egress guard does not allow this address. */
     blocked: ({ event }) => event.type === 'attempted' && event.result === 'DESTINATION_BLOCKED',
     tooLate: ({ context, event }) => event.at >= context.startedAt + WINDOW_MS,
   },
@@ -120,7 +120,7 @@ export const deliveryMachine = definition.createMachine({
   initial: 'retrying',
   states: {
     retrying: {
-      description: 'waits for its next attempt, or for the end of the one under way',
+      description: 'waiting for the next attempt, or for the current one to finish',
       entry: wake,
       on: {
         attempted: [
@@ -130,47 +130,49 @@ export const deliveryMachine = definition.createMachine({
           { actions: ['countFailure', wake] },
         ],
         stop: { target: 'failed', actions: 'noteStop' },
-        redeliver: { actions: ['beginAgain', wake] },
+        redeliver: { actions: ['restart', wake] },
       },
     },
     delivered: {
-      description: 'the destination has accepted it',
+      description: 'accepted by the destination',
       entry: wake,
-      on: { redeliver: { target: 'retrying', actions: 'beginAgain' } },
+      on: { redeliver: { target: 'retrying', actions: 'restart' } },
     },
     failed: {
-      description: 'no attempt follows: 24 hours are over, the destination is blocked, or the subscription was paused',
+      description: 'no further attempts: 24 hours passed, the destination is blocked, or the subscription was paused',
       entry: wake,
-      on: { redeliver: { target: 'retrying', actions: 'beginAgain' } },
+      on: { redeliver: { target: 'retrying', actions: 'restart' } },
     },
   },
 });
 
 export type DeliverySnapshot = SnapshotFrom<typeof deliveryMachine>;
 
-/** What the database keeps of a delivery's machine. */
+/** The columns that store a delivery's machine. */
 export interface StoredDelivery {
   state: string;
   context: unknown;
   version: number;
 }
 
-/** A stored delivery as a snapshot of the machine. Throws when this program cannot read it. */
+/** Restores the machine from a stored delivery. Throws if this version cannot read it. */
 export function restoreDelivery(stored: StoredDelivery): DeliverySnapshot {
   const known = DELIVERY_STATES.find((name) => name === stored.state);
   if (stored.version !== DELIVERY_MACHINE_VERSION || !known) {
-    throw new Error(`a delivery in state ${stored.state} of machine version ${stored.version} is unknown here`);
+    throw new Error(
+      `a delivery in state ${stored.state} of machine version ${stored.version} cannot be read by this version of the server`,
+    );
   }
   return deliveryMachine.resolveState({ value: known, context: stored.context as DeliveryContext });
 }
 
-/** A new delivery, due at once. */
+/** A new delivery, due immediately. */
 export function createDelivery(at: number): [DeliverySnapshot, DeliveryEffect[]] {
   const [snapshot, actions] = initialTransition(deliveryMachine, { at });
   return [snapshot, effects(actions)];
 }
 
-/** One step. On an event that its state does not take the machine stays where it is, and there are no effects. */
+/** One step. An event that the state does not accept changes nothing and has no effects. */
 export function stepDelivery(snapshot: DeliverySnapshot, event: DeliveryEvent): [DeliverySnapshot, DeliveryEffect[]] {
   const [next, actions] = transition(deliveryMachine, snapshot, event);
   return [next, effects(actions)];

@@ -1,35 +1,35 @@
 import { assign, initialTransition, type SnapshotFrom, setup, transition } from 'xstate';
 
 /**
- * The life of a hold: one machine for every hold kind. What differs between the kinds is data: the requirement that
- * releases the hold (`HoldInput.release`), from server/escrow/kinds.ts.
+ * The lifecycle of a hold: one machine for every hold kind. The kinds differ only in data: the requirement that releases
+ * the hold (`HoldInput.release`), from server/escrow/kinds.ts.
  *
- * Nothing is looked up here. Time enters as the `at` of an event, in milliseconds; whether a person may vote, and how many
- * approvals count by now, enter as the `barred` and `tally` of an event. So a hold can be replayed from its events, and
- * what it will be at any later time is a function of what is stored. Effects are only named: `audit` becomes a record of
- * the audit chain, `emit` a row of the outbox and `wakeAt` the row's timer, all in the transaction that stores the state.
+ * The machine looks nothing up. Time enters as the `at` of an event, in milliseconds; whether a person may vote, and how
+ * many approvals count, enter as the `barred` and `tally` of an event. Therefore a hold can be replayed from its events,
+ * and its state at any later time follows from what is stored. Effects are only named: `audit` becomes an audit record,
+ * `emit` a row in the outbox and `wakeAt` the row's timer, all in the transaction that stores the state.
  */
 export const HOLD_MACHINE_VERSION = 1;
 
 export const HOLD_STATES = ['held', 'released', 'rejected', 'consumed', 'expired', 'cancelled'] as const;
 export type HoldState = (typeof HOLD_STATES)[number];
 
-/** What releases a hold. A kind composes these; the machine knows no kinds. */
+/** What releases a hold. Kinds are composed of these; the machine does not know the kinds. */
 export type Requirement =
   | { all: Requirement[] }
   | { any: Requirement[] }
-  /** This many approvals that count, with every seat of the quorum taken. */
+  /** This many valid approvals, with every seat of the quorum filled. */
   | { approvals: number }
   | { condition: string }
   /** Milliseconds since the epoch. */
   | { after: number };
 
-/** The approvals that count: by people who may vote now, each once, whatever groups they are in. */
+/** The valid approvals: by people who may vote now, each counted once even if they are in several groups. */
 export interface Tally {
   approvals: number;
-  /** Every seat of the quorum is taken; true where there is no quorum. */
+  /** Every seat of the quorum is filled; true without a quorum. */
   seated: boolean;
-  /** The seats that are not taken, by group; absent where there are none. */
+  /** The open seats by group; absent when there are none. */
   missing?: { group: string; count: number }[];
 }
 
@@ -40,7 +40,7 @@ export interface HoldInput {
   release: Requirement;
   conditions: string[];
   expiresAt: number;
-  /** Milliseconds from the release within which the action must be consumed; null: until `expiresAt`. */
+  /** Milliseconds after the release within which the hold must be consumed; null means until `expiresAt`. */
   executeWithin: number | null;
 }
 
@@ -56,9 +56,9 @@ export interface HoldContext extends Omit<HoldInput, 'conditions'> {
   votes: { userId: string; decision: 'approve' | 'reject'; at: number }[];
   tally: Tally;
   releasedAt: number | null;
-  /** Released until then; null before the release. */
+  /** The end of the release; null before the release. */
   executeBy: number | null;
-  /** When it was rejected, consumed, expired or cancelled. */
+  /** When it was rejected, consumed or cancelled, or expired. */
   endedAt: number | null;
 }
 
@@ -67,14 +67,14 @@ export type HoldEvent =
       type: 'vote';
       userId: string;
       decision: 'approve' | 'reject';
-      /** Why this person may not vote on this hold; absent when they may. */
+      /** Why this person may not vote on this hold; absent if they may. */
       barred?: string;
-      /** With this vote counted. */
+      /** Including this vote. */
       tally: Tally;
       at: number;
     }
   | { type: 'satisfy'; conditionId: string; satisfied: boolean; evidence?: string; tally: Tally; at: number }
-  /** Roles, groups or settings changed: the approvals were counted again. */
+  /** Roles, groups or settings changed, so the approvals were counted again. */
   | { type: 'recount'; tally: Tally; at: number }
   | { type: 'consume'; agentId: string; agentRole: string; actionHash: string; at: number }
   | { type: 'cancel'; at: number }
@@ -98,7 +98,7 @@ export type HoldEffect =
   | { type: 'emit'; params: { event: `escrow.${Exclude<HoldAction, 'condition_reported' | 'recounted'>}` } }
   | { type: 'wakeAt'; params: { at: number | null } };
 
-/** When time alone meets the requirement: -Infinity when it is met whatever the time, Infinity when never. */
+/** When the requirement is met without further events: -Infinity if already met, Infinity if never. */
 export function metAt(requirement: Requirement, context: Pick<HoldContext, 'conditions' | 'tally'>): number {
   if ('all' in requirement) return Math.max(-Infinity, ...requirement.all.map((part) => metAt(part, context)));
   if ('any' in requirement) return Math.min(Infinity, ...requirement.any.map((part) => metAt(part, context)));
@@ -110,7 +110,7 @@ export function metAt(requirement: Requirement, context: Pick<HoldContext, 'cond
   return met ? -Infinity : Infinity;
 }
 
-/** When the machine must be woken if nothing else happens to the hold; null when never. */
+/** When the machine must be woken if no other event arrives; null for never. */
 function dueAt(state: HoldState, context: HoldContext): number | null {
   if (state === 'released') return context.executeBy;
   if (state !== 'held') return null;
@@ -119,14 +119,14 @@ function dueAt(state: HoldState, context: HoldContext): number | null {
 
 const isTime = (time: number) => Number.isFinite(time);
 
-/** Whether the hold is released by `at`. An expiry wins over a release at the same moment, and over a late one. */
+/** Is the hold released at `at`? An expiry takes precedence over a simultaneous or later release. */
 function isReleased(context: HoldContext, at: number): boolean {
   const met = metAt(context.release, context);
   return met <= at && met < context.expiresAt && (at < context.expiresAt || isTime(met));
 }
 
-/** The context with what the event reports about conditions and approvals. */
-function informed(context: HoldContext, event: HoldEvent): HoldContext {
+/** The context updated with the conditions and approvals that the event reports. */
+function withReport(context: HoldContext, event: HoldEvent): HoldContext {
   switch (event.type) {
     case 'vote': {
       const { userId, decision, at, tally } = event;
@@ -147,8 +147,8 @@ function informed(context: HoldContext, event: HoldEvent): HoldContext {
 const audit = (action: HoldAction) => ({ type: 'audit', params: { action: `escrow.${action}` } }) as const;
 const emit = (event: Exclude<HoldAction, 'condition_reported' | 'recounted'>) =>
   ({ type: 'emit', params: { event: `escrow.${event}` } }) as const;
-const asleep = { type: 'wakeAt', params: { at: null } } as const;
-const wakeHeld = {
+const clearTimer = { type: 'wakeAt', params: { at: null } } as const;
+const setTimer = {
   type: 'wakeAt',
   params: ({ context }: { context: HoldContext }) => ({ at: dueAt('held', context) }),
 } as const;
@@ -159,9 +159,9 @@ const definition = setup({
     audit: (_, _params: { action: string }) => undefined,
     emit: (_, _params: { event: string }) => undefined,
     wakeAt: (_, _params: { at: number | null }) => undefined,
-    note: assign(({ context, event }) => informed(context, event)),
+    note: assign(({ context, event }) => withReport(context, event)),
     stampRelease: assign(({ context, event }) => {
-      // a late timer does not make the release late: a release by time counts from that time
+      // a release by time takes effect at that time, even if the timer fires late
       const met = metAt(context.release, context);
       const releasedAt = event.type === 'wake' && isTime(met) ? met : event.at;
       const executeBy = context.executeWithin === null ? context.expiresAt : releasedAt + context.executeWithin;
@@ -171,7 +171,7 @@ const definition = setup({
     stampEnd: assign(({ event }) => ({ endedAt: event.at })),
   },
   guards: {
-    /** Counted and unbarred: what the refusal table would refuse must not move the machine either. */
+    /** The guards repeat the checks of `holdRefusal`: an event that it refuses must not change the machine either. */
     rejects: ({ context, event }) => mayVote(context, event) && event.type === 'vote' && event.decision === 'reject',
     votes: ({ context, event }) => mayVote(context, event),
     inTime: ({ context, event }) => event.at < (context.executeBy ?? context.expiresAt),
@@ -179,7 +179,7 @@ const definition = setup({
       mayVote(context, event) &&
       event.type === 'vote' &&
       event.decision === 'approve' &&
-      isReleased(informed(context, event), event.at),
+      isReleased(withReport(context, event), event.at),
     listed: ({ context, event }) =>
       event.type === 'satisfy' &&
       event.at < context.expiresAt &&
@@ -188,11 +188,11 @@ const definition = setup({
       event.type === 'satisfy' &&
       event.at < context.expiresAt &&
       context.conditions.some(({ id }) => id === event.conditionId) &&
-      isReleased(informed(context, event), event.at),
+      isReleased(withReport(context, event), event.at),
     countChanged: ({ context, event }) =>
       event.type === 'recount' && event.at < context.expiresAt && !sameTally(context.tally, event.tally),
     countReleases: ({ context, event }) =>
-      event.type === 'recount' && event.at < context.expiresAt && isReleased(informed(context, event), event.at),
+      event.type === 'recount' && event.at < context.expiresAt && isReleased(withReport(context, event), event.at),
     delayOver: ({ context, event }) => isReleased(context, event.at),
     overdue: ({ context, event }) => event.at >= (context.executeBy ?? context.expiresAt),
     sameAction: ({ context, event }) =>
@@ -215,7 +215,7 @@ function mayVote(context: HoldContext, event: HoldEvent): boolean {
 
 function sameTally(a: Tally, b: Tally): boolean {
   const seats = ({ missing }: Tally) => missing?.map(({ group, count }) => `${group} ${count}`).join();
-  // before the first count, which seats are missing is not known
+  // the missing seats are unknown until the first count
   const sameSeats = !a.missing || !b.missing || seats(a) === seats(b);
   return a.approvals === b.approvals && a.seated === b.seated && sameSeats;
 }
@@ -226,7 +226,7 @@ export const holdMachine = definition.createMachine({
     ...input,
     conditions: conditions.map((id) => ({ id, satisfied: false, reportedAt: null })),
     votes: [],
-    // no vote yet; the first tally brings the seats of the quorum, if there is one
+    // the first tally sets the seats of the quorum, if there is one
     tally: { approvals: 0, seated: false },
     releasedAt: null,
     executeBy: null,
@@ -235,8 +235,8 @@ export const holdMachine = definition.createMachine({
   initial: 'held',
   states: {
     held: {
-      description: 'the action waits for what its hold requires',
-      entry: [audit('created'), emit('created'), wakeHeld],
+      description: 'the action is waiting for the requirements of the hold',
+      entry: [audit('created'), emit('created'), setTimer],
       on: {
         vote: [
           { guard: 'rejects', target: 'rejected', actions: ['note', audit('vote_cast'), emit('vote_cast')] },
@@ -245,15 +245,15 @@ export const holdMachine = definition.createMachine({
             target: 'released',
             actions: ['note', audit('vote_cast'), emit('vote_cast')],
           },
-          { guard: 'votes', actions: ['note', audit('vote_cast'), emit('vote_cast'), wakeHeld] },
+          { guard: 'votes', actions: ['note', audit('vote_cast'), emit('vote_cast'), setTimer] },
         ],
         satisfy: [
           { guard: 'listedAndReleases', target: 'released', actions: ['note', audit('condition_reported')] },
-          { guard: 'listed', actions: ['note', audit('condition_reported'), wakeHeld] },
+          { guard: 'listed', actions: ['note', audit('condition_reported'), setTimer] },
         ],
         recount: [
           { guard: 'countReleases', target: 'released', actions: ['note', audit('recounted')] },
-          { guard: 'countChanged', actions: ['note', audit('recounted'), wakeHeld] },
+          { guard: 'countChanged', actions: ['note', audit('recounted'), setTimer] },
         ],
         cancel: { guard: 'inTime', target: 'cancelled' },
         wake: [
@@ -263,7 +263,7 @@ export const holdMachine = definition.createMachine({
       },
     },
     released: {
-      description: 'the agent may carry out the action, once, until execute_by',
+      description: 'the agent may perform the action once, until execute_by',
       entry: [
         'stampRelease',
         audit('released'),
@@ -279,22 +279,22 @@ export const holdMachine = definition.createMachine({
     rejected: {
       description: 'an approver rejected it',
       type: 'final',
-      entry: ['stampEnd', audit('rejected'), emit('rejected'), asleep],
+      entry: ['stampEnd', audit('rejected'), emit('rejected'), clearTimer],
     },
     consumed: {
-      description: 'the action was let through, once',
+      description: 'the release was used for the action',
       type: 'final',
-      entry: ['stampEnd', audit('consumed'), emit('consumed'), asleep],
+      entry: ['stampEnd', audit('consumed'), emit('consumed'), clearTimer],
     },
     expired: {
-      description: 'nothing released it in time, or nobody carried out the action in time',
+      description: 'not released in time, or released and not used in time',
       type: 'final',
-      entry: ['stampExpiry', audit('expired'), emit('expired'), asleep],
+      entry: ['stampExpiry', audit('expired'), emit('expired'), clearTimer],
     },
     cancelled: {
       description: 'withdrawn by the proxy or an admin',
       type: 'final',
-      entry: ['stampEnd', audit('cancelled'), emit('cancelled'), asleep],
+      entry: ['stampEnd', audit('cancelled'), emit('cancelled'), clearTimer],
     },
   },
 });
@@ -312,10 +312,10 @@ export type HoldRefusal =
   | 'NOT_FOUND';
 
 /**
- * Why the machine refuses an event, by the first reason that applies; undefined when it accepts it. It goes by the state
- * that the hold has at the time of the event, so a late timer lets nothing through.
+ * Why the machine refuses an event: the first reason that applies; undefined if it accepts the event. It uses the state
+ * of the hold at the time of the event, so that a late timer lets nothing through.
  *
- * - consume: another agent learns nothing about the hold, so AGENT_MISMATCH comes first; then ALREADY_CONSUMED and
+ * - consume: AGENT_MISMATCH comes first, so that another agent learns nothing about the hold; then ALREADY_CONSUMED and
  *   ESCROW_EXPIRED, which no other request can fix; HASH_MISMATCH; and INVALID_STATUS for a hold that is not released.
  * - vote: INVALID_STATUS, ALREADY_VOTED, FORBIDDEN. satisfy: NOT_FOUND, INVALID_STATUS. cancel: INVALID_STATUS.
  */
@@ -357,18 +357,18 @@ export function holdRefusal(
   }
 }
 
-/** What the database keeps of a hold's machine. */
+/** The columns that store a hold's machine. */
 export interface StoredHold {
   state: string;
   context: unknown;
   version: number;
 }
 
-/** version n -> what a hold stored by version n is in version n + 1. Entries are never removed. */
+/** Maps version n to an upgrade of holds stored by version n to version n + 1. Entries are never removed. */
 export type HoldUpgrades = Readonly<Record<number, (stored: { state: string; context: unknown }) => StoredHold>>;
 const UPGRADES: HoldUpgrades = {};
 
-/** A stored hold as a snapshot of the machine, upgraded from the version that stored it. Throws when that is unknown. */
+/** Restores the machine from a stored hold, upgrading it if necessary. Throws if its version is unknown. */
 export function restoreHold(stored: StoredHold, upgrades: HoldUpgrades = UPGRADES): HoldSnapshot {
   let { state, context, version } = stored;
   for (let upgrade = upgrades[version]; upgrade && version !== HOLD_MACHINE_VERSION; upgrade = upgrades[version]) {
@@ -376,12 +376,14 @@ export function restoreHold(stored: StoredHold, upgrades: HoldUpgrades = UPGRADE
   }
   const known = HOLD_STATES.find((name) => name === state);
   if (version !== HOLD_MACHINE_VERSION || !known) {
-    throw new Error(`a hold in state ${state} of machine version ${version} is unknown to this program`);
+    throw new Error(
+      `a hold in state ${state} of machine version ${version} cannot be read by this version of the server`,
+    );
   }
   return holdMachine.resolveState({ value: known, context: context as HoldContext });
 }
 
-/** The stored combinations that this program cannot read: checked at start, so that an outdated program does not run. */
+/** The stored combinations that this version cannot read: checked at startup, so that an outdated server does not run. */
 export function unreadableHolds(
   stored: readonly { version: number; state: string }[],
   upgrades: HoldUpgrades = UPGRADES,
@@ -394,20 +396,20 @@ export function unreadableHolds(
     .map(({ version, state }) => `${state} of version ${version}`);
 }
 
-/** A new hold and its effects. Throws a RangeError when it requires nothing: that would hold nothing. */
+/** A new hold and its effects. Throws a RangeError if its requirement is met from the start. */
 export function createHold(input: HoldInput): [HoldSnapshot, HoldEffect[]] {
   const [snapshot, actions] = initialTransition(holdMachine, input);
   if (metAt(input.release, snapshot.context) === -Infinity) throw new RangeError('the hold requires nothing');
   return [snapshot, effects(actions)];
 }
 
-/** One step. Ask `holdRefusal` first: an event that it refuses leaves the machine as it is. */
+/** One step. Call `holdRefusal` first: an event that it refuses does not change the machine. */
 export function stepHold(snapshot: HoldSnapshot, event: HoldEvent): [HoldSnapshot, HoldEffect[]] {
   const [next, actions] = transition(holdMachine, snapshot, event);
   return [next, effects(actions)];
 }
 
-/** What time alone has done to the hold by `at`, step by step for `each`. Call it before you send an event to a hold. */
+/** Applies the timers due by `at`, reporting each step to `each`. Call it before sending an event to a hold. */
 export function elapse(
   snapshot: HoldSnapshot,
   at: number,
@@ -427,7 +429,7 @@ export function elapse(
   }
 }
 
-/** What time alone will do to the hold: when it is released and when it expires, each null when it will not. */
+/** When the hold will be released and when it will end if no other event arrives; null for never. */
 export function timeline(snapshot: HoldSnapshot): { releasesAt: number | null; endsAt: number | null } {
   const { value: state, context } = snapshot;
   if (state === 'released') return { releasesAt: null, endsAt: context.executeBy };
@@ -438,7 +440,7 @@ export function timeline(snapshot: HoldSnapshot): { releasesAt: number | null; e
   return { releasesAt: met, endsAt: released.context.executeBy };
 }
 
-/** The named actions alone, as plain data: XState adds what would run them, which must not be stored. */
+/** The named actions as plain data, without the functions that XState attaches, which must not be stored. */
 function effects(actions: readonly { type: string; params?: unknown }[]): HoldEffect[] {
   return actions
     .filter(({ type }) => ['audit', 'emit', 'wakeAt'].includes(type))

@@ -1,10 +1,10 @@
 import { assign, initialTransition, type SnapshotFrom, setup, transition } from 'xstate';
 
 /**
- * The life of a policy. Its state is that of the newest revision; `liveVersion` is what proxies enforce, which may be
- * an older one. Time, settings and the actor enter only through events, so the machine can be replayed.
- * Side effects are only named here: `audit` becomes a record of the audit chain, `review` a record of the revision
- * that was reviewed, and `publish` makes new bundles due, all in the transaction that stores the state.
+ * The lifecycle of a policy. Its state is that of the newest revision; `liveVersion` is the version that proxies enforce,
+ * which may be older. Time, settings and the actor enter only through events, so the machine can be replayed. Side
+ * effects are only named here: `audit` becomes an audit record, `review` is stored with the reviewed revision, and
+ * `publish` invalidates the bundles, all in the transaction that stores the state.
  */
 export const POLICY_MACHINE_VERSION = 1;
 
@@ -15,32 +15,32 @@ export interface PolicyContext {
   liveVersion: number | null;
   /** Who wrote the newest revision. */
   author: string;
-  /** Who submitted it; null while nobody has. */
+  /** Who submitted it; null until it is submitted. */
   submitter: string | null;
   /**
-   * Break-glass deployments that nobody but their actor has reviewed yet, oldest first. Whatever happens to the policy,
-   * each stays until another person closes it.
+   * Break-glass deployments without a review by another person, oldest first. Each stays until another person closes it,
+   * whatever else happens to the policy.
    */
   openReviews: { version: number; actor: string }[];
 }
 
-/** Who acts, and what the tenant requires at that time. */
+/** The actor, and the tenant's rules at that time. */
 interface Circumstances {
-  /** The person, whichever key or session they use; for a key that belongs to nobody, its id. */
+  /** The person behind the key or session; for a key without an owner, its id. */
   actor: string;
   /** A signed-in person, not a key. */
   signedIn: boolean;
   admin: boolean;
   approvalRequired: boolean;
-  /** The person who wrote or submitted a version may approve it although approval is required. */
+  /** Even if approval is required, the person who wrote or submitted a version may approve it. */
   selfApproval: boolean;
 }
 
-/** `version` is the one that the actor has read. */
+/** `version` is the version that the actor has seen. */
 export type PolicyEvent = Circumstances &
   (
     | { type: 'update' | 'rollback' | 'submit' | 'revoke' | 'break_glass' }
-    /** Of the newest version, or of one with an open review, which this closes. */
+    /** Approves the newest version, or closes the open review of an older one. */
     | { type: 'approve'; version: number }
     | { type: 'reject' | 'request_changes' | 'comment'; version: number }
   );
@@ -67,7 +67,7 @@ export type PolicyEffect =
 
 const audit = (action: PolicyAction, severity: 'info' | 'critical' = 'info') =>
   ({ type: 'audit', params: { action: `policy.${action}`, severity } }) as const;
-/** A review of the version that the event names, or else of the newest one before the event. */
+/** A review of the version that the event names, or of the newest version before the event. */
 const review = (status: ReviewStatus) =>
   ({
     type: 'review',
@@ -88,7 +88,7 @@ const breaking = {
   actions: ['goLive', 'openReview', review('break_glass'), audit('break_glass', 'critical'), 'publish'],
 } as const;
 
-/** The events that a guard may refuse whatever the state is. */
+/** Not refused for a reason that holds in every state. */
 const permitted = ({ context, event }: { context: PolicyContext; event: PolicyEvent }) =>
   refusedAnywhere(context, event) === undefined;
 
@@ -163,7 +163,7 @@ export const policyMachine = setup({
       },
     },
     pending_approval: {
-      description: 'waits for an approver who has neither written nor submitted it',
+      description: 'waiting for an approver who neither wrote nor submitted it',
       on: {
         update: { target: 'draft', actions: [review('dismissed'), 'addRevision', audit('updated')] },
         rollback: { target: 'draft', actions: [review('dismissed'), 'addRevision', audit('rolled_back')] },
@@ -228,25 +228,25 @@ interface Refused {
   detail: string;
 }
 
-/** The open reviews that an event is about: an approval of a version whose review is open closes it. */
+/** The open reviews that an event closes: approving a version closes its open review. */
 function reviewsClosedBy(context: PolicyContext, event: PolicyEvent): PolicyContext['openReviews'] {
   return event.type === 'approve' ? context.openReviews.filter(({ version }) => version === event.version) : [];
 }
 
-/** Why an event is refused in every state: who acts, which version they have read, and whose it is. */
+/** Why an event is refused in any state: because of the actor, or of the version they have seen. */
 function refusedAnywhere(context: PolicyContext, event: PolicyEvent): Refused | undefined {
   const governs = event.type !== 'update' && event.type !== 'rollback' && event.type !== 'comment';
   if (governs && event.approvalRequired && !event.signedIn) {
-    return { code: 'FORBIDDEN', detail: 'approval is required in this tenant: a signed-in person must do this' };
+    return { code: 'FORBIDDEN', detail: 'this tenant requires approval: only a signed-in person can do this' };
   }
   if (event.type === 'revoke' && event.approvalRequired && !event.admin) {
-    return { code: 'FORBIDDEN', detail: 'approval is required in this tenant: this needs the role admin' };
+    return { code: 'FORBIDDEN', detail: 'this tenant requires approval: only an admin can do this' };
   }
   const closes = reviewsClosedBy(context, event);
   if (closes.length > 0) {
     if (!event.signedIn) return { code: 'FORBIDDEN', detail: 'only a signed-in person can close a review' };
     if (closes.some(({ actor }) => actor === event.actor)) {
-      return { code: 'SELF_APPROVAL', detail: 'the person who broke the glass cannot close its review' };
+      return { code: 'SELF_APPROVAL', detail: 'the person who used break glass cannot close its review' };
     }
     return undefined;
   }
@@ -287,7 +287,7 @@ const ORDER: readonly PolicyRefusal[] = ['FORBIDDEN', 'VERSION_CHANGED', 'INVALI
 
 /**
  * Why the machine refuses an event: the first reason in the order FORBIDDEN, VERSION_CHANGED, INVALID_STATUS,
- * SELF_APPROVAL; undefined when it accepts it. An event that is refused here leaves the machine as it is.
+ * SELF_APPROVAL; undefined if it accepts the event. A refused event does not change the machine.
  */
 export function policyRefusal(state: PolicyState, context: PolicyContext, event: PolicyEvent): Refused | undefined {
   const reasons = [refusedAnywhere(context, event), refusedHere(state, context, event)].filter(
@@ -296,7 +296,7 @@ export function policyRefusal(state: PolicyState, context: PolicyContext, event:
   return reasons.sort((a, b) => ORDER.indexOf(a.code) - ORDER.indexOf(b.code))[0];
 }
 
-/** A stored policy as a snapshot of the machine. Throws when another machine version stored it. */
+/** Restores the machine from a stored policy. Throws if another machine version stored it. */
 export function restorePolicy(state: PolicyState, context: PolicyContext, machineVersion: number): PolicySnapshot {
   if (machineVersion !== POLICY_MACHINE_VERSION) {
     throw new Error(`policy machine version ${machineVersion} is unknown to this program`);
@@ -310,10 +310,10 @@ export function createPolicy(author: string): [PolicySnapshot, PolicyEffect[]] {
   return [snapshot, [audit('created')]];
 }
 
-/** One step. Ask `policyRefusal` first: an event that it refuses leaves the machine as it is. */
+/** One step. Call `policyRefusal` first: an event that it refuses does not change the machine. */
 export function stepPolicy(snapshot: PolicySnapshot, event: PolicyEvent): [PolicySnapshot, PolicyEffect[]] {
   const [next, actions] = transition(policyMachine, snapshot, event);
-  // plain data: the library's actions also carry what would run them
+  // plain data, without the functions that XState attaches
   const effects = actions.flatMap(({ type, params }): PolicyEffect[] => {
     if (type === 'audit') return [{ type, params: params as Extract<PolicyEffect, { type: 'audit' }>['params'] }];
     if (type === 'review') return [{ type, params: params as Extract<PolicyEffect, { type: 'review' }>['params'] }];

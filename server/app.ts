@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs';
 import path from 'node:path';
-import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
+import { collectDefaultMetrics, Registry } from 'prom-client';
 import { claimDatabase } from '../db/claim.ts';
 import { migrate, openDatabase, type WriteAudit } from '../db/index.ts';
 import { readinessOf } from '../db/readiness.ts';
@@ -15,8 +15,8 @@ import { buildRouter, type Services } from './api/root.ts';
 import { mountDashboard, mountDocs } from './api/static.ts';
 import { mountStatus, statusRoutes } from './api/status.ts';
 import { LiveStreams } from './api/stream.ts';
-import { Authenticator, assertSameOrigin, type Found } from './auth/authenticate.ts';
-import { assertOpened, authRoutes } from './auth/http.ts';
+import { Authenticator, assertSameOrigin, type ValidCredential } from './auth/authenticate.ts';
+import { assertOpenedAsPage, authRoutes } from './auth/http.ts';
 import { Keys } from './auth/keys.ts';
 import { MagicLinks } from './auth/magic-links.ts';
 import { Sessions } from './auth/sessions.ts';
@@ -47,7 +47,7 @@ import { HoldQueries } from './escrow/queries.ts';
 import { holdRecounts, holdTimers } from './escrow/timers.ts';
 import { Evidence } from './forensics/export.ts';
 import { downloadRoute } from './forensics/router.ts';
-import { type Job, startJobs } from './jobs/jobs.ts';
+import { forgetJob, startJobs } from './jobs/jobs.ts';
 import { MailQueue } from './jobs/mail.ts';
 import { keyRoutes } from './keys/http.ts';
 import { Keyring, SealedError } from './keys/keyring.ts';
@@ -60,9 +60,12 @@ import { Mail } from './lib/mail.ts';
 import { RateLimiter } from './lib/rate-limit.ts';
 import { RedisLink } from './lib/redis.ts';
 import { RedisLookups } from './lib/redis-lookups.ts';
+import { Metrics } from './metrics.ts';
 import { AuthorLanguage } from './policy/authoring/author.ts';
 import { Bundles } from './policy/bundles.ts';
 import { bundleRoute } from './policy/http.ts';
+import { ListQueries } from './policy/list-queries.ts';
+import { Lists } from './policy/lists.ts';
 import { Policies } from './policy/policies.ts';
 import { PolicyQueries } from './policy/queries.ts';
 import { SignedRules } from './policy/signed-rules.ts';
@@ -78,13 +81,16 @@ import { Invitations } from './tenants/invitations.ts';
 import { Members } from './tenants/members.ts';
 import { SettingsChanges } from './tenants/settings-changes.ts';
 import { Tenants } from './tenants/tenants.ts';
+import { Observations } from './tools/observations.ts';
+import { registryOf, ToolQueries } from './tools/queries.ts';
+import { Tools } from './tools/registry.ts';
 
 /** The parts of a running program that its commands and tests reach for. */
 export interface Core extends Services {
   keyring: Keyring;
   checkpoints: Checkpoints;
   verifications: Verifications;
-  /** Accepts what a chain lacks, see accept-loss.ts. */
+  /** Accepts that records of a chain are lost, see accept-loss.ts. */
   acceptLoss(tenantId: string, chain: ChainName, reason: string, by: Doer): Promise<LossAccepted>;
   audit: WriteAudit;
   actors: ActorHost<AppendCommand, AppendResult>;
@@ -99,7 +105,7 @@ export interface Core extends Services {
   singleSignOn: SingleSignOn;
   /** With several processes only. */
   redis: RedisLink | undefined;
-  /** Finishes what was accepted, then lets go of everything. */
+  /** Finishes what was accepted, then closes every connection and file. */
   stop(): Promise<void>;
 }
 
@@ -112,12 +118,12 @@ export interface Parts {
   egress?: Egress;
 }
 
-/** Opens the database and joins the features, without HTTP. Throws SealedError when the master key is a wrong one. */
+/** Opens the database and joins the features, without HTTP. Throws SealedError when the master key is wrong. */
 export async function openCore(parts: Parts): Promise<Core> {
   const { config, log } = parts;
   const clock = parts.clock ?? systemClock;
   const egress = parts.egress ?? new Egress({ allow: config.egressAllow, dnsServers: config.dnsServers });
-  const registry = new Registry();
+  const metrics = new Metrics();
   const db = await openDatabase(parts.databaseUrl);
   let keyring: Keyring;
   let box: SecretBox;
@@ -139,12 +145,6 @@ export async function openCore(parts: Parts): Promise<Core> {
   const sessions = new Sessions(db, clock, audit, { secureCookie: config.baseUrl.startsWith('https:') });
   const oidc = new OpenIdConnect(egress, clock, config.egressAllow);
   const connections = new Connections({ db, clock, audit, box, oidc, baseUrl: config.baseUrl });
-  const refusals = new Counter({
-    name: 'svc_sso_refusals_total',
-    help: 'Sign-ins through an identity provider that were refused',
-    labelNames: ['reason'],
-    registers: [registry],
-  });
   const singleSignOn = new SingleSignOn({
     db,
     clock,
@@ -155,7 +155,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     connections,
     sessions,
     acceptInvitation: (...person) => invitations.acceptFor(...person),
-    count: (reason) => refusals.inc({ reason }),
+    count: (reason) => metrics.ssoRefusals.inc({ reason }),
   });
   const serverSettings = { poll_seconds: config.pollSeconds };
   const tenants = new Tenants(db, clock, audit, serverSettings);
@@ -165,19 +165,13 @@ export async function openCore(parts: Parts): Promise<Core> {
     audit,
     box,
     sso: connections,
-    objection: async (em, before, after) =>
-      after.sso_only && !before.sso_only ? connections.objectionToEnforcing(em) : undefined,
+    objection: async (em, tenantId, before, after) =>
+      after.sso_only && !before.sso_only ? connections.objectionToEnforcing(em, tenantId) : undefined,
     server: serverSettings,
   });
   const settings = (tenantId: string) => tenants.settings(tenantId);
-  const signInFailures = new Counter({
-    name: 'svc_sign_in_failures_total',
-    help: 'Sign-ins by a link that failed',
-    labelNames: ['reason'],
-    registers: [registry],
-  });
   const failed = (reason: string, { ip, requestId }: { ip: string; requestId: string }) => {
-    signInFailures.inc({ reason });
+    metrics.signInFailures.inc({ reason });
     log.warn({ reason, ip, reqId: requestId }, 'a sign-in by a link failed');
   };
   const policy: SignInPolicyOf = async (tenantId) => {
@@ -226,14 +220,26 @@ export async function openCore(parts: Parts): Promise<Core> {
   const invitations = new Invitations({ db, clock, audit, queueMail, policy, baseUrl, openSession, failed });
   const language = new AuthorLanguage();
   const policyQueries = new PolicyQueries({ db, rules: settings });
-  const policyTexts = new PolicyTexts({ db, clock, language, rules: settings, queries: policyQueries });
+  const toolQueries = new ToolQueries({ db, rules: settings });
+  const listQueries = new ListQueries(db);
+  const lists = new Lists({ db, clock, audit, rulesWithin: (em, tenantId) => tenants.settingsWithin(em, tenantId) });
+  const policyTexts = new PolicyTexts({
+    db,
+    clock,
+    language,
+    rules: settings,
+    queries: policyQueries,
+    registry: registryOf,
+    tools: (tenantId, names) => toolQueries.listed(tenantId, names),
+    lists: listQueries,
+  });
   const policies = new Policies({
     db,
     clock,
     audit,
     queries: policyQueries,
     texts: policyTexts,
-    rulesWithin: (em) => tenants.settingsWithin(em),
+    rulesWithin: (em, tenantId) => tenants.settingsWithin(em, tenantId),
     mostStatements: config.liveStatements,
   });
   const bundles = new Bundles({
@@ -241,9 +247,12 @@ export async function openCore(parts: Parts): Promise<Core> {
     clock,
     signer: () => keyring.current,
     actionTypes: async (tenantId) => (await settings(tenantId)).action_types,
+    registry: registryOf,
     log,
   });
   const fleet = new Fleet(db, clock);
+  const tools = new Tools({ db, clock, audit, rulesWithin: (em, tenantId) => tenants.settingsWithin(em, tenantId) });
+  const observations = new Observations({ db, clock, audit });
   // the database's time, unless the program was given another one
   const holds = new Holds({ db, audit, settings, clock: parts.clock });
   const holdQueries = new HoldQueries({ db, settings, clock: parts.clock });
@@ -280,35 +289,14 @@ export async function openCore(parts: Parts): Promise<Core> {
       },
       ...what,
     );
-  new Gauge({
-    name: 'svc_chains_closed',
-    help: 'Chains that take no records, because what was acknowledged is not in them: see svc chain accept-loss',
-    registers: [registry],
-    collect() {
-      this.set(checkpoints.closed);
-    },
-  });
   const appender = openAppender({ db, clock, log, fingerprint, checkpoints });
   const kind = chainActor(appender);
   const several = redis && (await RedisHost.start(kind, { redis, log }));
   const actors = several ?? new LocalHost(kind);
-  if (several) {
-    new Gauge({
-      name: 'svc_tenants_owned',
-      help: 'Tenants whose decision chain this process writes',
-      registers: [registry],
-      collect() {
-        this.set(several.owned);
-      },
-    });
-  }
-  new Gauge({
-    name: 'svc_chain_waiting_events',
-    help: 'Events that wait for their commit',
-    registers: [registry],
-    collect() {
-      this.set(appender.waiting);
-    },
+  metrics.measure({
+    chainsClosed: () => checkpoints.closed,
+    waitingEvents: () => appender.waiting,
+    tenantsOwned: several && (() => several.owned),
   });
   const evidence = new Evidence({ db, clock, audit, keyring, checkpoints });
   const decider = new Decider({
@@ -319,18 +307,8 @@ export async function openCore(parts: Parts): Promise<Core> {
     holds,
     clock,
     log,
-    decisions: new Counter({
-      name: 'svc_decisions_total',
-      help: 'Decisions taken here',
-      labelNames: ['decision'],
-      registers: [registry],
-    }),
-    seconds: new Histogram({
-      name: 'svc_evaluate_seconds',
-      help: 'Time of a decision, its commit included',
-      buckets: [0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1],
-      registers: [registry],
-    }),
+    decisions: metrics.decisions,
+    seconds: metrics.evaluateSeconds,
   });
   const deliveries = new Deliveries({ db, clock, audit });
   const subscriptions = new Subscriptions({ db, clock, audit, box, egress, appUrl: baseUrl });
@@ -344,18 +322,13 @@ export async function openCore(parts: Parts): Promise<Core> {
     queueMail,
     appUrl: baseUrl,
     clock: parts.clock,
-    attempts: new Counter({
-      name: 'svc_delivery_attempts_total',
-      help: 'Attempts to deliver an event, by what came of them',
-      labelNames: ['result'],
-      registers: [registry],
-    }),
+    attempts: metrics.deliveryAttempts,
   });
   return {
     db,
     keyring,
     bundles,
-    registry,
+    registry: metrics.registry,
     egress,
     redis,
     keys,
@@ -369,7 +342,12 @@ export async function openCore(parts: Parts): Promise<Core> {
     policies,
     policyQueries,
     policyTexts,
+    lists,
+    listQueries,
     fleet,
+    tools,
+    toolQueries,
+    observations,
     holds,
     holdQueries,
     signedRules,
@@ -405,7 +383,7 @@ export async function openCore(parts: Parts): Promise<Core> {
 export interface Program {
   /** Undefined while the program is sealed. */
   readonly core: Core | undefined;
-  /** Starts to listen and tells where. */
+  /** Starts to listen. Resolves to the address. */
   listen(): Promise<string>;
   /** Stops taking requests, finishes those under way, and closes everything. */
   stop(): Promise<void>;
@@ -471,7 +449,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
   if (core && config.roles.includes('web')) {
     const services = core;
     streams = liveStreams(core);
-    // as it was committed: making it again takes longer than all else at the start
+    // as it was committed: building it takes longer than the rest of the start
     const document = JSON.stringify(JSON.parse(readFileSync(new URL('./api/openapi.json', import.meta.url), 'utf8')));
     app.get('/openapi.json', async (_request, reply) => reply.type('application/json; charset=utf-8').send(document));
     mountPlain(app, plainRoutes(services, streams), server.begin);
@@ -501,10 +479,10 @@ export async function createProgram(parts: Parts): Promise<Program> {
         { name: 'check domains', everySeconds: 3600, run: (signal) => core.domains.recheck(log, signal) },
         holdTimers(holds, log),
         holdRecounts(holds, db.notices),
-        mails(core),
-        forgetEnded(core),
+        core.mailQueue.job(() => core.links.serveRequests()),
+        forgetJob('forget sessions and links', [core.sessions, core.links, core.invitations]),
         deliverer.job(),
-        { name: 'forget deliveries', everySeconds: 600, run: () => deliverer.forget() },
+        forgetJob('forget deliveries', [deliverer]),
         silentProxies(core.fleet, core.pollSeconds),
       ],
       log,
@@ -528,7 +506,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
 }
 
 function authenticatorOf({ db, sessions, redis }: Core, clock: Clock, log: Log): Authenticator {
-  const shared = redis && new RedisLookups<Found | null>(redis, 'credential', () => db.horizon());
+  const shared = redis && new RedisLookups<ValidCredential | null>(redis, 'credential', () => db.horizon());
   return new Authenticator(db, sessions, clock, log, shared);
 }
 
@@ -543,37 +521,12 @@ export async function describeApi(): Promise<object> {
   ]);
 }
 
-/** Mails sign-in links to those who asked and are known, and whatever else is queued. */
-function mails({ links, mailQueue }: Core): Job {
-  return {
-    name: 'mail',
-    everySeconds: 1,
-    async run(signal) {
-      while (!signal.aborted && (await links.serveRequests()) > 0);
-      while (!signal.aborted && (await mailQueue.sendDue()) > 0);
-    },
-  };
-}
-
-/** Forgets sessions, links and invitations that have long ended. */
-function forgetEnded({ sessions, links, invitations }: Core): Job {
-  return {
-    name: 'forget sessions and links',
-    everySeconds: 600,
-    async run() {
-      await sessions.forget();
-      await links.forget();
-      await invitations.forget();
-    },
-  };
-}
-
 /** Every route that is not a procedure. */
 function plainRoutes(core: Core, streams: LiveStreams): PlainRoute[] {
   return [
     ...authRoutes(core.links, core.origins),
     ...inviteRoutes(core.invitations, {
-      assertOpened,
+      assertOpenedAsPage,
       assertSameOrigin: (origin) => assertSameOrigin('POST', origin, core.origins),
     }),
     ...ssoRoutes(core),

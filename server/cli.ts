@@ -3,7 +3,7 @@ import { cleanups } from './cli/installation.ts';
 import { main, messageOf } from './cli/main.ts';
 
 /**
- * `svc`, the operator's command. It works on the database of the settings, beside a running server or without one.
+ * `svc`, the operator's command-line tool. It works on the configured database, whether or not a server is running.
  * Results go to standard output, everything else to standard error.
  */
 for (const [signal, code] of [

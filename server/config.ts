@@ -1,37 +1,27 @@
-import { readFileSync } from 'node:fs';
-import { isIPv4, isIPv6 } from 'node:net';
 import path from 'node:path';
 import { z } from 'zod';
-import { faultLines } from './lib/faults.ts';
-
-const int = (fallback: number, min: number, max: number) => z.coerce.number().int().min(min).max(max).default(fallback);
-const list = z
-  .string()
-  .default('')
-  .transform((text) =>
-    text
-      .split(',')
-      .map((item) => item.trim())
-      .filter(Boolean),
-  );
+import {
+  cidrs,
+  dnsServers,
+  type Environment,
+  httpUrl,
+  int,
+  list,
+  logLevel,
+  type SettingHelp,
+  SettingsReader,
+  secretOf,
+  settingsHelp,
+} from './lib/settings.ts';
 
 export const ROLES = ['web', 'worker'] as const;
 export type ProcessRole = (typeof ROLES)[number];
-
-/** An IPv4 address, or an IPv6 one in brackets, with a port. */
-function isServer(text: string): boolean {
-  const [, v6, v4, port] = /^(?:\[(.+)\]|([^:]+)):(\d{1,5})$/.exec(text) ?? [];
-  return (v6 ? isIPv6(v6) : isIPv4(v4 ?? '')) && Number(port) > 0 && Number(port) < 65536;
-}
 
 /** Every setting of the program, with its default. `describe` is what `svc doctor` and docs/operation.md say about it. */
 const environment = z.object({
   PORT: int(8080, 0, 65535).describe('port of the HTTP server'),
   HOST: z.string().default('127.0.0.1').describe('address to listen on; 0.0.0.0 for all'),
-  SVC_BASE_URL: z
-    .url({ protocol: /^https?$/, error: 'must be an http or https address' })
-    .optional()
-    .describe('public address of the server; default http://localhost:PORT'),
+  SVC_BASE_URL: httpUrl.optional().describe('public address of the server; default http://localhost:PORT'),
   SVC_DATA_DIR: z.string().default('./.data').describe('database, generated master key, mail, checkpoint file'),
   DATABASE_URL: z.string().optional().describe('an external PostgreSQL (15 or later) in place of the embedded one'),
   REDIS_URL: z
@@ -50,12 +40,12 @@ const environment = z.object({
   SVC_LIVE_STATEMENTS: int(5_000, 1, 1e6).describe('statements that the live policies of a tenant may have together'),
   SVC_POLL_SECONDS: int(15, 1, 3600).describe('how often proxies ask for a bundle'),
   SVC_TRUST_PROXY: list.describe('addresses of reverse proxies whose X-Forwarded-For is believed'),
-  SVC_EGRESS_ALLOW: list
-    .pipe(z.array(z.union([z.cidrv4(), z.cidrv6()], { error: 'must be CIDRs, such as 10.1.0.0/16' })))
-    .describe('CIDRs of private addresses that webhooks, issuers and notify targets may reach anyway'),
-  SVC_DNS_SERVERS: list
-    .pipe(z.array(z.string().refine(isServer, 'must be host:port of DNS servers, each host an address')))
-    .describe('host:port of the DNS servers to ask for destinations and TXT records; default: those of the system'),
+  SVC_EGRESS_ALLOW: cidrs.describe(
+    'CIDRs of private addresses that webhooks, issuers and notify targets may reach anyway',
+  ),
+  SVC_DNS_SERVERS: dnsServers.describe(
+    'host:port of the DNS servers to ask for destinations and TXT records; default: those of the system',
+  ),
   SMTP_URL: z
     .string()
     .regex(/^smtps?:\/\//, 'must begin with smtp:// or smtps://')
@@ -72,6 +62,7 @@ const environment = z.object({
   SVC_RATE_SESSION: int(50, 1, 1e6).describe('requests per second and session'),
   SVC_RATE_EXPORT: int(10, 1, 1e6).describe('exports per hour and person'),
   SVC_RATE_SUBSCRIPTION_TEST: int(10, 1, 1e6).describe('tests of subscriptions per minute and tenant'),
+  SVC_RATE_TOOLS: int(60, 1, 1e6).describe('reports of tools per minute and key'),
   SVC_RATE_SIGN_IN: int(30, 1, 1e6).describe('sign-in requests per minute and address'),
   SVC_INSPECT: z
     .string()
@@ -80,7 +71,7 @@ const environment = z.object({
     .describe('an XState inspector to which every step of policies, holds and deliveries is streamed, for maintainers'),
   SVC_RATE_LINK_ADDRESS: int(5, 1, 1e6).describe('sign-in links mailed per 15 minutes and mail address'),
   SVC_RATE_LINK_IP: int(20, 1, 1e6).describe('sign-in links asked for per hour and IP address'),
-  LOG_LEVEL: z.enum(['trace', 'debug', 'info', 'warn', 'error', 'silent']).default('info').describe('what is logged'),
+  LOG_LEVEL: logLevel,
 });
 
 export interface Config {
@@ -113,6 +104,7 @@ export interface Config {
     readonly session: number;
     readonly export: number;
     readonly subscriptionTest: number;
+    readonly tools: number;
     readonly signIn: number;
     readonly linkAddress: number;
     readonly linkIp: number;
@@ -121,28 +113,19 @@ export interface Config {
   readonly logLevel: string;
 }
 
-export class ConfigError extends Error {}
-
 /** Reads the settings. Throws one ConfigError that lists every fault; a fault never shows a secret's value. */
-export function readConfig(env: Record<string, string | undefined> = process.env): Config {
-  const given = Object.fromEntries(Object.entries(env).filter(([, value]) => value?.trim()));
-  const parsed = environment.safeParse(given);
-  const faults = parsed.success ? [] : faultLines(parsed.error);
-  let masterKey: Buffer | undefined;
-  try {
-    masterKey = masterKeyOf(given.SVC_MASTER_KEY, given.SVC_MASTER_KEY_FILE);
-  } catch (error) {
-    faults.push((error as Error).message);
+export function readConfig(env: Environment = process.env): Config {
+  const reader = new SettingsReader(environment, env);
+  const masterKey = reader.attempt(() => {
+    const secret = secretOf(reader.given, 'SVC_MASTER_KEY');
+    return secret && parseMasterKey(secret.text, secret.from);
+  });
+  const { REDIS_URL, DATABASE_URL, SVC_ROLES } = reader.values ?? {};
+  // an embedded PostgreSQL belongs to one process; without Redis there is no second one that could do the rest
+  if (SVC_ROLES?.length === 1 && !(REDIS_URL && DATABASE_URL)) {
+    reader.fault('SVC_ROLES: to share the work with other processes, set REDIS_URL and DATABASE_URL');
   }
-  if (parsed.success) {
-    const { REDIS_URL, DATABASE_URL, SVC_ROLES } = parsed.data;
-    // an embedded PostgreSQL belongs to one process; without Redis there is no second one that could do the rest
-    if (SVC_ROLES.length === 1 && !(REDIS_URL && DATABASE_URL)) {
-      faults.push('SVC_ROLES: to share the work with other processes, set REDIS_URL and DATABASE_URL');
-    }
-  }
-  if (!parsed.success || faults.length > 0) throw new ConfigError(`Wrong settings:\n  ${faults.join('\n  ')}`);
-  const e = parsed.data;
+  const e = reader.done();
   const baseUrl = (e.SVC_BASE_URL ?? `http://localhost:${e.PORT}`).replace(/\/+$/, '');
   return {
     port: e.PORT,
@@ -168,6 +151,7 @@ export function readConfig(env: Record<string, string | undefined> = process.env
       session: e.SVC_RATE_SESSION,
       export: e.SVC_RATE_EXPORT,
       subscriptionTest: e.SVC_RATE_SUBSCRIPTION_TEST,
+      tools: e.SVC_RATE_TOOLS,
       signIn: e.SVC_RATE_SIGN_IN,
       linkAddress: e.SVC_RATE_LINK_ADDRESS,
       linkIp: e.SVC_RATE_LINK_IP,
@@ -187,26 +171,8 @@ function originsOf(base: URL): string[] {
 }
 
 /** The settings with their defaults and meanings, for docs/operation.md and `svc doctor`. */
-export function settingsHelp(): { name: string; meaning: string; fallback: string }[] {
-  return Object.entries(environment.shape).map(([name, schema]) => {
-    const fallback = schema.safeParse(undefined);
-    const value = fallback.success ? fallback.data : undefined;
-    return { name, meaning: schema.description ?? '', fallback: value === undefined ? '' : String(value) };
-  });
-}
-
-function masterKeyOf(text: string | undefined, file: string | undefined): Buffer | undefined {
-  if (text && file) throw new Error('SVC_MASTER_KEY and SVC_MASTER_KEY_FILE: give only one');
-  if (!text && !file) return undefined;
-  let raw = text;
-  if (file) {
-    try {
-      raw = readFileSync(file, 'utf8');
-    } catch {
-      throw new Error('SVC_MASTER_KEY_FILE: the file cannot be read');
-    }
-  }
-  return parseMasterKey(raw!.trim(), file ? 'SVC_MASTER_KEY_FILE' : 'SVC_MASTER_KEY');
+export function serverSettingsHelp(): SettingHelp[] {
+  return settingsHelp(environment);
 }
 
 /**

@@ -8,10 +8,11 @@ import path from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { type Connect, createServer as createVite, type ViteDevServer } from 'vite';
 import { startEmbedded } from '../db/embedded.ts';
-import viteConfig, { NONCE_PLACE } from '../web/vite.config.ts';
+import viteConfig, { NONCE_PLACEHOLDER } from '../web/vite.config.ts';
 import { isApiPath, pagePolicy } from './api/static.ts';
-import { type Config, ConfigError, readConfig } from './config.ts';
+import { type Config, readConfig } from './config.ts';
 import { contentSecurityPolicy } from './lib/security-headers.ts';
+import { ConfigError } from './lib/settings.ts';
 
 /**
  * `npm run dev`: the program for those who change it. Vite listens at the usual address and serves the dashboard from
@@ -24,6 +25,8 @@ const root = path.dirname(import.meta.dirname);
 const SOURCES = ['server', 'machines', 'db'];
 /** Editors save in several steps, and a change of branch touches many files. */
 const SETTLE_MS = 30;
+/** Ends the server when this process is gone, however it ended: the system then closes the channel between them. */
+const ORPHAN_ENDS = 'data:text/javascript,process.once("disconnect",()=>process.kill(process.pid,"SIGTERM"))';
 /** How long a server may take to finish what it accepted. */
 const STOP_MS = 3000;
 
@@ -122,8 +125,12 @@ class Server {
 
   #start(): void {
     // its own process group: Ctrl-C reaches this process alone, which stops the server
-    const options = { cwd: process.cwd(), env: this.#env, stdio: 'inherit', detached: true } as const;
-    const child = spawn(process.execPath, [path.join(root, 'server/main.ts')], options);
+    const child = spawn(process.execPath, ['--import', ORPHAN_ENDS, path.join(root, 'server/main.ts')], {
+      cwd: process.cwd(),
+      env: this.#env,
+      stdio: ['inherit', 'inherit', 'inherit', 'ipc'],
+      detached: true,
+    });
     this.#child = child;
     this.#listens = false;
     this.#answers = (async () => {
@@ -206,7 +213,7 @@ async function page(vite: ViteDevServer, req: Connect.IncomingMessage, res: Serv
     'content-security-policy': contentSecurityPolicy(policy),
     'referrer-policy': 'same-origin',
   });
-  res.end(html.replaceAll(NONCE_PLACE, nonce));
+  res.end(html.replaceAll(NONCE_PLACEHOLDER, nonce));
 }
 
 /** Passes a request and its answer on as they come, so that streams flow and uploads are not held in memory. */

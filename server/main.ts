@@ -2,9 +2,11 @@ import { SchemaRefused } from '../db/applied.ts';
 import { Occupied } from '../db/claim.ts';
 import { startEmbedded } from '../db/embedded.ts';
 import { createProgram } from './app.ts';
-import { ConfigError, readConfig } from './config.ts';
+import { readConfig } from './config.ts';
 import { AppError } from './errors.ts';
+import { listenFault } from './lib/listen.ts';
 import { createLog } from './lib/log.ts';
+import { ConfigError } from './lib/settings.ts';
 import { createTenant } from './provision.ts';
 
 /** How long a graceful stop may take before the process ends anyway. */
@@ -13,9 +15,8 @@ const STOP_MS = 30_000;
 try {
   await main();
 } catch (error) {
-  console.error(
-    [ConfigError, Occupied, SchemaRefused].some((kind) => error instanceof kind) ? (error as Error).message : error,
-  );
+  const plain = [ConfigError, Occupied, SchemaRefused].some((kind) => error instanceof kind);
+  console.error(listenFault(error) ?? (plain ? (error as Error).message : error));
   process.exit(1);
 }
 

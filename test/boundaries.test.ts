@@ -7,13 +7,13 @@ import { expect, test } from 'vitest';
  * exception. server/app.ts joins the features by passing functions. docs/architecture.md describes the rooms.
  */
 const STEPS: readonly (readonly string[])[] = [
-  ['server/lib/', 'server/errors.ts', 'server/config.ts', 'machines/'],
+  ['server/lib/', 'server/config.ts', 'machines/'],
   ['server/domain/'],
-  ['db/'],
+  ['db/', 'server/errors.ts'],
   ['server/rpc/'],
   ['server/keys/', 'server/auth/', 'server/tenants/', 'server/actors/', 'server/jobs/'],
   ['server/policy/', 'server/chain/'],
-  ['server/escrow/', 'server/subscriptions/', 'server/forensics/', 'server/proxies/'],
+  ['server/escrow/', 'server/subscriptions/', 'server/forensics/', 'server/proxies/', 'server/tools/'],
   ['server/decisions/'],
   ['server/api/', 'server/cli/', 'server/'],
 ];
@@ -25,10 +25,12 @@ const PURE = [
   'server/lib/canonical-json.ts',
   'server/lib/crypto.ts',
   'server/lib/faults.ts',
+  'server/lib/listen.ts',
   'server/lib/fetched.ts',
   'server/lib/json-depth.ts',
   'server/lib/json-members.ts',
   'server/lib/nearest.ts',
+  'server/lib/tar.ts',
   'server/policy/language/',
   'server/policy/evaluation/',
   'server/policy/bundle.ts',
@@ -52,6 +54,8 @@ const BESIDE: Record<string, readonly string[]> = {
     'server/lib/egress.ts',
     'server/lib/ids.ts',
     'server/lib/log.ts',
+    'server/lib/pause.ts',
+    'server/lib/settings.ts',
   ],
 };
 

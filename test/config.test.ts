@@ -2,7 +2,8 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { ConfigError, readConfig, settingsHelp } from '../server/config.ts';
+import { readConfig, serverSettingsHelp } from '../server/config.ts';
+import { ConfigError } from '../server/lib/settings.ts';
 
 function faultsOf(env: Record<string, string>): string {
   try {
@@ -38,6 +39,7 @@ describe('without any setting', () => {
         session: 50,
         export: 10,
         subscriptionTest: 10,
+        tools: 60,
         signIn: 30,
         linkAddress: 5,
         linkIp: 20,
@@ -55,7 +57,7 @@ describe('without any setting', () => {
   });
 
   test('each setting has a meaning that can be shown', () => {
-    const help = settingsHelp();
+    const help = serverSettingsHelp();
     expect(help.length).toBeGreaterThan(15);
     for (const { name, meaning } of help) expect(meaning, name).not.toBe('');
     expect(help.find(({ name }) => name === 'PORT')).toMatchObject({ fallback: '8080' });

@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { expect, test } from 'vitest';
-import { AppError, ERRORS, type ErrorCode, problemBody } from '../server/errors.ts';
+import { ERRORS, type ErrorCode } from '../server/domain/errors.ts';
+import { AppError, problemBody } from '../server/errors.ts';
 import { document } from './helpers/api.ts';
 
 const codes = Object.keys(ERRORS) as ErrorCode[];
@@ -26,6 +27,7 @@ const TABLE: Record<string, number> = {
   PAYLOAD_TOO_LARGE: 413,
   UNSUPPORTED_MEDIA_TYPE: 415,
   POLICY_INVALID: 422,
+  TESTS_FAILED: 422,
   HASH_MISMATCH: 422,
   DOMAIN_NOT_VERIFIED: 422,
   TERMS_REFUSED: 422,
@@ -37,7 +39,7 @@ const TABLE: Record<string, number> = {
 
 test('the table is closed: each code has the status that is written down, and no other code is there', () => {
   expect(Object.fromEntries(codes.map((code) => [code, ERRORS[code].status]))).toEqual(TABLE);
-  expect(codes).toHaveLength(26);
+  expect(codes).toHaveLength(27);
   expect(new Set(codes.map((code) => ERRORS[code].title)).size).toBe(codes.length);
 });
 

@@ -1,3 +1,5 @@
+import { globSync, readFileSync } from 'node:fs';
+import path from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { Member, Tenant } from '../db/entities/index.ts';
 import { useDatabase } from './helpers/database.ts';
@@ -32,5 +34,41 @@ describe('two tenants in one database', () => {
       }),
     ).rejects.toThrow(/row-level security/i);
     expect((await box.db.reader('b').find(Tenant, {})).map((t) => t.tenantId)).toEqual(['b']);
+  });
+  // row-level security is the other layer: a statement that lacks its predicate would reach every tenant without it
+  test('every statement on a table of tenants names the tenant itself', async () => {
+    const { rows } = await box.db.owner.query<{ table: string }>(
+      `select c.table_name as table from information_schema.columns c join information_schema.tables t
+         using (table_schema, table_name)
+       where c.table_schema = 'public' and c.column_name = 'tenant_id' and t.table_type = 'BASE TABLE'`,
+    );
+    const tables = new Set(rows.map((row) => row.table));
+    const root = path.dirname(import.meta.dirname);
+    const found: string[] = [];
+    let statements = 0;
+    for (const file of globSync(['server/**/*.ts', 'db/*.ts'], { cwd: root })) {
+      // by the hash of a secret, before the tenant is known
+      if (file === 'server/auth/authenticate.ts') continue;
+      // commands of the operator on the whole database
+      if (/^server\/cli\/(?:restore|backup|doctor|installation)/.test(file)) continue;
+      const source = readFileSync(path.join(root, file), 'utf8');
+      for (const { 0: literal, index } of source.matchAll(/`[^`]*`|'[^'\n]*'/g)) {
+        const named = [...literal.matchAll(/\b(?:from|update|into) (\w+)/g)].some(([, table]) => tables.has(table!));
+        if (!named || !/^.\s*(?:with|select|insert|update|delete)\b/.test(literal)) continue;
+        statements++;
+        // a parameter, since a join on the tenant's column holds for each tenant
+        if (/\btenant_id = (?:any\()?(?:\?|\$)/.test(literal) || /\binsert into \w+[^)]*\btenant_id\b/.test(literal))
+          continue;
+        // conditions that are put together begin with the tenant
+        if (literal.includes('where.sql}') || literal.includes('indexed.sql}')) {
+          if (/\btenant_id = \$(?:1|\{)/.test(source)) continue;
+        }
+        // jobs that serve all tenants ask as the owner
+        if (/\bowner\.query(?:<[^(]*>)?\(\s*$/.test(source.slice(0, index))) continue;
+        found.push(`${file}: ${literal.replace(/\s+/g, ' ').slice(0, 120)}`);
+      }
+    }
+    expect(found).toEqual([]);
+    expect(statements).toBeGreaterThan(150);
   });
 });

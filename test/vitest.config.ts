@@ -6,10 +6,16 @@ import { LongestFirst } from './helpers/sequencer.ts';
 // the processes of the tests, and those that they start, need not compile the same files each time
 process.env.NODE_COMPILE_CACHE ??= path.join(tmpdir(), 'svc-test-compile-cache');
 
+// *.slow.test.ts: what starts, kills or installs whole programs, long recordings, and most walks in a browser. They run
+// with SVC_SLOW or SVC_SIEGE, or when named.
+const { SVC_SLOW, SVC_SIEGE } = process.env;
+const slow = Boolean(SVC_SLOW || SVC_SIEGE) || process.argv.some((word) => word.includes('.slow'));
+
 export default defineConfig({
   test: {
     root: new URL('..', import.meta.url).pathname,
     include: ['test/**/*.test.ts'],
+    exclude: slow ? [] : ['test/**/*.slow.test.ts'],
     globalSetup: ['test/helpers/global-setup.ts'],
     setupFiles: ['test/helpers/setup.ts'],
     pool: 'forks',

@@ -16,6 +16,7 @@ import { readAuditSearch } from './pages/audit/filter.ts';
 import { readSearch } from './pages/decisions/search.ts';
 import { readPolicyFilter, readPolicyTab } from './pages/policies/search.ts';
 import { readTeamSearch } from './pages/team/search.ts';
+import { readTool, readToolFilter } from './pages/tools/search.ts';
 import { Shell } from './parts/shell.tsx';
 import { Broken, NotFound } from './ui/broken.tsx';
 import { Loading } from './ui/states.tsx';
@@ -96,8 +97,12 @@ const policies = createRoute({
 const newPolicy = createRoute({
   ...below,
   path: '/policies/new',
-  validateSearch: only((search: Record<string, unknown>): { template?: string } =>
-    typeof search.template === 'string' ? { template: search.template } : {},
+  validateSearch: only((search: Record<string, unknown>): { template?: string; server?: string; tool?: string } =>
+    typeof search.server === 'string' && typeof search.tool === 'string'
+      ? { server: search.server, tool: search.tool }
+      : typeof search.template === 'string'
+        ? { template: search.template }
+        : {},
   ),
   component: lazy(() => import('./pages/policies/new.tsx'), 'NewPolicy'),
 });
@@ -163,6 +168,18 @@ const keys = createRoute({
   validateSearch: only(({ kind }: Record<string, unknown>): { kind?: 'agents' } => (kind === 'agents' ? { kind } : {})),
   component: lazy(() => import('./pages/keys/keys.tsx'), 'Keys'),
 });
+const tools = createRoute({
+  ...below,
+  path: '/tools',
+  validateSearch: only(readToolFilter),
+  component: lazy(() => import('./pages/tools/list.tsx'), 'Tools'),
+});
+const tool = createRoute({
+  ...below,
+  path: '/tools/tool',
+  validateSearch: only(readTool),
+  component: lazy(() => import('./pages/tools/tool.tsx'), 'ToolPage'),
+});
 const proxies = createRoute({
   ...below,
   path: '/proxies',
@@ -222,6 +239,8 @@ const routeTree = root.addChildren([
     machines,
     keys,
     proxies,
+    tools,
+    tool,
     subscriptions,
     subscription,
     team,

@@ -2,12 +2,12 @@ import react from '@vitejs/plugin-react';
 import type { UserConfig } from 'vite';
 
 /** Stands in the built page where the server writes a new nonce into each answer: see server/api/static.ts. */
-export const NONCE_PLACE = 'NONCE-OF-THIS-ANSWER';
+export const NONCE_PLACEHOLDER = 'NONCE-OF-THIS-ANSWER';
 
 export default {
   root: import.meta.dirname,
   plugins: [react()],
-  html: { cspNonce: NONCE_PLACE },
+  html: { cspNonce: NONCE_PLACEHOLDER },
   build: {
     target: 'es2023',
     // the browsers that know light-dark(): what it is compiled to for others does not follow the chosen scheme

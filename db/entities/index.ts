@@ -4,6 +4,7 @@ import type { PolicyContext, ReviewStatus } from '../../machines/policy.ts';
 import { DESTINATION_TYPES } from '../../server/domain/destinations.ts';
 import { HOLD_KIND_NAMES } from '../../server/domain/hold-kinds.ts';
 import type { HeldContent, RuleReference } from '../../server/domain/policy.ts';
+import { DRIFT_MODES, type DriftMode, TOOL_STATUSES, type ToolChange } from '../../server/domain/tools.ts';
 import { tenantFilter, time } from './common.ts';
 import { rawEntities } from './raw.ts';
 
@@ -211,9 +212,13 @@ export const PolicyRevision = defineEntity({
     policyId: p.string().primary(),
     version: p.integer().primary(),
     dslSource: p.text(),
+    /** The test suite of this version. */
+    testsSource: p.text().nullable(),
     contentHash: p.text(),
     /** For the quota alone: what is enforced is read from the text. */
     statementCount: p.integer(),
+    /** The reference lists that the text names, to find policies by: what is enforced is read from the text. */
+    lists: p.array(),
     authorId: p.string(),
     change: p.enum(['create', 'update', 'rollback'] as const),
     rolledBackFrom: p.integer().nullable(),
@@ -392,6 +397,156 @@ export const Subscription = defineEntity({
 });
 export type SubscriptionRow = InferEntity<typeof Subscription>;
 
+/** What one person asked for, to be done when a second one asks for the same. */
+export interface Proposal<What> {
+  what: What;
+  by: string;
+  at: string;
+}
+
+/** What people set of a tool server. */
+export interface ToolServerSettings {
+  /** Null: the default. */
+  mode: DriftMode | null;
+  trust: number | null;
+  check_arguments: boolean;
+}
+
+export const ToolServer = defineEntity({
+  name: 'ToolServer',
+  tableName: 'tool_server',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    mode: p.enum(DRIFT_MODES).nullable(),
+    trust: p.integer().nullable(),
+    checkArguments: p.boolean(),
+    proposal: p.json<Proposal<ToolServerSettings>>().columnType('jsonb').nullable(),
+    firstSeen: time(),
+    lastSeen: time(),
+    /** When a tool of it was first approved. */
+    reviewedAt: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+export type ToolServerRow = InferEntity<typeof ToolServer>;
+
+/** What two people must ask for, of one tool. */
+export interface ToolProposals {
+  approve?: Proposal<{ pin: string }>;
+  labels?: Proposal<{ labels: string[] }>;
+}
+
+export const Tool = defineEntity({
+  name: 'Tool',
+  tableName: 'tool',
+  properties: {
+    tenantId: p.string().primary(),
+    server: p.string().primary(),
+    name: p.string().primary(),
+    status: p.enum(TOOL_STATUSES),
+    /** Of the definition that was seen last. */
+    pin: p.string(),
+    approvedPin: p.string().nullable(),
+    approvedBy: p.string().nullable(),
+    approvedAt: time().nullable(),
+    /** Definitions that say the approved one in other words, and were accepted without a person. */
+    acceptedPins: p.array(),
+    rejectedPins: p.array(),
+    /** The newest definition on which nobody has decided. */
+    waitingPin: p.string().nullable(),
+    /** From the approved definition to the one that waits. */
+    change: p.json<ToolChange>().columnType('jsonb'),
+    /** The form of the arguments, by which a tool is known again under another name. */
+    shape: p.string().nullable(),
+    labels: p.array(),
+    proposals: p.json<ToolProposals>().columnType('jsonb'),
+    /** Whether the newest complete list of the server had it. */
+    listed: p.boolean(),
+    firstSeen: time(),
+    lastSeen: time(),
+  },
+  filters: tenantFilter,
+});
+export type ToolRow = InferEntity<typeof Tool>;
+
+export const ToolDefinitionEntity = defineEntity({
+  name: 'ToolDefinitionEntity',
+  tableName: 'tool_definition',
+  properties: {
+    tenantId: p.string().primary(),
+    server: p.string().primary(),
+    tool: p.string().primary(),
+    pin: p.string().primary(),
+    /** Canonical JSON. */
+    definition: p.text(),
+    /** The key that brought it. */
+    reportedBy: p.string(),
+    firstSeen: time(),
+    lastSeen: time(),
+  },
+  filters: tenantFilter,
+});
+export type ToolDefinitionRow = InferEntity<typeof ToolDefinitionEntity>;
+
+/** An agent by its id, whatever key or token it comes with. */
+export const Agent = defineEntity({
+  name: 'Agent',
+  tableName: 'agent',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    labels: p.array(),
+    proposal: p.json<Proposal<{ labels: string[] }>>().columnType('jsonb').nullable(),
+    updatedAt: time(),
+    updatedBy: p.string(),
+  },
+  filters: tenantFilter,
+});
+export type AgentRow = InferEntity<typeof Agent>;
+
+/** A list of known values that policies read. A deleted one keeps its number, so that no version is used twice. */
+export const ReferenceList = defineEntity({
+  name: 'ReferenceList',
+  tableName: 'reference_list',
+  properties: {
+    tenantId: p.string().primary(),
+    name: p.string().primary(),
+    /** The newest version. */
+    version: p.integer(),
+    /** The version that bundles have; null before the first approval and after a deletion. */
+    liveVersion: p.integer().nullable(),
+    deletedAt: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+export type ReferenceListRow = InferEntity<typeof ReferenceList>;
+
+export const ReferenceListVersion = defineEntity({
+  name: 'ReferenceListVersion',
+  tableName: 'reference_list_version',
+  properties: {
+    tenantId: p.string().primary(),
+    name: p.string().primary(),
+    version: p.integer().primary(),
+    status: p.enum(['pending', 'approved', 'rejected'] as const),
+    /** In ascending code units; null where they are no longer kept. */
+    items: p.array().nullable().lazy(),
+    count: p.integer(),
+    bytes: p.integer(),
+    hash: p.string(),
+    added: p.integer(),
+    removed: p.integer(),
+    authorId: p.string(),
+    createdAt: time(),
+    decidedBy: p.string().nullable(),
+    decidedAt: time().nullable(),
+    /** What the author or the approver said. */
+    comment: p.text().nullable(),
+  },
+  filters: tenantFilter,
+});
+
 export const entities = [
   Tenant,
   SettingsChange,
@@ -408,5 +563,11 @@ export const entities = [
   EvidenceChunk,
   ProxyInstance,
   Subscription,
+  ToolServer,
+  Tool,
+  ToolDefinitionEntity,
+  Agent,
+  ReferenceList,
+  ReferenceListVersion,
   ...rawEntities,
 ];

@@ -164,6 +164,7 @@ export class Spine extends Migration {
         policy_id text collate "C" not null,
         version integer not null,
         dsl_source text not null,
+        tests_source text,
         content_hash text not null,
         statement_count integer not null,
         author_id text collate "C" not null,

@@ -7,6 +7,8 @@ import { Subscriptions } from './0004-subscriptions.ts';
 import { HoldsByExpiry } from './0005-holds-by-expiry.ts';
 import { OpenReviews } from './0006-open-reviews.ts';
 import { DeliveryHistory } from './0007-delivery-history.ts';
+import { Tools } from './0008-tools.ts';
+import { Lists } from './0009-lists.ts';
 
 /** Every migration in order. A name never changes once it was released. */
 export const migrations = [
@@ -17,6 +19,8 @@ export const migrations = [
   { name: '0005-holds-by-expiry', class: HoldsByExpiry },
   { name: '0006-open-reviews', class: OpenReviews },
   { name: '0007-delivery-history', class: DeliveryHistory },
+  { name: '0008-tools', class: Tools },
+  { name: '0009-lists', class: Lists },
 ];
 
 /**

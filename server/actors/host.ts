@@ -1,32 +1,32 @@
 import { AppError } from '../errors.ts';
 
 /**
- * One actor per tenant does what must not happen twice at once. The host finds the actor, wherever it lives; what the
- * actor does is its kind's business. PostgreSQL, not the host, is the authority on who owns a tenant: opening an actor
- * takes a fence there, and a former owner's writes fail with `Fenced`.
+ * Serializes work per tenant: one actor per tenant does what must not run concurrently. The host routes commands to the
+ * actor, in whichever process it lives; the kind defines what the actor does. PostgreSQL, not the host, decides who
+ * owns a tenant: opening an actor takes a fence there, and a former owner's writes fail with `Fenced`.
  *
- * Commands and results are plain data that JSON can carry, because another host may send them to another process. A
- * command may be handled twice (a retry after `Fenced`), so it carries its own idempotency key.
+ * Commands and results must be plain JSON data, because they may be sent to another process. A command may be handled
+ * twice (a retry after `Fenced`), so it carries its own idempotency key.
  */
 export interface ActorHost<Command, Result> {
   /**
-   * Hands the command to the tenant's actor and resolves with its result; it promises no more than the kind does.
-   * Commands of one tenant reach the actor in the order in which they were sent, without waiting for each other.
-   * Rejects with what the kind threw; with UNAVAILABLE when the ownership was lost twice in a row, or after `stop`.
+   * Sends the command to the tenant's actor and resolves with its result; any further promise is the kind's. Commands
+   * of one tenant reach the actor in the order in which they were sent, without waiting for each other. Rejects with
+   * what the kind threw; with UNAVAILABLE if the ownership was lost twice in a row, or after `stop`.
    */
   send(tenantId: string, command: Command): Promise<Result>;
-  /** Refuses new commands, waits for those under way, and closes all actors. */
+  /** Refuses new commands, waits for those in progress, and closes all actors. */
   stop(): Promise<void>;
 }
 
 export interface ActorKind<Actor, Command, Result> {
-  /** Takes the ownership of the tenant: when it resolves, every earlier owner is locked out. */
+  /** Takes ownership of the tenant: once it resolves, every earlier owner is fenced off. */
   open(tenantId: string): Promise<Actor>;
   handle(actor: Actor, command: Command): Promise<Result>;
   close?(actor: Actor): Promise<void> | void;
 }
 
-/** The ownership of a tenant went to another process. The command may be sent again, to the new owner. */
+/** Another process took ownership of the tenant. The command may be retried at the new owner. */
 export class Fenced extends AppError {
   constructor(detail = 'another process took over; try again') {
     super('UNAVAILABLE', detail, { headers: { 'retry-after': '1' } });
@@ -47,7 +47,8 @@ export class LocalHost<Actor, Command, Result> implements ActorHost<Command, Res
   }
 
   async send(tenantId: string, command: Command): Promise<Result> {
-    if (this.#stopped) throw new AppError('UNAVAILABLE', 'the server stops', { headers: { 'retry-after': '1' } });
+    if (this.#stopped)
+      throw new AppError('UNAVAILABLE', 'the server is shutting down', { headers: { 'retry-after': '1' } });
     this.#underWay++;
     try {
       const slot = this.#slot(tenantId);
@@ -91,13 +92,13 @@ export class LocalHost<Actor, Command, Result> implements ActorHost<Command, Res
     return slot;
   }
 
-  /** Many commands may fail on the same actor; only the first makes the host open another. */
+  /** Many commands may fail on the same actor; only the first failure closes it. */
   #drop(tenantId: string, slot: Slot<Actor>): void {
     if (this.#actors.get(tenantId) === slot) this.#actors.delete(tenantId);
   }
 }
 
-/** `actor` is set once it is open, so that a command then waits for nothing. */
+/** `actor` is set once it is open, so that later commands need not await a promise. */
 interface Slot<Actor> {
   actor: Actor | undefined;
   readonly opened: Promise<Actor>;

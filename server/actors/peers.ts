@@ -1,50 +1,51 @@
 import { randomBytes } from 'node:crypto';
-import { AppError, ERRORS, type ErrorCode } from '../errors.ts';
+import { ERRORS, type ErrorCode } from '../domain/errors.ts';
+import { AppError } from '../errors.ts';
 import type { Fault } from '../lib/faults.ts';
 import type { Log } from '../lib/log.ts';
 import type { RedisLink } from '../lib/redis.ts';
 import { Fenced } from './host.ts';
 
-/** Nobody listens to the process's messages: it has ended, or lost its connection. */
+/** Nothing listens to the process's channel: it has ended, or lost its connection. */
 export class PeerGone extends Error {}
-/** The process that was asked does not own the tenant, or does not any more. */
+/** The called process does not own the tenant, or no longer does. */
 export class Moved extends Error {}
-/** No answer, or no way to ask. What was asked for may have been done or not. */
+/** No answer, or no way to send the call. The command may or may not have been executed. */
 export class NoAnswer extends Error {}
 
-/** A message is closed when it reaches this size; one large command is a message of its own. */
+/** A message is sent when it reaches this size; one large command is a message by itself. */
 const MESSAGE_CHARS = 256 * 1024;
-/** What may wait for one process. Redis would cut the connection of a receiver that falls behind by 32 MB. */
+/** The maximum size of unsent calls to one process. Redis disconnects a subscriber that falls 32 MB behind. */
 const WAITING_CHARS = 16 * 1024 * 1024;
 const WAITING_CALLS = 20_000;
-/** How often to check whether a process that owes answers is still there. */
+/** How often to check whether a process with unanswered calls is still alive. */
 const WATCH_MS = 50;
-/** A call that waits for longer makes the owner be looked up again, so that a paused one is noticed. */
-const DOUBT_MS = 500;
+/** After a call has waited this long, the owner is looked up again, which detects a paused process. */
+const SUSPECT_MS = 500;
 
-/** How long another process has to confirm that it owns a tenant: any answer of it comes within milliseconds. */
+/** How long another process has to confirm that it owns a tenant; a live one answers within milliseconds. */
 const CONFIRM_MS = 1000;
-/** Forged messages are logged at most this often: anyone who can send one can send many. */
+/** The minimum interval between log entries about forged messages: anyone who can send one can send many. */
 const FORGED_LOG_MS = 60_000;
-/** A process that did not answer is not asked again for this long, unless it sends something itself. */
+/** A process that did not confirm is not asked again for this long, unless it sends a message itself. */
 const SILENT_MS = 30_000;
-const MOST_SILENT = 1000;
+const MAX_SILENT = 1000;
 const PROCESS_ID = /^[A-Za-z0-9_-]{16}$/;
 
-/** This many messages to itself that did not come back mean a dead connection. */
+/** After this many undelivered messages to itself, a process considers its connection dead. */
 const LOST_BEATS = 3;
 
 interface Call {
   readonly tenantId: string;
   readonly chars: number;
   readonly sentAt: number;
-  /** When the owner is to be looked up again. */
-  doubtAt: number;
+  /** When the owner must be looked up again. */
+  suspectAt: number;
   readonly resolve: (result: unknown) => void;
   readonly reject: (error: Error) => void;
 }
 
-/** What is on its way to one other process. */
+/** The outgoing and unanswered calls of one other process. */
 class Peer {
   readonly calls = new Map<number, Call>();
   chars = 0;
@@ -52,7 +53,10 @@ class Peer {
   unsent: string[] = [];
 }
 
-/** One part of a message: a call with its number, tenant and command, the question who owns a tenant, or an answer. */
+/**
+ * One part of a message: a call with its number, tenant and command; a question whether the receiver owns a tenant; or
+ * an answer.
+ */
 type Part =
   | ['call', number, string, unknown]
   | ['owner?', number, string]
@@ -69,24 +73,23 @@ interface WireError {
 }
 
 /**
- * Calls between the processes of an installation over Redis's publish and subscribe: each process listens to the
- * channel of its own id. What is sent to one process in one turn of the event loop goes as one message.
+ * Calls between the processes of an installation over Redis publish/subscribe: each process listens on the channel of
+ * its id. Everything sent to a process in one turn of the event loop is one message.
  *
- * Delivery is at most once, so that a call may stay without an answer; it then fails with NoAnswer and the caller tries
- * again.
+ * Delivery is at most once, so a call may get no answer; it then fails with NoAnswer and the caller retries.
  *
- * INVARIANT: anyone with access to Redis learns nothing from a message but its size, and cannot take part. A message is
- * encrypted and authenticated for the one process that it is meant for, with a key that only processes with the master
- * key have; it carries its sender and its sequence number, and a repeated one is dropped.
+ * INVARIANT: someone with access to Redis learns only the size of a message, and cannot send valid ones. Each message
+ * is encrypted and authenticated for one receiver, with a key that only processes with the master key have; it contains
+ * its sender and sequence number, and repeated messages are dropped.
  */
 export class Peers {
-  /** Of this run of this process; never used again. */
+  /** Identifies this run of this process; never reused. */
   readonly id = randomBytes(12).toString('base64url');
   readonly #redis: RedisLink;
   readonly #log: Log;
   readonly #serve: (tenantId: string, command: unknown) => Promise<unknown>;
   readonly #owns: (tenantId: string) => boolean;
-  readonly #doubt: (tenantId: string) => void;
+  readonly #suspect: (tenantId: string) => void;
   readonly #silenceMs: number;
   readonly #peers = new Map<string, Peer>();
   readonly #dirty = new Set<string>();
@@ -97,22 +100,22 @@ export class Peers {
   #scheduled = false;
   #last = 0;
   #sent = 0;
-  /** The number of the last message of each process. They are as many as processes were started. */
+  /** The number of the last message from each process. It has one entry per process ever started. */
   readonly #received = new Map<string, number>();
   readonly #questions = new Map<number, (owns: boolean) => void>();
-  /** Ids that nobody answered for; until when nobody waits for one. */
+  /** Ids that did not answer, and until when they are not asked again. */
   readonly #silent = new Map<string, number>();
   #forgedLoggedAt = Number.NEGATIVE_INFINITY;
 
   constructor(parts: {
     redis: RedisLink;
     log: Log;
-    /** Handles a call of another process. It throws Moved when the tenant is not this process's. */
+    /** Handles a call from another process. Throws Moved if this process does not own the tenant. */
     serve: (tenantId: string, command: unknown) => Promise<unknown>;
     /** Whether this process owns the tenant, or is about to. */
     owns: (tenantId: string) => boolean;
     /** Called with tenants whose owner has not answered for a while. */
-    doubt: (tenantId: string) => void;
+    suspect: (tenantId: string) => void;
     /** How long a call waits for its answer. */
     silenceMs: number;
   }) {
@@ -120,38 +123,38 @@ export class Peers {
     this.#log = parts.log;
     this.#serve = parts.serve;
     this.#owns = parts.owns;
-    this.#doubt = parts.doubt;
+    this.#suspect = parts.suspect;
     this.#silenceMs = parts.silenceMs;
     const { subscriber } = this.#redis;
     subscriber.on('messageBuffer', (channel: Buffer, message: Buffer) => this.#receive(String(channel), message));
     subscriber.on('ready', () => {
-      this.#listen().catch((err) => this.#log.warn({ err }, 'this process cannot listen to the others'));
+      this.#listen().catch((err) => this.#log.warn({ err }, 'this process cannot subscribe to its channel'));
     });
     subscriber.on('close', () => {
       this.#subscribed = false;
-      // answers that were sent meanwhile are lost
+      // answers sent while disconnected are lost
       for (const peer of this.#peers.values()) this.#reject(peer, new NoAnswer('the connection to Redis was lost'));
     });
     this.#watch = setInterval(() => this.#look(), WATCH_MS);
   }
 
-  /** Resolves when this process can be reached, where Redis is there. */
+  /** Resolves once other processes can reach this one, if Redis is available. */
   async start(): Promise<void> {
     if (this.#redis.subscriber.status === 'ready' && !this.#subscribed) await this.#listen();
   }
 
-  /** Whether this process can reach others and be reached. */
+  /** Whether this process can send to other processes and receive from them. */
   get ready(): boolean {
     return this.#subscribed && this.#redis.commands.status === 'ready';
   }
 
   /**
-   * Sends itself a message. A connection that no longer delivers them is dead, even without an error, and is replaced.
+   * Sends itself a message. A connection that stops delivering them is dead, even without an error, and is replaced.
    */
   async beat(): Promise<void> {
     if (this.#unheard >= LOST_BEATS) {
       this.#unheard = 0;
-      this.#log.warn('the connection to Redis delivers no messages and is replaced');
+      this.#log.warn('the connection to Redis delivers no messages; replacing it');
       this.#redis.subscriber.disconnect(true);
       return;
     }
@@ -160,8 +163,8 @@ export class Peers {
   }
 
   /**
-   * Whether a process with this id is there and says that it owns the tenant. What Redis says of owners is a rumor:
-   * nothing is sent to one, nor left to it, before it has confirmed it.
+   * Whether a process with this id is alive and confirms that it owns the tenant. Redis is not trusted about owners: no
+   * command is sent or left to a process before it has confirmed.
    */
   async confirms(id: string, tenantId: string, withinMs = CONFIRM_MS): Promise<boolean> {
     if (!PROCESS_ID.test(id) || withinMs <= 0 || (this.#silent.get(id) ?? 0) > performance.now()) return false;
@@ -173,7 +176,7 @@ export class Peers {
         resolve(owns);
       };
       const unanswered = () => {
-        if (this.#silent.size >= MOST_SILENT) this.#silent.clear();
+        if (this.#silent.size >= MAX_SILENT) this.#silent.clear();
         this.#silent.set(id, performance.now() + SILENT_MS);
         settle(false);
       };
@@ -189,13 +192,13 @@ export class Peers {
   }
 
   /**
-   * Has another process handle the command. Rejects with PeerGone, Moved or NoAnswer when it did not, as far as is
-   * known; with what it threw otherwise; and with UNAVAILABLE when too much waits for it already.
+   * Sends the command to another process. Rejects with PeerGone, Moved or NoAnswer if, as far as is known, it was not
+   * executed; with the error that it threw there; or with UNAVAILABLE if too many calls already wait.
    */
   call(id: string, tenantId: string, command: string): Promise<unknown> {
     const peer = this.#peer(id);
     if (peer.calls.size >= WAITING_CALLS || peer.chars + command.length > WAITING_CHARS) {
-      throw new AppError('UNAVAILABLE', 'too much waits for the process that writes for this tenant', {
+      throw new AppError('UNAVAILABLE', 'too many calls wait for the process that writes for this tenant', {
         headers: { 'retry-after': '1' },
       });
     }
@@ -203,29 +206,29 @@ export class Peers {
     return new Promise((resolve, reject) => {
       const now = performance.now();
       const chars = command.length;
-      peer.calls.set(number, { tenantId, chars, sentAt: now, doubtAt: now + DOUBT_MS, resolve, reject });
+      peer.calls.set(number, { tenantId, chars, sentAt: now, suspectAt: now + SUSPECT_MS, resolve, reject });
       peer.chars += chars;
       this.#send(id, `["call",${number},${JSON.stringify(tenantId)},${command}]`);
     });
   }
 
-  /** Takes the tenant's calls back from every process but `owner`: they fail with Moved. */
+  /** Withdraws the tenant's calls from every process but `owner`: they fail with Moved. */
   reroute(tenantId: string, owner: string): void {
     for (const [id, peer] of this.#peers) {
       if (id !== owner) this.#reject(peer, new Moved(), (call) => call.tenantId === tenantId);
     }
   }
 
-  /** Sends the answers that are due, and stops listening. */
+  /** Sends the remaining answers and unsubscribes. */
   async stop(): Promise<void> {
     clearInterval(this.#watch);
     this.#flush();
     await Promise.all(this.#publishing);
-    for (const peer of this.#peers.values()) this.#reject(peer, new NoAnswer('the process stops'));
+    for (const peer of this.#peers.values()) this.#reject(peer, new NoAnswer('the process is shutting down'));
     for (const settle of this.#questions.values()) settle(false);
     if (this.#subscribed) {
       this.#subscribed = false;
-      await this.#redis.subscriber.unsubscribe().catch((err) => this.#log.debug({ err }, 'Redis is away'));
+      await this.#redis.subscriber.unsubscribe().catch((err) => this.#log.debug({ err }, 'Redis is unavailable'));
     }
   }
 
@@ -283,8 +286,8 @@ export class Peers {
         if (receivers === 0) this.#gone(id);
       },
       (error: Error) => {
-        this.#log.debug({ err: error }, 'a message to another process was not sent');
-        this.#reject(this.#peer(id), new NoAnswer('Redis is away'));
+        this.#log.debug({ err: error }, 'sending a message to another process failed');
+        this.#reject(this.#peer(id), new NoAnswer('Redis is unavailable'));
       },
     );
     this.#publishing.add(sent);
@@ -302,12 +305,12 @@ export class Peers {
     const { from, number, parts } = text
       ? (JSON.parse(text.toString()) as { from: string; number: number; parts: Part[] })
       : { from: '', number: 0, parts: [] };
-    // each process sends on one connection, so that its messages come in their order
+    // each process sends on one connection, so its messages arrive in order
     if (number <= (this.#received.get(from) ?? 0)) {
       if (performance.now() - this.#forgedLoggedAt > FORGED_LOG_MS) {
         this.#forgedLoggedAt = performance.now();
-        const why = text ? 'came a second time' : 'was not sent by a process of this installation';
-        this.#log.warn({ channel }, `a message ${why}; it is ignored`);
+        const why = text ? 'arrived twice' : 'was not sent by a process of this installation';
+        this.#log.warn({ channel }, `a message ${why}; ignoring it`);
       }
       return;
     }
@@ -335,7 +338,7 @@ export class Peers {
   #settle(from: string, part: Extract<Part, ['result' | 'moved' | 'error', ...unknown[]]>): void {
     const peer = this.#peers.get(from);
     const call = peer?.calls.get(part[1]);
-    if (!peer || !call) return; // it was given up
+    if (!peer || !call) return; // the call was given up
     this.#take(peer, part[1], call);
     if (part[0] === 'result') call.resolve(part[2]);
     else if (part[0] === 'moved') call.reject(new Moved());
@@ -362,7 +365,7 @@ export class Peers {
     this.#reject(peer, new PeerGone());
   }
 
-  /** A process that was killed no longer listens; one that is paused listens and does not answer. */
+  /** Looks for killed processes, which no longer listen, and paused ones, which listen but do not answer. */
   #look(): void {
     const now = performance.now();
     for (const [id, peer] of this.#peers) {
@@ -374,16 +377,16 @@ export class Peers {
         ([, receivers]) => {
           if (Number(receivers) === 0) this.#gone(id);
         },
-        (err) => this.#log.debug({ err }, 'it is not known whether another process is there'),
+        (err) => this.#log.debug({ err }, 'checking whether another process is alive failed'),
       );
-      const doubtful = new Set<string>();
+      const suspects = new Set<string>();
       for (const call of peer.calls.values()) {
-        if (call.doubtAt > now) continue;
-        call.doubtAt = now + DOUBT_MS;
-        doubtful.add(call.tenantId);
+        if (call.suspectAt > now) continue;
+        call.suspectAt = now + SUSPECT_MS;
+        suspects.add(call.tenantId);
       }
       this.#reject(peer, new NoAnswer('no answer'), (call) => now - call.sentAt > this.#silenceMs);
-      for (const tenantId of doubtful) this.#doubt(tenantId);
+      for (const tenantId of suspects) this.#suspect(tenantId);
     }
   }
 }
@@ -394,7 +397,7 @@ function wireError(error: Error): WireError {
   return { code, message, headers, faults };
 }
 
-/** The error as it was thrown, as far as a caller may see it. */
+/** The error that the other process threw, as far as callers may see it. */
 function errorOf({ code, message, headers, faults }: WireError): Error {
   if (code === undefined || !Object.hasOwn(ERRORS, code)) return new Error(message);
   return new AppError(code, message, { ...(headers && { headers }), ...(faults && { faults }) });

@@ -8,41 +8,41 @@ import { Moved, NoAnswer, PeerGone, Peers } from './peers.ts';
 export interface RedisHostOptions {
   redis: RedisLink;
   log: Log;
-  /** How long a lease lasts after its last renewal; it is renewed three times as often. */
+  /** How long a lease lasts after its last renewal. It is renewed every third of that. */
   leaseMs?: number;
-  /** How long a command is tried before its caller gets UNAVAILABLE. */
+  /** How long a command is retried before its caller gets UNAVAILABLE. */
   patienceMs?: number;
 }
 
 const LEASE_MS = 3000;
 const PATIENCE_MS = 10_000;
 /**
- * A process that lost a tenant in the database, and still gets its commands, waits this long (up to twice, at random)
+ * A process that lost a tenant in the database but still receives its commands waits this long, up to twice, at random,
  * before it takes the tenant again.
  */
 const TURN_MS = 200;
-/** An actor without a command for this long is closed, and its lease released. */
+/** An actor without commands for this long is closed, and its lease released. */
 const IDLE_MS = 600_000;
 const SCRIPT_KEYS = 200;
 
 /**
- * The host of several processes on one database. A lease in Redis (`owner:<tenant>`) says which process owns a tenant;
- * commands that arrive elsewhere are forwarded to it.
+ * The host for several processes on one database. A lease in Redis (`owner:<tenant>`) names the process that owns a
+ * tenant; commands that arrive elsewhere are forwarded to it.
  *
- * Redis serves liveness and routing only. Who may write is decided by the fence that the kind takes in PostgreSQL when
- * it opens an actor, so that a Redis that is emptied, split, wrong or hostile costs time and never a fork:
+ * Redis provides only liveness and routing. Who may write is decided by the fence that the kind takes in PostgreSQL
+ * when it opens an actor, so an empty, split, faulty or hostile Redis costs time but never forks a chain:
  *
- * - An owner that ended has no listener any more: its tenants are taken over at once. One that is silent for 1.5 seconds
- *   (paused, or cut off) is bypassed: the caller takes the fence. What the former owner still writes afterwards fails
- *   with Fenced and is forwarded.
- * - A lease is only a rumor: the process that it names has to confirm it (see Peers) before anything is sent to it or
- *   left to it. Who can write to Redis and names nobody, a dead process or a wrong one delays a first command by that
- *   time, and never one to an owner that is known.
- * - However the processes are misled, a command that others have not handled within half a lease is handled where it
- *   came in, under a new fence; one that was handed to an owner and got no answer, after a lease.
- * - Without Redis an owner goes on. Another process that has a command for the tenant takes the fence, and they take
- *   turns: who lost a tenant takes it again after 200 to 400 ms, with all commands that came meanwhile. So both serve,
- *   slowly, and the ownership moves a few times a second at most, however many commands there are.
+ * - An owner that ended has no listener: its tenants are taken over immediately. One that is silent for 1.5 seconds
+ *   (paused, or disconnected) is bypassed: the caller takes the fence. Whatever the former owner writes after that
+ *   fails with Fenced and is forwarded.
+ * - A lease is only a hint: the process that it names must confirm it (see Peers) before anything is sent or left to
+ *   it. An attacker who writes no process, a dead one or the wrong one into Redis delays the first command by the time
+ *   of that check, and never a command to an owner that is known.
+ * - However the processes are misled, a command that other processes have not accepted within half a lease is handled
+ *   where it arrived, under a new fence; one that was sent to an owner and got no answer, after a full lease.
+ * - Without Redis an owner keeps working. Another process that has a command for the tenant takes the fence, and the
+ *   two alternate: the one that lost a tenant takes it again after 200 to 400 ms, with all commands received meanwhile.
+ *   Both then serve slowly, and the ownership moves at most a few times a second, however many commands there are.
  */
 export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Result> {
   readonly #kind: ActorKind<Actor, Command, Result>;
@@ -51,14 +51,14 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   readonly #leaseMs: number;
   readonly #patienceMs: number;
   readonly #peers: Peers;
-  /** The tenants of this process. */
+  /** The tenants that this process owns. */
   readonly #slots = new Map<string, Slot<Actor>>();
-  /** The owners of other tenants, as last known. */
+  /** The last known owners of other tenants. */
   readonly #elsewhere = new Map<string, string>();
   readonly #locating = new Map<string, Promise<Slot<Actor> | string>>();
-  /** Owners that were found dead, until their tenants are taken over. */
+  /** Owners found dead, until their tenants are taken over. */
   readonly #dead = new Map<string, string>();
-  /** When a tenant that was lost may be taken again. */
+  /** When a lost tenant may be taken again. */
   readonly #turns = new Map<string, number>();
   readonly #renewal: NodeJS.Timeout;
   #renewing: Promise<void> | undefined;
@@ -77,9 +77,9 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
       log: options.log,
       silenceMs: this.#leaseMs,
       serve: (tenantId, command) => this.#serve(tenantId, command as Command),
-      // of two at a time that look for an owner one gets the lease; it may hear the other's question before it knows
+      // of two processes looking for an owner, one gets the lease and may be asked by the other before it knows
       owns: (tenantId) => this.#slots.has(tenantId) || this.#locating.has(tenantId),
-      doubt: (tenantId) => this.#doubt(tenantId),
+      suspect: (tenantId) => this.#suspect(tenantId),
     });
     this.#renewal = setInterval(() => {
       this.#renewing ??= this.#renew().finally(() => {
@@ -89,7 +89,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     options.redis.commands.on('ready', this.#recovered);
   }
 
-  /** Resolves when this process can be reached by the others, where Redis is there. */
+  /** Resolves once other processes can reach this one, if Redis is available. */
   static async start<Actor, Command, Result>(
     kind: ActorKind<Actor, Command, Result>,
     options: RedisHostOptions,
@@ -98,7 +98,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     try {
       await host.#peers.start();
     } catch (err) {
-      options.log.warn({ err }, 'Redis is away: this process starts without it');
+      options.log.warn({ err }, 'Redis is unavailable: this process starts without it');
     }
     return host;
   }
@@ -114,7 +114,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   }
 
   async send(tenantId: string, command: Command): Promise<Result> {
-    if (this.#stopped) throw unavailable('the server stops');
+    if (this.#stopped) throw unavailable('the server is shutting down');
     this.#underWay++;
     try {
       return await this.#deliver(tenantId, command);
@@ -124,8 +124,9 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   }
 
   /**
-   * Refuses new commands, finishes those under way here, then hands each tenant over: its commands are finished, its
-   * lease is given up, and the next command anywhere finds a new owner. What others forward meanwhile goes to that one.
+   * Refuses new commands, finishes those in progress, then hands over each tenant: its commands are finished, its lease
+   * is released, and the next command in any process finds a new owner. Commands forwarded meanwhile go to the new
+   * owner.
    */
   stop(): Promise<void> {
     this.#stopped ??= this.#stop();
@@ -147,9 +148,9 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     const began = performance.now();
     const end = began + this.#patienceMs;
     let text: string | undefined;
-    let fruitless = false;
+    let seize = false;
     for (let attempt = 0; ; attempt++) {
-      const target = this.#target(tenantId) ?? (await this.#locate(tenantId, fruitless));
+      const target = this.#target(tenantId) ?? (await this.#locate(tenantId, seize));
       try {
         if (typeof target !== 'string') return await this.#handle(tenantId, target, command);
         text ??= JSON.stringify(command);
@@ -164,10 +165,10 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
         if (typeof target === 'string') {
           if (this.#elsewhere.get(tenantId) === target) this.#elsewhere.delete(tenantId);
           if (error instanceof PeerGone) this.#dead.set(tenantId, target);
-          fruitless = error instanceof NoAnswer || performance.now() - began > this.#leaseMs / 2;
+          seize = error instanceof NoAnswer || performance.now() - began > this.#leaseMs / 2;
         }
       }
-      // at once the first times; then an owner that hands over gets time to do so
+      // the first retries do not wait; after that, an owner that is handing over gets time to finish
       if (attempt > 0) await delay(Math.min(10 * attempt, 200));
     }
   }
@@ -177,7 +178,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     return slot && !slot.leaving ? slot : this.#elsewhere.get(tenantId);
   }
 
-  /** A command that another process forwarded. It is not forwarded again: the sender looks the owner up. */
+  /** Handles a command forwarded by another process. It is not forwarded again: the sender looks up the owner. */
   async #serve(tenantId: string, command: Command): Promise<Result> {
     const slot = this.#slots.get(tenantId);
     if (!slot || slot.leaving) throw new Moved();
@@ -199,7 +200,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
 
   // --- ownership
 
-  /** This process's actor, or the id of the owner. One look-up at a time and tenant. */
+  /** This process's actor, or the id of the owner. One lookup per tenant at a time. */
   #locate(tenantId: string, seize = false): Promise<Slot<Actor> | string> {
     const known = this.#locating.get(tenantId);
     if (known) return known;
@@ -208,9 +209,9 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     return locating;
   }
 
-  /** `seize`: the reported owners did not serve; the tenant is taken, whatever Redis says. */
+  /** `seize`: the reported owners did not serve the tenant; it is taken regardless of Redis. */
   async #find(tenantId: string, seize: boolean): Promise<Slot<Actor> | string> {
-    // a slot that is being handed over is not used again
+    // a slot that is being handed over is not reused
     await this.#slots.get(tenantId)?.leaving;
     const slot = this.#slots.get(tenantId);
     if (seize) await this.#seize(tenantId);
@@ -224,19 +225,19 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   }
 
   /**
-   * Takes the lease if it is free, or its holder is dead or does not confirm that it has it. Returns the owner; this
-   * process without Redis.
+   * Takes the lease if it is free, or its holder is dead or does not confirm that it has it. Returns the owner; without
+   * Redis, this process.
    */
   async #take(tenantId: string): Promise<string> {
     const end = performance.now() + this.#leaseMs / 2;
     let dead = this.#dead.get(tenantId) ?? '';
-    // a busy process may miss an answer: only the second time does it count as Redis's fault
+    // a busy process may miss an answer, so only the second failure is attributed to Redis
     for (let attempt = 0; attempt < 2 && this.#peers.ready; attempt++) {
       let owner: unknown;
       try {
         owner = await this.#redis.commands.eval(TAKE, 1, this.#lease(tenantId), this.id, this.#leaseMs, dead);
       } catch (err) {
-        this.#log.debug({ err, tenant: tenantId }, 'the lease of a tenant could not be read');
+        this.#log.debug({ err, tenant: tenantId }, 'reading the lease of a tenant failed');
         continue;
       }
       this.#dead.delete(tenantId);
@@ -248,11 +249,14 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
   }
 
   async #seize(tenantId: string): Promise<void> {
-    this.#log.warn({ tenant: tenantId }, 'the process that has the lease of a tenant does not serve; it is taken over');
+    this.#log.warn(
+      { tenant: tenantId },
+      'the process that holds the lease of a tenant does not serve it; taking it over',
+    );
     if (!this.#peers.ready) return;
     await this.#redis.commands
       .set(this.#lease(tenantId), this.id, 'PX', this.#leaseMs)
-      .catch((err) => this.#log.debug({ err, tenant: tenantId }, 'the lease of a tenant could not be written'));
+      .catch((err) => this.#log.debug({ err, tenant: tenantId }, 'writing the lease of a tenant failed'));
   }
 
   #open(tenantId: string): Slot<Actor> {
@@ -279,14 +283,14 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     return slot;
   }
 
-  /** The database gave the tenant to another process. */
+  /** The database assigned the tenant to another process. */
   #lost(tenantId: string, slot: Slot<Actor>): void {
     if (!this.#drop(tenantId, slot)) return;
     this.#turns.set(tenantId, performance.now() + TURN_MS * (1 + Math.random()));
     this.#release(tenantId);
   }
 
-  /** Many commands may fail on the same actor; only the first of them gives it up. */
+  /** Many commands may fail on the same actor; only the first failure gives it up. */
   #drop(tenantId: string, slot: Slot<Actor>): boolean {
     return this.#slots.get(tenantId) === slot && this.#slots.delete(tenantId);
   }
@@ -295,16 +299,16 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     if (!this.#peers.ready) return Promise.resolve();
     return this.#redis.commands.eval(RELEASE, 1, this.#lease(tenantId), this.id).then(
       () => undefined,
-      (err) => this.#log.debug({ err, tenant: tenantId }, 'a lease could not be given up; it runs out'),
+      (err) => this.#log.debug({ err, tenant: tenantId }, 'releasing a lease failed; it will expire'),
     );
   }
 
-  /** Closes the actor when its commands are done. Meanwhile it accepts no new ones. */
+  /** Closes the actor once its commands are done. Until then it accepts no new ones. */
   #leave(tenantId: string, slot: Slot<Actor>): Promise<void> {
     slot.leaving ??= (async () => {
       if (slot.underWay > 0) await new Promise<void>((resolve) => (slot.drained = resolve));
       if (!this.#drop(tenantId, slot)) return;
-      // an actor that did not open is not closed; those who asked for it got the error
+      // an actor that failed to open is not closed; its callers got the error
       const actor = await slot.opened.catch(() => undefined);
       if (actor !== undefined) await this.#kind.close?.(actor);
     })();
@@ -316,7 +320,10 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     await this.#release(tenantId);
   }
 
-  /** The lease names another process: it keeps the tenant when it confirms that it owns it; otherwise the lease is taken back. */
+  /**
+   * The lease names another process: if that process confirms that it owns the tenant, it keeps it; otherwise this one
+   * takes the lease back.
+   */
   async #contest(tenantId: string, slot: Slot<Actor>, other: string): Promise<void> {
     if (!(await this.#peers.confirms(other, tenantId))) {
       this.#dead.set(tenantId, other);
@@ -324,7 +331,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
       return;
     }
     if (this.#slots.get(tenantId) !== slot) return;
-    this.#log.info({ tenant: tenantId }, 'another process has the lease of a tenant');
+    this.#log.info({ tenant: tenantId }, 'another process holds the lease of a tenant');
     this.#elsewhere.set(tenantId, other);
     await this.#leave(tenantId, slot);
   }
@@ -333,9 +340,9 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     return this.#redis.name('owner', tenantId);
   }
 
-  /** The owner does not answer: it may have lost the tenant without notice. */
-  #doubt(tenantId: string): void {
-    this.#locate(tenantId).catch((err) => this.#log.debug({ err, tenant: tenantId }, 'an owner could not be found'));
+  /** The owner does not answer: it may have lost the tenant unnoticed. */
+  #suspect(tenantId: string): void {
+    this.#locate(tenantId).catch((err) => this.#log.debug({ err, tenant: tenantId }, 'finding an owner failed'));
   }
 
   // --- renewal
@@ -346,7 +353,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
     });
   };
 
-  /** Prolongs this process's leases, takes back those that Redis forgot, and gives up those that others have. */
+  /** Extends this process's leases, restores those that Redis lost, and gives up those that other processes hold. */
   async #renew(): Promise<void> {
     const now = performance.now();
     for (const [tenantId, at] of this.#turns) if (at < now) this.#turns.delete(tenantId);
@@ -368,7 +375,7 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
           const owner = owners[index];
           if (owner === this.id || this.#slots.get(tenantId) !== slot || slot.contest) continue;
           slot.contest = this.#contest(tenantId, slot, String(owner))
-            .catch((err) => this.#log.error({ err }, 'an actor could not be closed'))
+            .catch((err) => this.#log.error({ err }, 'closing an actor failed'))
             .finally(() => {
               slot.contest = undefined;
             });
@@ -378,14 +385,14 @@ export class RedisHost<Actor, Command, Result> implements ActorHost<Command, Res
         if (slot.underWay === 0 && now - slot.usedAt > IDLE_MS) await this.#handOver(tenantId, slot);
       }
     } catch (err) {
-      // INVARIANT: an owner goes on without Redis; the fence stops it when another took over
-      this.#log.debug({ err }, 'the leases could not be renewed');
+      // INVARIANT: an owner keeps working without Redis; the fence stops it if another process took over
+      this.#log.debug({ err }, 'renewing the leases failed');
     }
   }
 }
 
 interface Slot<Actor> {
-  /** Set once it is open, so that a command then waits for nothing. */
+  /** Set once it is open, so that later commands need not await a promise. */
   actor: Actor | undefined;
   readonly opened: Promise<Actor>;
   underWay: number;
@@ -393,7 +400,7 @@ interface Slot<Actor> {
   /** Set once the tenant is being handed over. */
   leaving: Promise<void> | undefined;
   drained: (() => void) | undefined;
-  /** While another process that the lease names is asked whether it owns the tenant. */
+  /** Set while asking another process, which the lease names, whether it owns the tenant. */
   contest: Promise<void> | undefined;
 }
 

@@ -10,8 +10,9 @@ import type { Begin } from '../rpc/plain.ts';
 import type { Limit } from '../rpc/procedure.ts';
 
 /**
- * How requests begin: sign-in routes are counted by address, then the credential is read, the call is counted by it, and
- * a session's change must come from the server's own pages. Without an authenticator the server is sealed.
+ * The first steps of every request: sign-in routes are rate-limited by address, the credential is read, the call is
+ * counted against the credential's limit, and a change by a session must come from the server's own pages. Without an
+ * authenticator the server is sealed.
  */
 export function beginner(
   config: Config,
@@ -26,6 +27,7 @@ export function beginner(
     session: new RateLimiter({ name: 'session', limit: rates.session, seconds: 1 }, redis),
     export: new RateLimiter({ name: 'export', limit: rates.export, seconds: 3600 }, redis),
     subscriptionTest: new RateLimiter({ name: 'subscription-test', limit: rates.subscriptionTest, seconds: 60 }, redis),
+    tools: new RateLimiter({ name: 'tools', limit: rates.tools, seconds: 60 }, redis),
     signIn: new RateLimiter({ name: 'sign-in', limit: rates.signIn, seconds: 60 }, redis),
   };
   const limiterFor = (limit: Limit | undefined, principal: Principal): [RateLimiter, string] => {
@@ -36,6 +38,8 @@ export function beginner(
         return [limiters.export, `${principal.tenantId}/${personOf(principal)}`];
       case 'subscription_test':
         return [limiters.subscriptionTest, principal.tenantId];
+      case 'tools':
+        return [limiters.tools, principal.id];
       default:
         if (principal.kind === 'session') return [limiters.session, principal.id];
         return [limit === 'ingest' ? limiters.ingest : limiters.key, principal.id];
@@ -43,7 +47,7 @@ export function beginner(
   };
   return async (request, reply, ...limits) => {
     if (!authenticator) {
-      throw new AppError('UNAVAILABLE', 'the server is sealed: its master key does not open its keys', {
+      throw new AppError('UNAVAILABLE', 'the server is sealed: its master key does not decrypt its signing keys', {
         headers: { 'retry-after': '60' },
       });
     }

@@ -3,33 +3,33 @@ import { existsSync, globSync, readFileSync } from 'node:fs';
 import path from 'node:path';
 import { Marked, type Token, type Tokens } from 'marked';
 
-/** A page or picture of the documentation, ready to be sent. */
+/** A page or picture of the documentation, ready to send. */
 export interface DocsFile {
   type: string;
   body: string | Buffer;
-  /** A strong entity tag: changes with every byte of the body. */
+  /** A strong entity tag: differs if any byte of the body differs. */
   etag: string;
 }
 
 export interface Docs {
-  /** The file that a path below /docs answers with; undefined for every path that is not in the list made by `loadDocs`. */
+  /** The file for a path below /docs; undefined for every path that is not in the list built by `loadDocs`. */
   get(urlPath: string): DocsFile | undefined;
-  /** The page for a path that has nothing. */
+  /** The page for a path that does not exist. */
   readonly notFound: DocsFile;
-  /** Every path that has a page or a picture. */
+  /** The paths of all pages and pictures. */
   readonly paths: readonly string[];
 }
 
-/** The page that lists the others; the navigation beside each page is made of its lists. */
+/** The page that lists the others; the navigation of each page is built from its lists. */
 const INDEX = 'docs/README.md';
 const PICTURES: Record<string, string> = { '.svg': 'image/svg+xml', '.png': 'image/png', '.webp': 'image/webp' };
-/** Files that are served elsewhere than below /docs. */
+/** Files that are served outside /docs. */
 const ELSEWHERE: Record<string, string> = { 'server/api/openapi.json': '/openapi.json' };
 
 /**
- * The documentation that is installed with the program: docs/ and the Markdown files beside it, as HTML. The files are
- * listed once, so a request can only name what is in the list; a page is rendered when it is first asked for. Raw HTML
- * in the Markdown is shown as text, and links lead to pages, to https addresses or nowhere.
+ * The documentation installed with the program: docs/ and the Markdown files beside it, as HTML. The files are listed
+ * once, so a request can only name files in that list; a page is rendered on first request. Raw HTML in the Markdown is
+ * shown as text, and links lead only to pages and https addresses.
  */
 export function loadDocs(root: string): Docs {
   const files = globSync(['*.md', 'docs/**/*.md', 'docs/pictures/*'], { cwd: root }).sort();
@@ -81,7 +81,7 @@ export function loadDocs(root: string): Docs {
   };
 }
 
-/** The path of a file of the documentation: docs/holds.md is /docs/holds, SECURITY.md is /docs/SECURITY. */
+/** The path at which a documentation file is served: docs/holds.md is /docs/holds, SECURITY.md is /docs/SECURITY. */
 function urlOf(file: string): string | undefined {
   const below = file.startsWith('docs/') ? file.slice('docs/'.length) : file;
   if (path.extname(file) in PICTURES) return `/docs/${below}`;
@@ -91,7 +91,7 @@ function urlOf(file: string): string | undefined {
   return `/docs/${name.endsWith('/README') ? path.dirname(name) : name}`;
 }
 
-/** Where a link to a file of the project leads; undefined where the program does not serve that file. */
+/** The target of a link to a file of the project; undefined if the program does not serve that file. */
 function linkTo(root: string, byPath: ReadonlyMap<string, string>, file: string): string | undefined {
   if (ELSEWHERE[file]) return ELSEWHERE[file];
   const target = existsSync(path.join(root, file, 'README.md')) ? path.join(file, 'README.md') : file;
@@ -99,7 +99,7 @@ function linkTo(root: string, byPath: ReadonlyMap<string, string>, file: string)
   return url !== undefined && byPath.has(url) ? url : undefined;
 }
 
-/** Renders one page. `linked` gives the address of a file of the project, by its path from the root. */
+/** Renders one page. `linked` resolves a file of the project, by its path from the root, to its address. */
 function render(
   file: string,
   source: string,
@@ -138,7 +138,7 @@ function render(
         const to = resolve(href);
         return to?.startsWith('/docs/') ? `<img src="${escapeHtml(to)}" alt="${escapeHtml(text)}">` : escapeHtml(text);
       },
-      // comments are for those who write; everything else is shown as it is written
+      // comments are for the authors; all other HTML is shown as text
       html({ text }: Tokens.HTML | Tokens.Tag) {
         return escapeHtml(text.replaceAll(/<!--[\s\S]*?-->/g, ''));
       },
@@ -173,7 +173,7 @@ function contents(headings: readonly { level: number; html: string; id: string }
 
 type Navigation = { group: string; pages: { url: string; title: string }[] }[];
 
-/** What the index lists: a bold line begins a group, and every link in a list below it is a page of that group. */
+/** Parses the index: a bold line begins a group, and every link in a list below it is a page of that group. */
 function navigationOf(sources: ReadonlyMap<string, string>): Navigation {
   const found: Navigation = [{ group: '', pages: [{ url: '/docs', title: 'Documentation' }] }];
   const marked = new Marked({ gfm: true });
@@ -232,7 +232,7 @@ ${body}</main>
 `;
 }
 
-/** The anchors of headings as GitHub makes them, so that the same links work in both places. */
+/** Heading anchors as GitHub makes them, so that the same links work in both places. */
 function slugger(): (text: string) => string {
   const seen = new Map<string, number>();
   return (text) => {

@@ -26,7 +26,7 @@ import { beginner } from './begin.ts';
 import { mountRest } from './rest.ts';
 import type { AppRouter } from './root.ts';
 
-/** Bodies over this many bytes are refused. Ingest has its own, larger bound for what a compressed body unpacks to. */
+/** The maximum size of a body in bytes. Ingest has its own, larger limit for an uncompressed body. */
 const BODY_LIMIT = 1024 * 1024;
 
 export interface HttpServer {
@@ -34,7 +34,7 @@ export interface HttpServer {
   readonly begin: Begin;
 }
 
-/** The HTTP server without its routes of features: parsing, problems, limits, metrics, request ids. */
+/** The HTTP server without the features' routes: parsing, problems, limits, metrics, request ids. */
 export function createHttp(parts: {
   config: Config;
   log: Log;
@@ -50,15 +50,15 @@ export function createHttp(parts: {
     logController: new LogController({ disableRequestLogging: true }),
     bodyLimit: BODY_LIMIT,
     trustProxy: config.trustProxy.length > 0 ? [...config.trustProxy] : false,
-    // a batch of tRPC calls names all its procedures in the path
+    // a batch of tRPC calls lists all its procedures in the path
     routerOptions: { maxParamLength: 5000 },
     genReqId: () => newId('req', Date.now()),
     forceCloseConnections: 'idle',
-    // a request that still gets in during a stop is served like those before it, and its connection closed
+    // a request that arrives during shutdown is still served, and its connection closed
     return503OnClosing: false,
     requestTimeout: 60_000,
     clientErrorHandler: refuseMalformed,
-    // a path that cannot be decoded reaches no route, and thereby no hook
+    // a path that cannot be decoded reaches no route, and therefore no hook
     frameworkErrors: (error, request, reply) => {
       reply.headers(headersOf(request));
       return answerProblem(error, request, reply);
@@ -72,7 +72,7 @@ export function createHttp(parts: {
   );
   const seconds = new Histogram({
     name: 'svc_http_request_seconds',
-    help: 'Time from request to answer',
+    help: 'Time from request to response',
     labelNames: ['method', 'route', 'status'],
     buckets: [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10],
     registers: [parts.registry],
@@ -100,7 +100,7 @@ export function createHttp(parts: {
   return { app, begin: beginner(config, authenticator, parts.redis) };
 }
 
-/** The procedures, as /trpc and as REST. */
+/** Mounts the procedures at /trpc and as REST routes. */
 export function mountApi(server: HttpServer, router: AppRouter): void {
   const { app, begin } = server;
   const onError = ({ error, ctx, path }: { error: Error; ctx?: Context | undefined; path: string | undefined }) => {
@@ -113,7 +113,7 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
   const limitOf = (name: string) =>
     Object.hasOwn(procedures, name) ? (procedures[name]!._def.meta as Meta | undefined)?.limit : undefined;
   app.register(async (scope) => {
-    // tRPC reads the text itself; here it only passes when REST would take it too
+    // tRPC parses the text itself; this only rejects what REST would reject
     const read = jsonReader(scope);
     scope.removeContentTypeParser('application/json');
     scope.addContentTypeParser('application/json', { parseAs: 'buffer' }, (request, body, done) => {
@@ -130,12 +130,12 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
           res,
           path: (req.params as { path: string }).path,
           maxBatchSize: 20,
-          // every call of a batch counts against the limit of its own route
+          // every call of a batch counts against the limit of its route
           createContext: ({ info }) => begin(req, res, ...info.calls.map(({ path }) => limitOf(path))),
           onError,
           responseMeta: ({ errors, ctx, info }) => {
             const headers = { ...(ctx?.answer as Record<string, string> | undefined) };
-            // a batch has a status for each of its calls in the body, and 207 for itself
+            // a batch response has status 207 and a status per call in its body
             if (info?.isBatchCall || errors.length !== 1) return { headers };
             const problem = toAppError(errors[0]);
             return { status: problem.status, headers: { ...headers, ...problem.headers } };
@@ -146,11 +146,11 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
   mountRest(app, router, begin);
 }
 
-/** Collects the routes that are mounted from now on; gives the methods that a path has, sorted. */
+/** Collects the routes mounted after this call; the function returned gives the methods of a path, sorted. */
 function routeTable(app: FastifyInstance): (path: string) => string[] {
   const patterns = new Map<string, { pattern: RegExp; methods: Set<string> }>();
   app.addHook('onRoute', ({ method, url }) => {
-    // what the dashboard answers for is every path, and so none that is known
+    // the dashboard's wildcard matches every path, so it makes no path known
     if (url.endsWith('*')) return;
     const pattern = new RegExp(`^${url.replace(/[.*+?^${}()|[\]\\]/g, '\\$&').replace(/:\w+/g, '[^/]+')}$`);
     const known = patterns.get(url) ?? { pattern, methods: new Set() };
@@ -164,8 +164,8 @@ function routeTable(app: FastifyInstance): (path: string) => string[] {
 }
 
 /**
- * Browsers open connections ahead of use. Node counts one that never had a request as busy, and a stop would wait for
- * it: such connections are ended when the server closes.
+ * Browsers open connections before they need them. Node counts one that never carried a request as busy, and shutdown
+ * would wait for it; such connections are ended when the server closes.
  */
 function endUnused(app: FastifyInstance): void {
   const unused = new Set<Socket>();
@@ -179,7 +179,7 @@ function endUnused(app: FastifyInstance): void {
   });
 }
 
-/** What is not HTTP never becomes a request; it is refused here, in the same form as everything else. */
+/** Input that is not HTTP never becomes a request; it is answered here, with a problem like any other error. */
 function refuseMalformed(error: ConnectionError, socket: Socket): void {
   if (error.code === 'ECONNRESET' || !socket.writable) {
     socket.destroy();
@@ -194,7 +194,7 @@ function refuseMalformed(error: ConnectionError, socket: Socket): void {
   );
 }
 
-/** Answers an error as a problem; what the server did wrong goes to the log, with its cause. */
+/** Answers an error as a problem; server faults are logged with their cause. */
 function answerProblem(error: unknown, request: FastifyRequest, reply: FastifyReply) {
   const problem = toAppError(error);
   if (problem.status >= 500) {

@@ -4,7 +4,7 @@ import type { Log } from '../lib/log.ts';
 
 export interface InspectedMachine {
   machine: AnyStateMachine;
-  /** The notices that carry its steps. */
+  /** The notices that contain its steps. */
   topic: Topic;
 }
 
@@ -14,28 +14,28 @@ interface Waiting extends Step {
   at: number;
 }
 
-/** The version of the messages of @statelyai/inspect that are sent. */
+/** The version of the @statelyai/inspect message format. */
 const FORMAT = '0.7.2';
 const RETRY_MS = 2000;
-/** What waits while the viewer is away or slow; the oldest goes first. */
-const MOST_WAITING = 5000;
-/** With so much on its way to the viewer, the rest waits for a moment. */
-const MOST_BUFFERED = 1_000_000;
+/** The maximum number of queued messages while the viewer is disconnected or slow; the oldest are dropped. */
+const MAX_WAITING = 5000;
+/** With this many bytes in transit to the viewer, the queue pauses. */
+const MAX_BUFFERED = 1_000_000;
 const PUMP_MS = 50;
 
 /**
- * Streams the steps of policies, holds and deliveries to an XState inspector (`SVC_INSPECT`): an aid for maintainers, of
- * all tenants, with what the machines know, which is no secret and no argument of a tool. Each step is shown as the
- * machine took it, once its transaction is committed and in the order of the commits; what is rolled back is never
- * shown. A process shows its own steps. A viewer that is away or slow holds up nothing, and misses what does not fit
- * into the queue.
+ * Streams the steps of policies, holds and deliveries to an XState inspector (`SVC_INSPECT`): an aid for maintainers
+ * that covers all tenants. It shows the machines' context, which contains no secrets and no tool arguments. Each step
+ * is shown as the machine took it, after its transaction has committed and in commit order; rolled-back steps are never
+ * shown. A process shows its own steps. A disconnected or slow viewer delays nothing, and misses what exceeds the
+ * queue.
  */
 export class Inspector {
   readonly #url: string;
   readonly #log: Log;
   readonly #off: (() => void)[];
   #waiting: Waiting[] = [];
-  /** Machines that the connected viewer has the definition of. */
+  /** Machines whose definition was sent to the connected viewer. */
   readonly #introduced = new Set<string>();
   #socket: WebSocket | undefined;
   #retry: NodeJS.Timeout | undefined;
@@ -55,7 +55,7 @@ export class Inspector {
         const sessionId = `${machine.id}:${tenantId}/${id}`;
         const at = Date.now();
         for (const step of steps) this.#waiting.push({ machine, sessionId, at, ...step });
-        if (this.#waiting.length > MOST_WAITING) this.#waiting = this.#waiting.slice(-MOST_WAITING);
+        if (this.#waiting.length > MAX_WAITING) this.#waiting = this.#waiting.slice(-MAX_WAITING);
         this.#pump();
       }),
     );
@@ -70,11 +70,11 @@ export class Inspector {
     this.#socket?.close();
   }
 
-  /** Sends what waits, in its order, as far as the viewer takes it. */
+  /** Sends queued messages in order, as fast as the viewer accepts them. */
   #pump(): void {
     clearTimeout(this.#pumping);
     while (this.#waiting.length > 0 && this.#socket?.readyState === WebSocket.OPEN) {
-      if (this.#socket.bufferedAmount > MOST_BUFFERED) {
+      if (this.#socket.bufferedAmount > MAX_BUFFERED) {
         this.#pumping = setTimeout(() => this.#pump(), PUMP_MS);
         return;
       }
@@ -99,7 +99,7 @@ export class Inspector {
     const socket = new WebSocket(this.#url);
     this.#socket = socket;
     socket.addEventListener('open', () => {
-      this.#log.info('the inspector is connected');
+      this.#log.info('connected to the inspector');
       this.#pump();
     });
     // an error is always followed by a close

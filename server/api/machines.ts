@@ -13,8 +13,8 @@ import { type Line, type Meta, route, trpc } from '../rpc/procedure.ts';
 import type { Deliveries } from '../subscriptions/deliveries.ts';
 
 /**
- * Who sends each event of a machine: the route that does, whose access rule then says who may, or what in the server
- * does by itself.
+ * Who sends each event of a state machine: a route, whose access rule says who may call it, or a part of the server
+ * itself.
  */
 type Sender = Line | { by: string };
 
@@ -22,7 +22,7 @@ const MACHINES = {
   policy: {
     machine: policyMachine,
     version: POLICY_MACHINE_VERSION,
-    about: 'The life of a policy; its state is that of the newest revision',
+    about: 'The lifecycle of a policy; its state is that of the newest version',
     senders: {
       update: 'PUT /v1/policies/{id}',
       rollback: 'POST /v1/policies/{id}/rollback',
@@ -38,7 +38,7 @@ const MACHINES = {
   escrow: {
     machine: holdMachine,
     version: HOLD_MACHINE_VERSION,
-    about: 'The life of a hold, whatever its type',
+    about: 'The lifecycle of a hold of any type',
     senders: {
       vote: 'POST /v1/escrow/{id}/vote',
       satisfy: 'POST /v1/escrow/{id}/satisfy',
@@ -51,7 +51,7 @@ const MACHINES = {
   delivery: {
     machine: deliveryMachine,
     version: DELIVERY_MACHINE_VERSION,
-    about: 'The life of a delivery: one event on its way to one destination',
+    about: 'The lifecycle of a delivery: one event for one destination',
     senders: {
       attempted: { by: 'the worker that made the attempt' },
       stop: 'PATCH /v1/subscriptions/{id}',
@@ -64,10 +64,10 @@ const NAMES = Object.keys(MACHINES) as [keyof typeof MACHINES, ...(keyof typeof 
 
 const SentBy = z
   .object({
-    route: z.string().optional().describe('the route that sends it; absent for what the server does by itself'),
-    role: z.enum(ROLES).optional().describe('the least role of a signed-in person'),
-    scopes: z.array(z.enum(SCOPES)).optional().describe('the scopes of API keys that may'),
-    server: z.string().optional().describe('what in the server sends it'),
+    route: z.string().optional().describe('the route that sends it; absent when the server itself sends it'),
+    role: z.enum(ROLES).optional().describe('the lowest role that a signed-in person needs'),
+    scopes: z.array(z.enum(SCOPES)).optional().describe('the scopes with which an API key may send it'),
+    server: z.string().optional().describe('the part of the server that sends it'),
   })
   .meta({ id: 'MachineSender' });
 
@@ -95,22 +95,22 @@ const StandingOut = z
   .object({
     machine: z.enum(NAMES),
     id: z.string(),
-    version: z.int().describe('of the machine that stored the state'),
+    version: z.int().describe('the version of the machine that stored the state'),
     state: z.string(),
     next: z.array(
       z.object({
         event: z.string(),
-        to: z.array(z.string()).describe('where it can lead from here'),
+        to: z.array(z.string()).describe('the states it can lead to from here'),
         sent_by: SentBy,
         you: z
           .object({ allowed: z.boolean(), code: z.string().optional(), detail: z.string().optional() })
-          .describe('whether the caller may send it now, and why not'),
+          .describe('whether the caller may send it now, and if not, why'),
       }),
     ),
   })
   .meta({ id: 'MachineStanding' });
 
-/** The machines: what they are, and where one policy, hold or delivery stands. `access` is the rule of a route. */
+/** The state machines, and the current state of a policy, hold or delivery. `access` gives the rule of a route. */
 export function machinesRouter(
   features: { policyQueries: PolicyQueries; holdQueries: HoldQueries; deliveries: Deliveries },
   access: (line: Line) => Access,
@@ -120,13 +120,13 @@ export function machinesRouter(
     const rule = access(sender);
     return {
       route: sender,
-      // what a machine is sent is never for the person who is signed in
+      // a machine's events are never restricted to the signed-in person alone
       ...(rule.role && rule.role !== 'any' && { role: rule.role }),
       ...(rule.keys && { scopes: SCOPES.filter((scope) => scope === 'admin' || rule.keys?.includes(scope)) }),
     };
   };
 
-  /** Why the caller cannot send it now: the route's rule first, then the machine's own refusal. */
+  /** Why the caller cannot send it now: by the route's rule, then by the machine. */
   const verdict = (sender: Sender, principal: Principal, refused: Refused | null | undefined) => {
     if (typeof sender !== 'string') return { allowed: false, code: 'FORBIDDEN', detail: `sent by ${sender.by}` };
     const why = refusal(access(sender), principal) ?? refused;
@@ -148,7 +148,7 @@ export function machinesRouter(
 
   return trpc.router({
     list: route('GET /v1/machines', reader, {
-      summary: 'The state machines of policies, holds and deliveries, as charts, with who sends each event',
+      summary: 'The state machines of policies, holds and deliveries as charts, with the senders of each event',
       tag: 'machines',
     })
       .input(z.strictObject({}))
@@ -210,13 +210,13 @@ interface Standing {
 const reader = { keys: [], role: 'viewer' } as const;
 
 const standingSpec = (what: string) => ({
-  summary: `Where the machine of one ${what} stands, and what may happen to it next`,
-  description: 'What the machine and the access rules say of the caller, with the settings of the tenant.',
+  summary: `The current state of a ${what}, and its possible next steps`,
+  description: 'Takes into account the caller’s rights and the settings of the tenant.',
   tag: 'machines',
   problems: ['NOT_FOUND'] as const,
 });
 
-/** The access rules of procedures, by their line. Throws for a line that no procedure has: a chart must not show one. */
+/** The access rules of procedures by route. Throws for an unknown route, which a chart must not show. */
 export function accessByLine(router: AnyRouter): (line: Line) => Access {
   const rules = new Map<string, Access>();
   for (const { _def } of Object.values(router._def.procedures as Record<string, AnyProcedure>)) {

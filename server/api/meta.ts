@@ -2,14 +2,14 @@ import { readFileSync } from 'node:fs';
 import { z } from 'zod';
 import { publicRoute, trpc } from '../rpc/procedure.ts';
 
-/** The one version number: of the package, the API document and what /v1/meta says. */
+/** The version of the package, which is also that of the API document and of /v1/meta. */
 export const { version: VERSION } = JSON.parse(
   readFileSync(new URL('../../package.json', import.meta.url), 'utf8'),
 ) as {
   version: string;
 };
 
-/** What a client may want to know of the server before it has a credential. */
+/** Facts about the server that a client may need before it has a credential. */
 export function metaRouter() {
   return trpc.router({
     get: publicRoute('GET /v1/meta', { summary: 'The server’s version and limits', tag: 'meta' })

@@ -1,9 +1,9 @@
 import type { AnyProcedure } from '@trpc/server';
 import { type GenerateOpenApiDocumentOptions, generateOpenApiDocument } from 'trpc-to-openapi';
 import { z } from 'zod';
+import { ERRORS, type ErrorCode } from '../domain/errors.ts';
 import { EVENTS } from '../domain/events.ts';
 import type { Access } from '../domain/principal.ts';
-import { ERRORS, type ErrorCode } from '../errors.ts';
 import type { PlainDescription } from '../rpc/plain.ts';
 import type { HeaderDescription, Limit, Meta, RouteHeaders } from '../rpc/procedure.ts';
 import { EXAMPLES, type Example } from './examples.ts';
@@ -36,13 +36,15 @@ const TAGS: Record<string, string> = {
   auth: 'Signing in and who the caller is',
   people: 'Members, roles, invitations and sessions',
   policies: 'Policies, their reviews, and the bundles that proxies enforce',
-  decisions: 'The decision point, and the decisions that were recorded',
-  escrow: 'Actions that wait for people',
+  decisions: 'The decision point, and the recorded decisions',
+  escrow: 'Actions that wait for people’s approval',
   forensics: 'The chain of decisions, its verification, and signed evidence',
   audit: 'What people and the system did',
   keys: 'API keys, agent keys and the public signing keys',
   proxies: 'The enforcement proxies',
-  subscriptions: 'Where events are delivered, and what became of each delivery',
+  lists: 'Lists of known values that policies read',
+  tools: 'Tools as their servers describe them, their approvals and labels',
+  subscriptions: 'Where events are delivered, and the outcome of each delivery',
   settings: 'Settings of the tenant',
   machines: 'The state machines, for maintainers',
   meta: 'The server itself',
@@ -54,11 +56,13 @@ const SECURITY_SCHEMES = {
   session: { type: 'apiKey', in: 'cookie', name: 'svc_session', description: 'Session of a signed-in person' },
 } as const;
 
-/** Headers that more than one operation has, described once. */
+/** Headers shared by several operations, described once. */
 const HEADERS: Record<string, HeaderDescription> = {
-  'X-Request-Id': { description: 'Names this request in the server’s log and in the audit log' },
+  'X-Request-Id': { description: 'Identifies this request in the server’s log and in the audit log' },
   'Retry-After': { description: 'Seconds to wait before the next try', schema: { type: 'integer', minimum: 0 } },
-  RateLimit: { description: 'What is left of the limit that applies, as in draft-ietf-httpapi-ratelimit-headers' },
+  RateLimit: {
+    description: 'The remaining quota of the limit that applies, as in draft-ietf-httpapi-ratelimit-headers',
+  },
   'RateLimit-Policy': { description: 'The limit that applies, as in draft-ietf-httpapi-ratelimit-headers' },
   'WWW-Authenticate': { description: 'How to authenticate (RFC 9110, section 11.6.1)' },
 };
@@ -68,7 +72,7 @@ const ORIGIN = {
   in: 'header',
   required: false,
   description:
-    'Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves.',
+    'Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically.',
   schema: { type: 'string' },
 } as const;
 
@@ -87,19 +91,22 @@ interface Operation {
   parameters?: object[];
 }
 
-/** What the generator does not know of an operation. */
+/** Facts about an operation that the generator does not know. */
 interface About {
   method: string;
   access: Access;
   limit: Limit | undefined;
-  /** The status of success; 0: those that are described. */
+  /** The status of success; 0 for those that are described. */
   status: number;
   problems: readonly ErrorCode[];
   headers: RouteHeaders;
-  beside: boolean;
+  standalone: boolean;
 }
 
-/** The OpenAPI 3.1 document of every route, as committed in openapi.json. Equal code gives an equal document. */
+/**
+ * The OpenAPI 3.1 document of every route, as committed in openapi.json. Deterministic: equal code gives an equal
+ * document.
+ */
 export function openApiDocument(router: AppRouter, plain: readonly PlainDescription[]): object {
   const document = generateOpenApiDocument(router, {
     title: 'Agent Governance Control Plane',
@@ -107,7 +114,7 @@ export function openApiDocument(router: AppRouter, plain: readonly PlainDescript
     openApiVersion: '3.1.1',
     baseUrl: '/',
     description:
-      'Governs the actions of AI agents: policies, decisions, holds, evidence. Every error is an RFC 9457 problem with a code of one closed table. Request bodies are closed: an unknown member is refused. Answers are open: a client must pass over members that it does not know.',
+      'Governs the actions of AI agents: policies, decisions, holds, evidence. Every error is an RFC 9457 problem whose code comes from one closed table. Request bodies are closed: an unknown member is refused. Responses are open: a client must ignore members that it does not know.',
     license: { name: 'Apache-2.0', identifier: 'Apache-2.0' } as never,
     securitySchemes: { ...SECURITY_SCHEMES },
     tags: Object.keys(TAGS),
@@ -128,11 +135,11 @@ export function openApiDocument(router: AppRouter, plain: readonly PlainDescript
       status: meta.status ?? 200,
       problems: meta.problems ?? [],
       headers: meta.headers ?? {},
-      beside: false,
+      standalone: false,
     });
   }
-  for (const { method, path, access, limit, problems = [], headers = {}, beside = false } of plain) {
-    abouts.set(`${method} ${path}`, { method, access, limit, status: 0, problems, headers, beside });
+  for (const { method, path, access, limit, problems = [], headers = {}, standalone = false } of plain) {
+    abouts.set(`${method} ${path}`, { method, access, limit, status: 0, problems, headers, standalone });
   }
   const responses: Record<string, Answer> = {};
   for (const [path, operations] of Object.entries(document.paths ?? {})) {
@@ -163,23 +170,23 @@ function described({ description, required, schema = { type: 'string' } }: Heade
 }
 
 /**
- * The real statuses, problems, headers and credentials of an operation, which the generator does not know. Problems that
- * many operations answer are described once, in `shared`.
+ * Adds the real statuses, problems, headers and credentials of an operation, which the generator does not know.
+ * Problems that several operations return are described once, in `shared`.
  */
 function complete(operation: Operation, about: About, shared: Record<string, Answer>): void {
-  const { method, access, limit, status, problems, headers, beside } = about;
+  const { method, access, limit, status, problems, headers, standalone } = about;
   const answerHeaders = (code: number, ...common: string[]) => ({
     ...Object.fromEntries(['X-Request-Id', ...common].map((name) => [name, { $ref: `#/components/headers/${name}` }])),
     ...Object.fromEntries(Object.entries(headers.answer?.[code] ?? {}).map(([name, one]) => [name, described(one)])),
   });
-  // without a credential only the sign-in routes are counted, by address
+  // without a credential, only the sign-in routes are rate-limited, by address
   const counted = !access.public || limit !== undefined;
   const limits = counted ? ['RateLimit', 'RateLimit-Policy'] : [];
   const success =
     status === 0
       ? Object.entries(operation.responses)
       : [[status, status === 204 ? { description: 'Done' } : operation.responses['200']!] as const];
-  const codes = new Set<ErrorCode>([...(beside ? [] : commonProblems(operation, method, access)), ...problems]);
+  const codes = new Set<ErrorCode>([...(standalone ? [] : commonProblems(operation, method, access)), ...problems]);
   const failures = [...Map.groupBy([...codes].sort(), (code) => ERRORS[code].status)].map(([code, problems]) => {
     const waits = code === 429 || code === 503 ? ['Retry-After'] : [];
     const answer: Answer = {
@@ -218,7 +225,7 @@ function complete(operation: Operation, about: About, shared: Record<string, Ans
   if (parameters.length > 0) operation.parameters = parameters;
 }
 
-/** The problems that a route can answer by how it is called, whatever it does. */
+/** The problems that a route can return because of how it is called, whatever it does. */
 function commonProblems(operation: Operation, method: string, access: Access): ErrorCode[] {
   return [
     'VALIDATION_FAILED',
@@ -227,7 +234,7 @@ function commonProblems(operation: Operation, method: string, access: Access): E
     'UNAVAILABLE',
     ...(access.public ? [] : (['UNAUTHENTICATED'] as const)),
     ...(access.keys || access.agent ? (['KEY_SCOPE'] as const) : []),
-    // a session whose request comes from another site is refused on every route that changes something
+    // a session's request from another site is refused on every route that changes something
     ...(access.role || method !== 'GET' ? (['FORBIDDEN'] as const) : []),
     ...(operation.requestBody ? (['PAYLOAD_TOO_LARGE', 'UNSUPPORTED_MEDIA_TYPE'] as const) : []),
   ];
@@ -249,12 +256,12 @@ function webhooks(): object {
   const signed = {
     'X-Svc-Signature': {
       description:
-        't=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t.',
+        't=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t.',
       required: true,
     },
     'X-Svc-Event': { description: 'The type of the event', required: true },
-    'X-Svc-Delivery': { description: 'The delivery; the same in each of its attempts', required: true },
-    'webhook-id': { description: 'Standard Webhooks: the id of the event, for telling repeats', required: true },
+    'X-Svc-Delivery': { description: 'The id of the delivery, the same for all its attempts', required: true },
+    'webhook-id': { description: 'Standard Webhooks: the id of the event, for recognizing repeats', required: true },
     'webhook-timestamp': { description: 'Standard Webhooks: when this attempt was signed', required: true },
     'webhook-signature': { description: 'Standard Webhooks: v1,<base64>', required: true },
   } satisfies Record<string, HeaderDescription>;
@@ -275,7 +282,7 @@ function webhooks(): object {
             },
           },
           responses: {
-            '2XX': { description: 'Received. Any other answer, and none within 10 seconds, is a failed attempt.' },
+            '2XX': { description: 'Received. Any other response, or none within 10 seconds, is a failed attempt.' },
           },
         },
       },
@@ -283,7 +290,7 @@ function webhooks(): object {
   );
 }
 
-/** What a schema is called in the document. */
+/** The name of a schema in the document. */
 const nameOf = (schema: z.ZodType): string => schema.meta()!.id!;
 
 const sentence = (text: string) => text.charAt(0).toUpperCase() + text.slice(1);
@@ -291,8 +298,8 @@ const sentence = (text: string) => text.charAt(0).toUpperCase() + text.slice(1);
 type Node = { [key: string]: Node } & { $ref?: string };
 
 /**
- * Opens every schema that no request uses: a client that was made from the document must take an answer of a later
- * version, which may have more members. Requests stay closed, as the server is.
+ * Opens every schema that no request uses: a client generated from the document must accept responses of a later
+ * version, which may have more members. Requests stay closed, as they are on the server.
  */
 function openAnswers(document: { paths: Record<string, Record<string, Operation>>; components: Node }): void {
   const schemas = document.components.schemas ?? {};

@@ -23,8 +23,8 @@ function unwrapped(schema: Schema): Definition {
 }
 
 /**
- * How a query parameter, which is always text, becomes the type that the schema names. What is in doubt stays text, so
- * that the schema refuses it: the schema alone decides what is valid.
+ * How a query parameter, which is always text, becomes the type that the schema requires. Ambiguous values stay text,
+ * so that the schema refuses them: only the schema decides what is valid.
  */
 function coercion(schema: Schema): (value: unknown) => unknown {
   const def = unwrapped(schema);
@@ -46,7 +46,7 @@ function coercion(schema: Schema): (value: unknown) => unknown {
 type Caller = (input: unknown) => Promise<unknown>;
 
 /**
- * Makes every procedure with a REST line a Fastify route of its own over the same handler, access rule and schema as
+ * Mounts every procedure that has a REST line as a Fastify route with the same handler, access rule and schema as at
  * /trpc. `begin` authenticates the request and counts it against its limits.
  */
 export function mountRest(app: FastifyInstance, router: AnyRouter, begin: Begin): void {
@@ -63,6 +63,7 @@ export function mountRest(app: FastifyInstance, router: AnyRouter, begin: Begin)
       method: line.method,
       url: line.path.replace(/\{(\w+)\}/g, ':$1'),
       exposeHeadRoute: false,
+      ...(meta.bodyBytes && { bodyLimit: meta.bodyBytes }),
       handler: async (request, reply) => {
         const context = await begin(request, reply, meta.limit);
         const input: Record<string, unknown> = {};
@@ -84,11 +85,11 @@ export function mountRest(app: FastifyInstance, router: AnyRouter, begin: Begin)
         }
         take(body, false);
         if (fromQuery) take(request.query, true);
-        // what the path says has one place: a second one, which might say something else, is refused
+        // a parameter of the path may not appear elsewhere, where its value could differ
         const twice = Object.keys(request.params as object).find((name) => Object.hasOwn(input, name));
         if (twice !== undefined) {
           throw new AppError('VALIDATION_FAILED', undefined, {
-            faults: [{ pointer: `/${twice}`, message: 'is in the path and nowhere else' }],
+            faults: [{ pointer: `/${twice}`, message: 'may appear only in the path' }],
           });
         }
         take(request.params, true);

@@ -17,6 +17,9 @@ import type { Evidence } from '../forensics/export.ts';
 import { forensicsRouter } from '../forensics/router.ts';
 import type { Bundles } from '../policy/bundles.ts';
 import { actionEntities } from '../policy/language/schema.ts';
+import type { ListQueries } from '../policy/list-queries.ts';
+import type { Lists } from '../policy/lists.ts';
+import { listsRouter } from '../policy/lists-router.ts';
 import type { Policies } from '../policy/policies.ts';
 import type { PolicyQueries } from '../policy/queries.ts';
 import { policyRouter } from '../policy/router.ts';
@@ -34,10 +37,14 @@ import { invitesRouter, usersRouter } from '../tenants/people-router.ts';
 import { peopleRouter, settingsRouter } from '../tenants/router.ts';
 import type { SettingsChanges } from '../tenants/settings-changes.ts';
 import type { Tenants } from '../tenants/tenants.ts';
+import type { Observations } from '../tools/observations.ts';
+import type { ToolQueries } from '../tools/queries.ts';
+import type { Tools } from '../tools/registry.ts';
+import { toolsRouter } from '../tools/router.ts';
 import { accessByLine, machinesRouter } from './machines.ts';
 import { metaRouter } from './meta.ts';
 
-/** What the procedures work with. */
+/** The services that the procedures use. */
 export interface Services {
   keys: Keys;
   sessions: Sessions;
@@ -53,7 +60,12 @@ export interface Services {
   policyQueries: PolicyQueries;
   policyTexts: PolicyTexts;
   bundles: Bundles;
+  lists: Lists;
+  listQueries: ListQueries;
   fleet: Fleet;
+  tools: Tools;
+  toolQueries: ToolQueries;
+  observations: Observations;
   holds: Holds;
   holdQueries: HoldQueries;
   signedRules: SignedRules;
@@ -65,7 +77,7 @@ export interface Services {
   pollSeconds: (tenantId: string) => Promise<number>;
 }
 
-/** Every procedure of the server: the list behind /trpc, REST and the OpenAPI document. */
+/** Every procedure of the server: the source of /trpc, REST and the OpenAPI document. */
 export function buildRouter(s: Services) {
   const features = {
     auth: authRouter(s.sessions, s.links),
@@ -83,7 +95,9 @@ export function buildRouter(s: Services) {
     ),
     tokenIssuers: tokenIssuersRouter(s.tokenIssuers),
     policies: policyRouter(s.policies, s.policyQueries, s.policyTexts),
+    lists: listsRouter(s.lists, s.listQueries),
     proxies: fleetRouter(s.fleet, s.pollSeconds, (tenantId) => s.tokenIssuers.list(tenantId), s.bundles),
+    tools: toolsRouter(s.tools, s.toolQueries, s.observations),
     escrow: escrowRouter(s.holds, s.holdQueries, s.signedRules),
     subscriptions: subscriptionsRouter(s.subscriptions, s.deliveries),
     evaluate: evaluateProcedure(s.decider),

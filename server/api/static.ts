@@ -7,16 +7,16 @@ import { AppError } from '../errors.ts';
 import { contentSecurityPolicy } from '../lib/security-headers.ts';
 import { type Docs, type DocsFile, loadDocs } from './docs.ts';
 
-/** What stands in the built page where each answer has its own nonce: see web/vite.config.ts. */
-const NONCE_PLACE = 'NONCE-OF-THIS-ANSWER';
+/** The placeholder in the built page for the nonce of each response: see web/vite.config.ts. */
+const NONCE_PLACEHOLDER = 'NONCE-OF-THIS-ANSWER';
 const API = /^\/(v1|auth|trpc|assets|\.well-known|openapi\.json|pubkey|healthz|readyz|metrics)(\/|$)/;
 
-/** Whether a path is the API's: what is unknown there is a problem in JSON, never a page. */
+/** Whether a path belongs to the API: if unknown there, it gets a problem in JSON, never a page. */
 export function isApiPath(path: string): boolean {
   return API.test(path);
 }
 
-/** What the dashboard's page may load and do; style elements need this answer's nonce. */
+/** What the dashboard's page may load and do; style elements need this response's nonce. */
 export function pagePolicy(nonce: string): Record<string, readonly string[]> {
   return {
     'default-src': ["'none'"],
@@ -32,9 +32,9 @@ export function pagePolicy(nonce: string): Record<string, readonly string[]> {
 }
 
 /**
- * Serves the built dashboard (web/build.ts): its files, whose names change with their content, for ever; and its one
- * page for every path that a browser navigates to and that is not the API's. It is served to everyone, also while the
- * server is sealed: what it shows comes from the API.
+ * Serves the built dashboard (web/build.ts): its files, which are cached forever because their names change with their
+ * content, and its single page for every path outside the API that a browser navigates to. It is public and served even
+ * while the server is sealed, since all its data comes from the API.
  */
 export function mountDashboard(app: FastifyInstance): void {
   const dist = fileURLToPath(new URL('../../web/dist/', import.meta.url));
@@ -54,7 +54,7 @@ export function mountDashboard(app: FastifyInstance): void {
   app.get('/*', { exposeHeadRoute: false }, async (request, reply) => {
     const [path] = request.url.split('?', 1) as [string];
     const navigates = /\btext\/html\b|\*\/\*/.test(String(request.headers.accept ?? '*/*'));
-    // a browser resolves two slashes as the start of a host: no page has such an address
+    // a browser reads two leading slashes as the start of a host name, so no page has such a path
     if (isApiPath(path) || path.startsWith('//') || !navigates) return reply.callNotFound();
     if (!page) throw new AppError('UNAVAILABLE', 'the dashboard is not built: run `npm run build` and start again');
     const nonce = randomBytes(18).toString('base64url');
@@ -68,12 +68,12 @@ export function mountDashboard(app: FastifyInstance): void {
 }
 
 /**
- * Serves the documentation below /docs: to everyone, without a script, and also while the server is sealed, since that
- * is when an operator reads it. Browsers ask each time whether their copy is still the current one.
+ * Serves the documentation below /docs: publicly, without scripts, and even while the server is sealed, since that is
+ * when an operator needs it. Browsers revalidate their copy on each request.
  */
 export function mountDocs(app: FastifyInstance, root = fileURLToPath(new URL('../../', import.meta.url))): void {
   let loaded: Docs | undefined;
-  // when the first reader comes: a server that starts has other things to do
+  // loaded on first request, so that it does not delay startup
   const docs = () => {
     loaded ??= loadDocs(root);
     return loaded;
@@ -86,7 +86,7 @@ export function mountDocs(app: FastifyInstance, root = fileURLToPath(new URL('..
     'base-uri': ["'none'"],
     'frame-ancestors': ["'none'"],
   });
-  // a picture may have styles of its own, and is opened by itself as well
+  // a picture may contain styles, and can be opened by itself
   const picturePolicy = contentSecurityPolicy({
     'default-src': ["'none'"],
     'style-src': ["'unsafe-inline'"],
@@ -113,10 +113,10 @@ export function mountDocs(app: FastifyInstance, root = fileURLToPath(new URL('..
   }
 }
 
-/** The page in the pieces between its nonces; undefined where the dashboard was not built. */
+/** The page, split at its nonces; undefined if the dashboard was not built. */
 function readPage(dist: string): string[] | undefined {
   try {
-    return readFileSync(`${dist}index.html`, 'utf8').split(NONCE_PLACE);
+    return readFileSync(`${dist}index.html`, 'utf8').split(NONCE_PLACEHOLDER);
   } catch {
     return undefined;
   }

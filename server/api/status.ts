@@ -5,21 +5,21 @@ import type { PlainDescription } from '../rpc/plain.ts';
 
 const Ready = z.object({ status: z.enum(['ready', 'not_ready']), reason: z.string().optional() });
 
-/** The routes of `mountStatus`, and the document itself: they are mounted apart, for everyone. */
+/** The routes of `mountStatus`, and the OpenAPI document: public, and mounted separately from the API. */
 export const statusRoutes: readonly PlainDescription[] = [
   {
     path: '/healthz',
-    summary: 'Whether the process lives',
+    summary: 'Whether the process is alive',
     answers: {
       200: { description: 'It does', type: 'application/json', schema: z.object({ status: z.literal('ok') }) },
     },
   },
   {
     path: '/readyz',
-    summary: 'Whether the process can do its work now',
+    summary: 'Whether the process is ready to serve requests',
     answers: {
       200: { description: 'It can', type: 'application/json', schema: Ready },
-      503: { description: 'It cannot, and why', type: 'application/json', schema: Ready },
+      503: { description: 'Not ready, and why', type: 'application/json', schema: Ready },
     },
   },
   {
@@ -39,10 +39,10 @@ export const statusRoutes: readonly PlainDescription[] = [
   method: 'GET' as const,
   access: { public: true as const },
   tag: 'meta',
-  beside: true as const,
+  standalone: true as const,
 }));
 
-/** Health, readiness and metrics: what is served to everyone, also while the server is sealed. */
+/** Health, readiness and metrics: public, and served even while the server is sealed. */
 export function mountStatus(
   app: FastifyInstance,
   parts: { registry: Registry; ready: () => Promise<string | undefined> },

@@ -2,7 +2,9 @@ import type { Notices, Topic } from '../../db/notices.ts';
 import { type PlainCall, type PlainRoute, principalOf } from '../rpc/plain.ts';
 import { openEventStream } from '../rpc/sse.ts';
 
-/** What a hint may speak of. The id is that of the policy, hold, … where the change was of one; else empty. */
+/**
+ * The topics of hints. The id is that of the policy, hold, … that changed; empty if the change was not of a single one.
+ */
 const HINTS: Partial<Record<Topic, string>> = {
   holds: 'holds',
   policies: 'policies',
@@ -11,13 +13,14 @@ const HINTS: Partial<Record<Topic, string>> = {
   settings: 'settings',
   credential: 'keys',
   outbox: 'deliveries',
+  tools: 'tools',
 };
 /**
- * A `beat` is sent this often, so that nothing on the way takes the silence for an end and the listener knows that the
- * connection lives; the caller is then checked again.
+ * The interval of `beat` events, which keep proxies from closing an idle stream and let the listener detect a dead
+ * connection; the caller's rights are checked again each time.
  */
 const HEARTBEAT_MS = 15_000;
-/** How often the heads of the chains are looked at while somebody listens. */
+/** How often the heads of the chains are read while a stream is open. */
 const HEADS_MS = 1_000;
 
 interface Listener {
@@ -28,13 +31,13 @@ interface Listener {
 }
 
 /**
- * Hints that something changed, as server-sent events (HTML Living Standard, section 9.2): `hint {topic, id}`. A hint is
- * no data, and who gets one asks for what they show, so a lost, doubled or late hint does no harm. The first event of a
- * connection is `hello`: whatever was missed before, it is time to look. `beat` says that the connection lives.
+ * Hints that something changed, as server-sent events (HTML Living Standard, section 9.2): `hint {topic, id}`. A hint
+ * contains no data; the client then reads what it shows, so a lost, duplicate or late hint does no harm. The first
+ * event of a connection is `hello`: the client should read everything, since it may have missed hints. `beat` shows
+ * that the connection is alive.
  *
- * Changes come from the database's notices and so from every process. Decisions do not send notices, since a notice
- * would make all commits of the database wait for each other: the heads of the chains that somebody listens for are
- * read once a second.
+ * Changes come from the database's notices and so from every process. Decisions send no notices, since those would
+ * serialize all commits of the database; instead the chain heads of tenants with open streams are read once a second.
  */
 export class LiveStreams {
   readonly #listeners = new Set<Listener>();
@@ -50,7 +53,7 @@ export class LiveStreams {
     this.#heads = parts.heads;
     for (const [topic, shown] of Object.entries(HINTS) as [Topic, string][]) {
       parts.notices.on(topic, ({ tenantId, id }, own) => {
-        // its own changes come again like another process's
+        // this process's own changes return as notices too
         if (!own) this.#tell(tenantId, shown, topic === 'credential' ? '' : id, topic);
       });
     }
@@ -63,14 +66,14 @@ export class LiveStreams {
       access: { keys: ['pipeline'], role: 'viewer' },
       summary: 'Hints that something changed, as server-sent events',
       description:
-        'Events `hint` with `{topic, id}`; topics are events, holds, policies, members, settings, keys, deliveries. A hint holds no data: read again what is of interest. `hello` is sent first, and `beat` every 15 seconds. The stream ends when the session or the key does.',
+        'Events `hint` with `{topic, id}`; topics are events, holds, policies, members, settings, keys, deliveries, tools. A hint contains no data: read the resource again. `hello` is sent first, and `beat` every 15 seconds. The stream ends when the session or the key expires.',
       tag: 'meta',
       answers: { 200: { description: 'A stream of server-sent events', type: 'text/event-stream' } },
       handler: (call) => this.#open(call),
     };
   }
 
-  /** Ends every stream: the browsers reconnect to a process that serves. */
+  /** Ends every stream; the browsers reconnect to another process. */
   close(): void {
     this.#closed = true;
     clearTimeout(this.#timer);
@@ -79,7 +82,7 @@ export class LiveStreams {
 
   async #open(call: PlainCall): Promise<unknown> {
     const { tenantId } = principalOf(call);
-    // read before `hello`: what happens from now on gets a hint
+    // read before `hello`: every change from now on gets a hint
     if (!this.#known.has(tenantId)) this.#known.set(tenantId, (await this.#heads([tenantId])).get(tenantId) ?? 0);
     const stream = openEventStream(call.reply);
     if (!stream) return call.reply;
@@ -91,7 +94,7 @@ export class LiveStreams {
       tenantId,
       send: stream.send,
       check: async () => {
-        // with other rights the client connects again, and its rights are checked again
+        // a client whose rights changed must reconnect, which checks them again
         if (!(await call.context.stillValid().catch(() => false))) stream.end();
       },
       end: stream.end,

@@ -8,34 +8,40 @@ import type { Log } from '../lib/log.ts';
 import { Lookups, type SharedLookups } from '../lib/lookups.ts';
 import type { Sessions } from './sessions.ts';
 
-/** A valid credential: whose it is and, in milliseconds, when it ends. */
-export interface Found {
+/** A valid credential: its principal and its expiry in milliseconds. */
+export interface ValidCredential {
   principal: Principal;
   until: number;
 }
 
-/** How long a look-up may serve at most, even without a notice that something changed. */
+/** The maximum age of a cached lookup, even without a change notice. */
 const CACHE_MS = 60_000;
-/** `last_used_at` is coarse: one write a minute and key. */
+/** `last_used_at` is coarse: at most one write per minute and credential. */
 const TOUCH_MS = 60_000;
 const CACHE_SIZE = 20_000;
 
 /**
- * Turns a request's credential into a principal. Look-ups are kept, under the SHA-256 of the credential, until a notice
- * says that the credential, or the members of its tenant, changed. The caller of such a change gets an answer after every
- * process has heard of it, so that a key revoked in one process is refused by all on its next use; see Lookups and
- * Notices. With several processes the look-ups are also in Redis, which is trusted only as far as Lookups says.
+ * Resolves a request's credential to a principal. Lookups are cached under the SHA-256 of the credential until a notice
+ * says that the credential, or the members of its tenant, changed. Such a change is answered only after every process
+ * has received the notice, so a key revoked in one process is refused by all on its next use; see Lookups and Notices.
+ * With several processes, Redis caches lookups too, trusted only as far as Lookups describes.
  */
 export class Authenticator {
   readonly #db: Database;
   readonly #sessions: Sessions;
   readonly #clock: Clock;
   readonly #log: Log;
-  readonly #lookups: Lookups<Found | null>;
-  /** When the use of a credential is to be stored again, the oldest first. */
+  readonly #lookups: Lookups<ValidCredential | null>;
+  /** When the next use of each credential is stored, oldest first. */
   readonly #touchAt = new Map<string, number>();
 
-  constructor(db: Database, sessions: Sessions, clock: Clock, log: Log, shared?: SharedLookups<Found | null>) {
+  constructor(
+    db: Database,
+    sessions: Sessions,
+    clock: Clock,
+    log: Log,
+    shared?: SharedLookups<ValidCredential | null>,
+  ) {
     this.#db = db;
     this.#sessions = sessions;
     this.#clock = clock;
@@ -53,8 +59,8 @@ export class Authenticator {
   }
 
   /**
-   * The principal of a bearer secret or, without one, of a session cookie; null when there is none or it is not valid.
-   * An invalid bearer never falls back to the cookie.
+   * The principal of a bearer secret or, without one, of a session cookie; null if there is none or it is invalid. An
+   * invalid bearer never falls back to the cookie.
    */
   async authenticate(request: {
     authorization: string | undefined;
@@ -71,7 +77,7 @@ export class Authenticator {
     return this.#resolve(`cookie ${cookie}`, () => this.#sessions.validate(cookie));
   }
 
-  async #resolve(credential: string, lookUp: () => Promise<Found | null>): Promise<Principal | null> {
+  async #resolve(credential: string, lookUp: () => Promise<ValidCredential | null>): Promise<Principal | null> {
     const found = await this.#lookups.get(sha256(credential).toString('hex'), lookUp);
     const now = this.#clock.now();
     if (!found || found.until <= now) return null;
@@ -96,9 +102,9 @@ export class Authenticator {
       .catch((err) => this.#log.warn({ err, id }, 'the time of last use could not be stored'));
   }
 
-  async #lookUp(secret: string): Promise<Found | null> {
+  async #lookUp(secret: string): Promise<ValidCredential | null> {
     const hash = secretHash(secret);
-    // only admins make keys, and a key never acts beyond the present roles of its maker
+    // only admins create keys, and a key never has more rights than the current roles of its creator
     const { rows } = await this.#db.owner.query<{
       kind: string;
       tenant_id: string;
@@ -136,7 +142,7 @@ export class Authenticator {
 }
 
 const membersOf = (tenantId: string) => `members of ${tenantId}`;
-/** The tags by which a notice invalidates a look-up. */
+/** The tags by which a notice invalidates a lookup. */
 function tagsOf(principal: Principal): string[] {
   return principal.kind === 'session' ? [principal.id, membersOf(principal.tenantId)] : [principal.id];
 }

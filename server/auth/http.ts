@@ -8,20 +8,20 @@ import { assertSameOrigin } from './authenticate.ts';
 import type { MagicLinks } from './magic-links.ts';
 
 /**
- * A one-time link is used by a person who opens it as a page, or by a program that is not a browser. Throws, so that
- * nothing is used up, for anything else that a browser fetches: ahead of time, as an image, in a frame, from a script. A
- * browser says which (Fetch Metadata), but not to a server on plain http: there an image or a style is recognized by the
- * types that it accepts.
+ * Throws, before anything is used up, unless a one-time link was opened as a page by a person or fetched by a program
+ * that is not a browser. Refused is everything else that a browser fetches: prefetches, images, frames, scripts.
+ * Browsers declare the kind of request (Fetch Metadata), but not to a server on plain http; there, images and styles
+ * are recognized by the types they accept.
  */
-export function assertOpened({ request: { headers } }: PlainCall): void {
-  const said = (name: string) => headers[name] as string | undefined;
-  if ((said('sec-purpose') ?? said('purpose') ?? '').includes('prefetch')) {
-    throw new AppError('UNAVAILABLE', 'the link is not used by a prefetch', { headers: { 'retry-after': '1' } });
+export function assertOpenedAsPage({ request: { headers } }: PlainCall): void {
+  const header = (name: string) => headers[name] as string | undefined;
+  if ((header('sec-purpose') ?? header('purpose') ?? '').includes('prefetch')) {
+    throw new AppError('UNAVAILABLE', 'a prefetch does not use the link', { headers: { 'retry-after': '1' } });
   }
-  const [dest, mode] = [said('sec-fetch-dest'), said('sec-fetch-mode')];
-  const browser = dest !== undefined || said('sec-fetch-site') !== undefined;
-  const opened = browser ? mode === 'navigate' && (dest ?? 'document') === 'document' : takesPages(said('accept'));
-  if (!opened) throw new AppError('FORBIDDEN', 'the link works only when it is opened as a page');
+  const [dest, mode] = [header('sec-fetch-dest'), header('sec-fetch-mode')];
+  const browser = dest !== undefined || header('sec-fetch-site') !== undefined;
+  const opened = browser ? mode === 'navigate' && (dest ?? 'document') === 'document' : takesPages(header('accept'));
+  if (!opened) throw new AppError('FORBIDDEN', 'the link works only when opened as a page');
 }
 
 function takesPages(accept: string | undefined): boolean {
@@ -39,7 +39,7 @@ const answers: PlainRoute['answers'] = {
   302: { description: 'Signed in; the cookie is set' },
 };
 
-/** The routes of signing in that answer with a redirect, a cookie or a page. `origins` are the server's own. */
+/** The sign-in routes that answer with a redirect, a cookie or a page. `origins`: those of this server. */
 export function authRoutes(links: MagicLinks, origins: readonly string[]): PlainRoute[] {
   const redeem = async (call: PlainCall, token: string | undefined, posted: boolean) => {
     const { request, reply, context } = call;
@@ -48,14 +48,14 @@ export function authRoutes(links: MagicLinks, origins: readonly string[]): Plain
       ? await links.redeem(token, { cookies: request.headers.cookie, posted, signedIn, origin: originOf(context) })
       : { kind: 'refused' as const };
     if (result.kind === 'refused') {
-      throw new AppError('UNAUTHENTICATED', 'the link is not valid any more: ask for a new one');
+      throw new AppError('UNAUTHENTICATED', 'the link is no longer valid: request a new one');
     }
     if (result.kind === 'confirm') return sendPage(reply, 200, confirmPage(token!, result, signedIn?.email));
     reply.header('set-cookie', result.cookie);
     if (wantsJson(request.headers.accept)) {
       return { tenant_id: result.tenantId, session_expires_at: result.expiresAt.toISOString() };
     }
-    // 303 after a form: the browser goes on by GET
+    // 303 after a form, so that the browser continues with GET
     return reply.redirect('/policies', posted ? 303 : 302);
   };
   return [
@@ -66,14 +66,14 @@ export function authRoutes(links: MagicLinks, origins: readonly string[]): Plain
       limit: 'sign_in',
       summary: 'Sign in with a one-time link',
       description:
-        'Starts a 24-hour session. Browsers are sent to the dashboard; with Accept: application/json the answer is JSON. A page with a button that posts comes instead where another person is signed in, and, where the tenant asks for it, in a browser that did not ask for the link. What is no navigation to a page (an image, a frame, a prefetch, a script) is refused and uses nothing up.',
+        'Starts a 24-hour session. Browsers are redirected to the dashboard; with Accept: application/json the answer is JSON. A page with a button is shown instead if another person is signed in, or, if the tenant requires it, in a browser that did not request the link. Requests other than navigation to a page (an image, a frame, a prefetch, a script) are refused and do not use up the link.',
       tag: 'auth',
       query: { token: Token },
       page: true,
       answers,
       problems: ['RATE_LIMITED', 'UNAUTHENTICATED', 'FORBIDDEN'],
       async handler(call) {
-        assertOpened(call);
+        assertOpenedAsPage(call);
         return redeem(call, call.query.token, false);
       },
     },
@@ -82,14 +82,14 @@ export function authRoutes(links: MagicLinks, origins: readonly string[]): Plain
       path: '/auth/magic-link/verify',
       access: { public: true },
       limit: 'sign_in',
-      summary: 'Sign in with a one-time link, by the button of its page',
+      summary: 'Sign in with a one-time link, from the button on its page',
       tag: 'auth',
       form: { token: text(200, 0).optional() },
       page: true,
       answers: { 200: answers[200]!, 303: answers[302]! },
       problems: ['RATE_LIMITED', 'UNAUTHENTICATED', 'FORBIDDEN'],
       async handler(call) {
-        // another site must not sign its visitor in as a person of its choice
+        // another site must not be able to sign a visitor in as someone else
         assertSameOrigin('POST', call.request.headers.origin, origins);
         return redeem(call, call.form.token, true);
       },

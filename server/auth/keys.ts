@@ -12,7 +12,7 @@ import { AppError, invalid } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
 
-/** API keys and agent keys: made, listed, revoked. The plaintext exists only in the answer of `create…`. */
+/** Creates, lists and revokes API keys and agent keys. The plaintext exists only in the result of `create…`. */
 export class Keys {
   readonly #db: Database;
   readonly #clock: Clock;
@@ -25,8 +25,8 @@ export class Keys {
   }
 
   /**
-   * Resolves with the plaintext when the key and its audit record are committed. VALIDATION_FAILED when it would have
-   * ended already.
+   * Resolves with the plaintext once the key and its audit record are committed. VALIDATION_FAILED if the expiry is
+   * past.
    */
   async createApiKey(
     tenantId: string,
@@ -73,7 +73,10 @@ export class Keys {
       agentRole: string;
       /** The person responsible for the agent. */
       owner: string | null;
-      /** The person who makes the key, by a session or a key of theirs; absent for an operator and for keys of nobody. */
+      /**
+       * The person who creates the key, by session or with a key of theirs; absent for an operator and for ownerless
+       * keys.
+       */
       maker?: string | null;
       expiresAt?: Date | undefined;
     },
@@ -126,7 +129,7 @@ export class Keys {
       .find(AgentKey, { revokedAt: null }, { orderBy: { createdAt: 'desc', id: 'desc' } });
   }
 
-  /** When it resolves, no process accepts the key any more. NOT_FOUND when there is no such key that still works. */
+  /** When this resolves, no process accepts the key any more. NOT_FOUND if there is no such valid key. */
   async revoke(tenantId: string, kind: 'api_key' | 'agent_key', id: string, by: Doer): Promise<void> {
     await this.#db.transaction(tenantId, async (em, notify) => {
       const live = { tenantId, id, revokedAt: null };
@@ -147,7 +150,7 @@ export class Keys {
     });
   }
 
-  /** Confirms keys of a restored backup so that they work again: one, or all. Resolves to their ids. */
+  /** Reactivates one key or all keys of a restored backup. Resolves to their ids. */
   async confirm(tenantId: string, id: string | undefined, by: { actor: Actor }): Promise<string[]> {
     return this.#db.transaction(tenantId, async (em, notify) => {
       const ids: string[] = [];
@@ -160,7 +163,8 @@ export class Keys {
         );
         ids.push(...rows.map((row) => row.id));
       }
-      if (id !== undefined && ids.length === 0) throw new AppError('NOT_FOUND', 'there is no such key that waits');
+      if (id !== undefined && ids.length === 0)
+        throw new AppError('NOT_FOUND', 'there is no such key that needs confirmation');
       for (const each of ids) {
         await notify('credential', each);
         await this.#audit(em, tenantId, { ...by, action: 'key.confirmed', target: { type: 'key', id: each } });
@@ -170,10 +174,10 @@ export class Keys {
   }
 
   /**
-   * Revokes, within the caller's transaction, the keys that a person made, since they may have kept the plaintext and are no
-   * longer entitled to it; with `all` also the agent keys that they are responsible for. A key made with one of the person's
-   * keys counts as made by them. Resolves to how many; no process accepts them any more once the caller's transaction has
-   * resolved.
+   * Revokes, in the caller's transaction, the keys that a person created, since they may have kept the plaintext and
+   * are no longer entitled to it; with `all` also the agent keys that they own. A key created with one of the person's
+   * keys counts as theirs. Resolves to the number revoked; once the caller's transaction has resolved, no process
+   * accepts them.
    */
   async revokeOf(
     em: EntityManager,
@@ -207,10 +211,10 @@ export class Keys {
     return gone.length;
   }
 
-  /** The owner of an agent's key does not vote on its holds: an id that nobody has would exclude no one. */
+  /** The owner of an agent key may not vote on its holds, so the owner must be a current member. */
   async assertOwner(tenantId: string, userId: string): Promise<void> {
     if (await this.#db.reader(tenantId).count(Member, { id: userId, removedAt: null })) return;
-    throw invalid('/owner_id', 'is no member of this tenant');
+    throw invalid('/owner_id', 'is not a member of this tenant');
   }
 
   #announce(
@@ -240,9 +244,9 @@ export class Keys {
 }
 
 /**
- * A request may have been accepted just before its person was removed or demoted. Their rows are locked, so that a removal
- * either finds the key made here and revokes it, or is seen here and the key is not made: only an admin makes keys, and
- * only a member can be responsible for one.
+ * A request may have been authorized just before its person was removed or demoted. Their rows are locked, so either
+ * the removal finds the new key and revokes it, or the removal is seen here and no key is created. Only an admin
+ * creates keys, and only a member can own one.
  */
 async function assertEntitled(
   em: EntityManager,
@@ -253,6 +257,6 @@ async function assertEntitled(
   const people = ids.length > 0 ? await lockPeople(em, tenantId, ids) : new Map<string, never>();
   const gone = owner !== null && people.get(owner)?.removed !== false;
   if (gone || (maker !== null && !people.get(maker)?.roles.includes('admin'))) {
-    throw new AppError('FORBIDDEN', 'the person that the key would belong to may not have it any more');
+    throw new AppError('FORBIDDEN', 'the owner of the key no longer has the required role');
   }
 }

@@ -17,17 +17,17 @@ import type { OpenedSession, SessionPrincipal, Sessions } from './sessions.ts';
 
 /** How long a mailed link works. */
 const LINK_SECONDS = 15 * 60;
-/** How long a link printed by an operator signs in. */
+/** How long a link printed for an operator works. */
 export const OPERATOR_LINK_SECONDS = 7 * 24 * 3600;
-/** Names the browser that asked for a link. */
+/** The cookie that identifies the browser that requested a link. */
 const NONCE_COOKIE = 'svc_sign_in';
 const NONCE_FORM = new RegExp(`(?:^|;\\s*)${NONCE_COOKIE}=([\\w-]{43})(?:;|$)`);
 
-/** After this long another process takes over the request of one that died. */
+/** After this long, another process takes over the request of a process that died. */
 const LEASE_SECONDS = 30;
 const BATCH = 20;
-/** How long a dead link is kept, so that its use is recorded in the tenant's audit chain. */
-const KNOWN_DEAD_SECONDS = 24 * 3600;
+/** How long an expired link is kept, so that using it is still recorded in the tenant's audit chain. */
+const EXPIRED_LINK_SECONDS = 24 * 3600;
 
 export type Redeemed =
   | ({ kind: 'session'; tenantId: string } & OpenedSession)
@@ -56,18 +56,18 @@ interface Parts {
   policy: SignInPolicyOf;
   baseUrl: string;
   limits: { address: RateLimiter; ip: RateLimiter };
-  /** Counts and logs a failed sign-in: an unknown link or address belongs to no tenant in whose chain it could be recorded. */
+  /** Counts and logs a failed sign-in: an unknown link or address belongs to no tenant whose chain could record it. */
   failed: (reason: string, origin: { ip: string; requestId: string }) => void;
 }
 
 /**
- * Links that sign a person in. The database holds the SHA-256 of a link's token.
+ * One-time links that sign a person in. The database stores the SHA-256 of a link's token.
  *
- * Requesting one takes the same work for every address: the request is stored, sealed, and answered. A job looks later
- * whether anyone has the address, so neither the answer nor its timing reveals that.
+ * Requesting a link takes the same work for every address: the request is encrypted, stored and answered. A job checks
+ * later whether anyone has the address, so neither the answer nor its timing reveals that.
  *
- * A mailed link works once for the first client that opens it, which may be a mail scanner, and once for the browser that
- * requested it, which a cookie identifies. When both have used it, only the session of the requesting browser remains.
+ * A mailed link works once for the first client that opens it, which may be a mail scanner, and once for the browser
+ * that requested it, which a cookie identifies. After both have used it, only the requesting browser's session remains.
  */
 export class MagicLinks {
   readonly #parts: Parts;
@@ -76,7 +76,7 @@ export class MagicLinks {
     this.#parts = parts;
   }
 
-  /** A link for an operator to hand over. The token is returned here and never again. */
+  /** Creates a link that an operator hands over. The token is returned only here. */
   async create(tenantId: string, userId: string, seconds: number, by: Doer): Promise<string> {
     const { db, audit } = this.#parts;
     const token = newSecret('link');
@@ -88,12 +88,12 @@ export class MagicLinks {
   }
 
   /**
-   * Accepts a request for links, whether or not anyone has the address. Durable when it resolves, unless too many were
-   * requested: then it is dropped silently. Resolves to the cookie that identifies the browser.
+   * Accepts a request for links, whether or not anyone has the address. Durable when it resolves, unless the rate limit
+   * was exceeded: then it is dropped silently. Resolves to the cookie that identifies the browser.
    */
   async request(email: string, origin: Origin, cookies: string | undefined): Promise<string> {
     const { db, clock, box, limits, failed } = this.#parts;
-    // a browser that asks twice keeps its name, so that the first link does not lose it
+    // a browser that requests twice keeps its nonce, so that the first link still recognizes it
     const nonce = NONCE_FORM.exec(cookies ?? '')?.[1] ?? randomBytes(32).toString('base64url');
     const address = email.toLowerCase();
     const states = await Promise.all([
@@ -114,14 +114,14 @@ export class MagicLinks {
         box.seal(JSON.stringify(request), sealContext(id)),
         now,
       ]);
-    } else failed('too many links asked for', origin);
+    } else failed('too many sign-in links requested', origin);
     const secure = this.#parts.baseUrl.startsWith('https:') ? '; Secure' : '';
     return `${NONCE_COOKIE}=${nonce}; Path=/auth; Max-Age=${LINK_SECONDS}; HttpOnly; SameSite=Lax${secure}`;
   }
 
   /**
-   * Mails links for waiting requests; resolves to how many there were. Any number of calls may run at once and be killed at
-   * any point: a request is deleted once its mails are queued.
+   * Mails links for waiting requests; resolves to the number of requests. Safe to run concurrently and to be killed at
+   * any point: a request is deleted only once its mails are queued.
    */
   async serveRequests(): Promise<number> {
     const { db, clock, log } = this.#parts;
@@ -145,10 +145,10 @@ export class MagicLinks {
   }
 
   /**
-   * Uses a link and starts a session, both or neither. However many requests bring the same token at once, one session
-   * remains. A request that only gets a page with a button (`confirm`) uses nothing up: that happens where the tenant
-   * requires it, and where another person is signed in (`signedIn`), who must not become someone else through a link that
-   * they were sent. The new session ends the one that the browser had.
+   * Uses a link and starts a session in one transaction. However many requests present the same token concurrently, one
+   * session remains. A request that is only shown a page with a button (`confirm`) uses nothing up; this happens if the
+   * tenant requires it, or if another person is signed in (`signedIn`), since a link that someone sent them must not
+   * sign them in as someone else. The new session replaces the browser's previous one.
    */
   async redeem(
     token: string,
@@ -170,7 +170,7 @@ export class MagicLinks {
     const { linkFor, confirm } = await policy(tenantId);
     const result = await db.transaction(tenantId, async (em, notify): Promise<Redeemed> => {
       const now = new Date(clock.now());
-      // the person first, then the link: in the order in which a removal takes them
+      // the person first, then the link: the lock order of a removal
       const found = await em.execute<{ user_id: string }[]>(
         'select user_id from sign_in_link where tenant_id = ? and id = ?',
         [tenantId, id],
@@ -184,8 +184,8 @@ export class MagicLinks {
       );
       const member = await em.findOne(Member, { tenantId, id: userId });
       const nonce = NONCE_FORM.exec(request.cookies ?? '')?.[1];
-      const asker = !!link?.nonce_hash && !!nonce && equalSecret(sha256(nonce), link.nonce_hash);
-      const reason = refusalReason(link, member, now, asker, linkFor);
+      const fromRequester = !!link?.nonce_hash && !!nonce && equalSecret(sha256(nonce), link.nonce_hash);
+      const reason = refusalReason(link, member, now, fromRequester, linkFor);
       if (!link || !member || reason) {
         await audit(em, tenantId, {
           actor: { type: 'system', id: 'sign-in', ip: origin.ip },
@@ -198,8 +198,10 @@ export class MagicLinks {
         return { kind: 'refused' };
       }
       const another = signedIn && (signedIn.tenantId !== tenantId || signedIn.userId !== userId);
-      if (!request.posted && (another || (confirm && !asker))) {
-        const [tenant] = await em.execute<{ name: string }[]>('select name from tenant');
+      if (!request.posted && (another || (confirm && !fromRequester))) {
+        const [tenant] = await em.execute<{ name: string }[]>('select name from tenant where tenant_id = ?', [
+          tenantId,
+        ]);
         return { kind: 'confirm', email: member.email, tenantName: tenant!.name };
       }
       const first = link.session_id && (await sessions.endWithin(em, tenantId, { id: link.session_id }));
@@ -208,19 +210,19 @@ export class MagicLinks {
       await em.execute(
         `update sign_in_link set used_at = coalesce(used_at, ?), asker_used_at = ?, session_id = ?
          where tenant_id = ? and id = ?`,
-        [now, asker ? now : null, session.id, tenantId, id],
+        [now, fromRequester ? now : null, session.id, tenantId, id],
       );
       return { kind: 'session', tenantId, ...session };
     });
     if (result.kind === 'refused') failed('dead link', origin);
     if (result.kind === 'session' && signedIn) {
-      // its cookie is overwritten, so nobody else would end it
-      await sessions.end(signedIn, origin).catch((err) => log.warn({ err }, 'the session before could not be ended'));
+      // the new cookie replaces it, so nothing else would end this session
+      await sessions.end(signedIn, origin).catch((err) => log.warn({ err }, 'the previous session could not be ended'));
     }
     return result;
   }
 
-  /** Revokes every link of a person, within the caller's transaction. */
+  /** Revokes all links of a person, in the caller's transaction. */
   async revokeWithin(em: EntityManager, tenantId: string, userId: string): Promise<void> {
     await em.execute(
       `delete from credential where tenant_id = ?
@@ -229,10 +231,10 @@ export class MagicLinks {
     );
   }
 
-  /** Deletes links that have long been dead, and requests that nobody could serve. */
+  /** Deletes long-expired links and requests that were never served. */
   async forget(): Promise<void> {
     const { db, clock } = this.#parts;
-    const before = new Date(clock.now() - KNOWN_DEAD_SECONDS * 1000);
+    const before = new Date(clock.now() - EXPIRED_LINK_SECONDS * 1000);
     await db.owner.query(
       `with gone as (delete from sign_in_link where expires_at < $1 returning tenant_id, id)
        delete from credential c using gone where c.tenant_id = gone.tenant_id and c.id = gone.id`,
@@ -246,7 +248,7 @@ export class MagicLinks {
     return tenantOfCredential(this.#parts.db, 'sign_in_link', secretHash(token));
   }
 
-  /** Sends one mail for each tenant in which the address is a member: each names its tenant, and its link leads there. */
+  /** Sends one mail per tenant in which the address is a member; each names its tenant, and its link signs in there. */
   async #serve(row: { id: string; sealed: Buffer; created_at: Date }): Promise<void> {
     const { db, clock, box, log, failed } = this.#parts;
     if (row.created_at.getTime() + LINK_SECONDS * 1000 <= clock.now()) {
@@ -254,7 +256,7 @@ export class MagicLinks {
       return;
     }
     const request = JSON.parse(box.open(row.sealed, sealContext(row.id)).toString()) as Request;
-    // the one place where an address is looked up across tenants
+    // the only place where an address is looked up across tenants
     const { rows } = await db.owner.query<{ tenant_id: string; id: string; tenant_name: string }>(
       `select m.tenant_id, m.id, t.name as tenant_name from member m join tenant t using (tenant_id)
        where m.email = $1 and m.removed_at is null order by m.tenant_id`,
@@ -302,7 +304,7 @@ export class MagicLinks {
     });
   }
 
-  /** Stores the link and its credential; false when the request has a link already. */
+  /** Stores the link and its credential; false if the request already has a link. */
   async #store(
     em: EntityManager,
     tenantId: string,
@@ -339,7 +341,7 @@ export class MagicLinks {
   }
 }
 
-/** The sealed part of a request for a link. */
+/** The encrypted part of a request for a link. */
 interface Request {
   email: string;
   nonce_hash: string;
@@ -353,13 +355,13 @@ function refusalReason(
   link: LinkRow | undefined,
   member: MemberRow | null,
   now: Date,
-  asker: boolean,
+  fromRequester: boolean,
   linkFor: (member: MemberRow) => boolean,
 ): string | undefined {
   if (!link) return 'unknown';
   if (!member || member.removedAt) return 'the person was removed';
   if (new Date(link.expires_at) <= now) return 'expired';
-  if (asker ? link.asker_used_at : link.used_at) return 'used already';
+  if (fromRequester ? link.asker_used_at : link.used_at) return 'used already';
   if (link.source === 'mail' && !linkFor(member)) return 'single sign-on only';
   return undefined;
 }
@@ -390,13 +392,13 @@ function ssoLetter(to: string, tenant: string, baseUrl: string): Letter {
   return {
     to,
     subject: `Sign in to ${tenant}`,
-    text: `${tenant} signs people in through its own sign-on, not by a link in a mail. Start here:
+    text: `${tenant} uses single sign-on instead of links by mail. Start here:
 
 ${address}
 `,
     html: page(
       `Sign in to ${tenant}`,
-      html`<p>${tenant} signs people in through its own sign-on, not by a link in a mail.</p>
+      html`<p>${tenant} uses single sign-on instead of links by mail.</p>
 <p><a href="${address}">Sign in</a></p>`,
     ),
   };

@@ -44,7 +44,7 @@ const tag = 'keys';
 
 export function keysRouter(keys: Keys) {
   return trpc.router({
-    list: route('GET /v1/keys', { keys: [], role: 'admin' }, { summary: 'List API keys, never their plaintext', tag })
+    list: route('GET /v1/keys', { keys: [], role: 'admin' }, { summary: 'List API keys, without their plaintext', tag })
       .input(z.strictObject({}))
       .output(z.object({ keys: z.array(ApiKeyListed) }))
       .query(async ({ ctx }) => ({
@@ -63,7 +63,7 @@ export function keysRouter(keys: Keys) {
     create: route(
       'POST /v1/keys',
       { keys: [], role: 'admin' },
-      { summary: 'Create an API key; its plaintext is in this answer only', tag, status: 201 },
+      { summary: 'Create an API key; the response is the only place where the plaintext appears', tag, status: 201 },
     )
       .input(
         z.strictObject({
@@ -108,7 +108,7 @@ export function keysRouter(keys: Keys) {
     revoke: route(
       'DELETE /v1/keys/{id}',
       { keys: [], role: 'admin' },
-      { summary: 'Revoke an API key at once', tag, status: 204, problems: ['NOT_FOUND'] },
+      { summary: 'Revoke an API key immediately', tag, status: 204, problems: ['NOT_FOUND'] },
     )
       .input(z.strictObject({ id: text(100) }))
       .output(z.void())
@@ -121,7 +121,7 @@ export function agentKeysRouter(keys: Keys) {
     list: route(
       'GET /v1/agent-keys',
       { keys: [], role: 'admin' },
-      { summary: 'List agent keys, never their plaintext', tag },
+      { summary: 'List agent keys, without their plaintext', tag },
     )
       .input(z.strictObject({}))
       .output(z.object({ agent_keys: z.array(AgentKeyListed) }))
@@ -142,7 +142,7 @@ export function agentKeysRouter(keys: Keys) {
     create: route(
       'POST /v1/agent-keys',
       { keys: [], role: 'admin' },
-      { summary: 'Create an agent key; its plaintext is in this answer only', tag, status: 201 },
+      { summary: 'Create an agent key; the response is the only place where the plaintext appears', tag, status: 201 },
     )
       .input(
         z.strictObject({
@@ -194,7 +194,7 @@ export function agentKeysRouter(keys: Keys) {
     revoke: route(
       'DELETE /v1/agent-keys/{id}',
       { keys: [], role: 'admin' },
-      { summary: 'Revoke an agent key at once', tag, status: 204, problems: ['NOT_FOUND'] },
+      { summary: 'Revoke an agent key immediately', tag, status: 204, problems: ['NOT_FOUND'] },
     )
       .input(z.strictObject({ id: text(100) }))
       .output(z.void())
@@ -205,12 +205,12 @@ export function agentKeysRouter(keys: Keys) {
 const SessionOut = z
   .object({
     id: z.string(),
-    current: z.boolean().describe('whether this request came with it'),
+    current: z.boolean().describe('the session of this request'),
     auth_method: z.enum(['magic_link', 'oidc']),
     ip: z.string().nullable(),
     user_agent: z.string().nullable(),
     created_at: z.iso.datetime(),
-    last_seen_at: z.iso.datetime().describe('to the minute'),
+    last_seen_at: z.iso.datetime().describe('accurate to the minute'),
     expires_at: z.iso.datetime(),
   })
   .meta({ id: 'Session' });
@@ -231,7 +231,7 @@ function sessionOut(row: SessionRow, principal: Principal) {
 const Ended = z.object({ ended: z.int().describe('how many sessions were ended') });
 const people = { keys: [], role: 'admin' } as const;
 
-/** The caller's own sessions, and for admins those of everyone. */
+/** The caller's own sessions and, for admins, everyone's. */
 export function sessionsRouter(sessions: Sessions) {
   const tag = 'people';
   const own = (principal: Principal) => {
@@ -265,7 +265,7 @@ export function sessionsRouter(sessions: Sessions) {
       .mutation(({ ctx, input }) => sessions.endOne(ctx.tenantId, own(ctx.principal).userId, input.id, doerOf(ctx))),
 
     listOf: route('GET /v1/users/{id}/sessions', people, {
-      summary: 'List the sessions of a person',
+      summary: 'List a person’s sessions',
       tag,
       problems: ['NOT_FOUND'],
     })
@@ -277,7 +277,7 @@ export function sessionsRouter(sessions: Sessions) {
       }),
 
     endAllOf: route('DELETE /v1/users/{id}/sessions', people, {
-      summary: 'End all sessions of a person',
+      summary: 'End all of a person’s sessions',
       tag,
       problems: ['NOT_FOUND'],
     })
@@ -286,7 +286,7 @@ export function sessionsRouter(sessions: Sessions) {
       .mutation(async ({ ctx, input }) => ({ ended: await sessions.endAll(ctx.tenantId, input.id, doerOf(ctx)) })),
 
     endOneOf: route('DELETE /v1/users/{id}/sessions/{session_id}', people, {
-      summary: 'End one session of a person',
+      summary: 'End one of a person’s sessions',
       tag,
       status: 204,
       problems: ['NOT_FOUND'],
@@ -303,7 +303,7 @@ export function authRouter(sessions: Sessions, links: MagicLinks) {
       summary: 'Mail a one-time sign-in link',
       limit: 'sign_in',
       description:
-        'The answer is the same for every address. An address that is a member of several tenants gets a mail for each. At most 5 are sent to an address in 15 minutes, and 20 requested from one IP address in an hour; more are not sent.',
+        'The answer is the same for every address. A member of several tenants gets a mail for each. At most 5 mails per address in 15 minutes and 20 requests per IP address in an hour; further requests are ignored.',
       tag: 'auth',
     })
       .input(z.strictObject({ email: emailAddress }))

@@ -25,32 +25,32 @@ declare module 'lucia' {
   }
 }
 
-/** What a session has beside its id and its person. `endsAt` is by our clock and never moves. */
+/** What a session has besides its id and its person. `endsAt` is by our clock and never moves. */
 type SessionAttributes = Pick<SessionRow, 'authMethod' | 'ip' | 'userAgent' | 'createdAt'> & { endsAt: Date };
 type UserAttributes = Pick<MemberRow, 'email' | 'name' | 'avatarUrl' | 'roles'>;
 
 export const SESSION_COOKIE = 'svc_session';
-/** A session ends this long after sign-in, whatever happens in it. */
+/** A session ends this long after sign-in, regardless of activity. */
 const SESSION_SECONDS = 24 * 3600;
 
 /** A session that was just started. */
 export interface OpenedSession {
-  /** The `Set-Cookie` line: the only place where the session's secret is. */
+  /** The `Set-Cookie` line: the only place where the session's secret appears. */
   cookie: string;
   expiresAt: Date;
-  /** The hash of the secret: the id of the row. */
+  /** The hash of the secret, which is the id of the row. */
   id: string;
 }
 
-/** How much of a user agent is kept, to tell sessions apart. */
+/** How many characters of a user agent are kept, to tell sessions apart. */
 const USER_AGENT_LENGTH = 200;
 
 /** A signed-in person. */
 export type SessionPrincipal = Extract<Principal, { kind: 'session' }>;
 
 /**
- * Sign-in sessions of people. Lucia creates, validates and ends them, through an adapter that works on the entity manager
- * of the caller's transaction. The cookie holds a secret; Lucia and the rows know a session by the secret's SHA-256.
+ * Sign-in sessions of people. Lucia creates, validates and ends them, through an adapter that works on the entity
+ * manager of the caller's transaction. The cookie contains a secret; Lucia and the rows store only its SHA-256.
  */
 export class Sessions {
   readonly #db: Database;
@@ -65,7 +65,7 @@ export class Sessions {
     this.#secureCookie = options.secureCookie;
   }
 
-  /** Lucia over the sessions of one tenant: what it writes belongs to the transaction of the entity manager. */
+  /** Lucia for the sessions of one tenant; its writes belong to the transaction of the entity manager. */
   #lucia(em: EntityManager, tenantId: string) {
     return new Lucia(adapter(em, tenantId, this.#clock), {
       sessionExpiresIn: new TimeSpan(SESSION_SECONDS, 's'),
@@ -78,7 +78,7 @@ export class Sessions {
     });
   }
 
-  /** The signed-in person of a cookie value with their current roles, and when that ends; null when the session is over. */
+  /** The signed-in person for a cookie value, with current roles, and the end of the session; null if it has ended. */
   async validate(secret: string): Promise<{ principal: SessionPrincipal; until: number } | null> {
     const hash = sha256(secret);
     const tenantId = await tenantOfCredential(this.#db, 'session', hash);
@@ -97,14 +97,14 @@ export class Sessions {
       roles: user.roles as Role[],
       authMethod: session.authMethod,
     };
-    // not `expiresAt`: lucia extends that in memory after half of a session's life
+    // not `expiresAt`: Lucia extends that in memory after half of a session's life
     return { principal, until: session.endsAt.getTime() };
   }
 
   /**
-   * Starts a session of a member within the caller's transaction: its row, the way to it from the cookie, the time of
-   * the last sign-in, and the audit record. Call it last, and hand the cookie out only after the commit. The caller checks
-   * whether this person may sign in this way.
+   * Starts a session of a member in the caller's transaction: its row, its cookie lookup, the time of the last sign-in,
+   * and the audit record. Call it last, and send the cookie only after the commit. The caller checks whether this
+   * person may sign in by this method.
    */
   async open(
     em: EntityManager,
@@ -112,7 +112,7 @@ export class Sessions {
     start: { member: MemberRow; authMethod: 'magic_link' | 'oidc'; now: Date; origin: Origin },
   ): Promise<OpenedSession> {
     const { member, authMethod, now, origin } = start;
-    if (member.tenantId !== tenantId || member.removedAt) throw new Error('a session is of a member of the tenant');
+    if (member.tenantId !== tenantId || member.removedAt) throw new Error('a session needs a member of the tenant');
     const secret = generateIdFromEntropySize(25);
     const id = sha256(secret).toString('hex');
     const endsAt = new Date(now.getTime() + SESSION_SECONDS * 1000);
@@ -139,19 +139,19 @@ export class Sessions {
     return { cookie: lucia.createSessionCookie(secret).serialize(), expiresAt: endsAt, id };
   }
 
-  /** The sessions of a person that are not over, the newest first. */
+  /** A person's unexpired sessions, newest first. */
   list(tenantId: string, userId: string): Promise<SessionRow[]> {
     const live = { userId, expiresAt: { $gt: new Date(this.#clock.now()) } };
     return this.#db.reader(tenantId).find(SessionEntity, live, { orderBy: { createdAt: 'desc', id: 'desc' } });
   }
 
-  /** The same for any person of the tenant; NOT_FOUND when nobody has the id. */
+  /** The same for any person of the tenant; NOT_FOUND if the id is unknown. */
   async listOf(tenantId: string, userId: string): Promise<SessionRow[]> {
     await this.#assertPerson(tenantId, userId);
     return this.list(tenantId, userId);
   }
 
-  /** Ends the session of the principal; the cookie is refused by every process when it resolves. */
+  /** Ends the principal's session; when it resolves, every process refuses the cookie. */
   async end(principal: SessionPrincipal, origin: Origin): Promise<string> {
     const { tenantId, userId, email } = principal;
     const actor = { type: 'user', id: userId, email, ip: origin.ip } as const;
@@ -159,15 +159,17 @@ export class Sessions {
     return this.#lucia(this.#db.reader(tenantId), tenantId).createBlankSessionCookie().serialize();
   }
 
-  /** Ends one session of a person by its handle, in every process when it resolves; NOT_FOUND when they have no such session. */
+  /**
+   * Ends one session of a person by its handle; when it resolves, in every process. NOT_FOUND for an unknown session.
+   */
   async endOne(tenantId: string, userId: string, handle: string, by: Doer): Promise<void> {
     const ended = await this.#end(tenantId, userId, { handle }, by);
     if (ended === 0) throw new AppError('NOT_FOUND', 'there is no such session');
   }
 
   /**
-   * Ends all sessions of a person but `except`; resolves to how many, when every process refuses them. NOT_FOUND when
-   * nobody has the id.
+   * Ends all sessions of a person but `except`; resolves to how many once every process refuses them. NOT_FOUND if the
+   * id is unknown.
    */
   async endAll(tenantId: string, userId: string, by: Doer, except?: string): Promise<number> {
     await this.#assertPerson(tenantId, userId);
@@ -175,8 +177,8 @@ export class Sessions {
   }
 
   /**
-   * Ends the sessions within the caller's transaction. The caller then sends the notice that the members changed, which
-   * makes every process forget them.
+   * Ends sessions in the caller's transaction. The caller then sends the notice that the members changed, which makes
+   * every process drop them from its cache.
    */
   async endWithin(em: EntityManager, tenantId: string, which: { userId: string } | { id: string }): Promise<number> {
     const lucia = this.#lucia(em, tenantId);
@@ -186,7 +188,7 @@ export class Sessions {
     return count;
   }
 
-  /** Deletes the sessions that are over. */
+  /** Deletes expired sessions. */
   async forget(): Promise<void> {
     const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
       'select distinct tenant_id from session where expires_at <= $1',
@@ -200,7 +202,7 @@ export class Sessions {
   async #end(tenantId: string, userId: string, which: FilterQuery<SessionRow> | 'all', by: Doer): Promise<number> {
     return this.#db.transaction(tenantId, async (em, notify) => {
       const chosen = which === 'all' ? {} : which;
-      // locked, so that of two requests that end the same session one finds it: its end is on record once
+      // locked, so that of two requests that end the same session only one finds it, and its end is recorded once
       const rows = await em.find(
         SessionEntity,
         { $and: [{ tenantId, userId }, chosen] },
@@ -210,7 +212,7 @@ export class Sessions {
       const lucia = this.#lucia(em, tenantId);
       if (which === 'all') await lucia.invalidateUserSessions(userId);
       else for (const { id } of rows) await lucia.invalidateSession(id);
-      // with all sessions, one may end that was started after they were counted: `members` covers it too
+      // when all sessions end, one may have started after the count; the `members` notice covers it
       if (which !== 'all' && rows.length === 1) await notify('credential', rows[0]!.id);
       else await notify('members');
       await this.#audit(em, tenantId, {
@@ -230,14 +232,14 @@ export class Sessions {
 }
 
 /**
- * Lucia's storage: the sessions of one tenant, in the transaction of the entity manager where it has one. Nothing else
- * adds or deletes rows of `session`. A row and the way to it from the cookie come and go together.
+ * Lucia's storage: the sessions of one tenant, in the transaction of the entity manager if there is one. Nothing else
+ * inserts or deletes rows of `session`. A row and its cookie lookup are inserted and deleted together.
  */
 function adapter(em: EntityManager, tenantId: string, clock: Clock): Adapter {
   const sessionOf = (row: SessionRow): DatabaseSession => ({
     id: row.id,
     userId: row.userId,
-    // lucia compares with the system's time; the session ends by our clock
+    // Lucia compares with the system time; the session ends by our clock
     expiresAt: new Date(Date.now() + row.expiresAt.getTime() - clock.now()),
     attributes: {
       authMethod: row.authMethod,
@@ -275,7 +277,7 @@ function adapter(em: EntityManager, tenantId: string, clock: Clock): Adapter {
       });
       await em.flush();
     },
-    // the end of a session is absolute: it is never moved
+    // the end of a session is fixed
     updateSessionExpiration: async () => undefined,
     deleteSession: (id) => remove('id = ?', id),
     deleteUserSessions: (userId) => remove('user_id = ?', userId),

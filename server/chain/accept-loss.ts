@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import { rename, writeFile } from 'node:fs/promises';
 import type pg from 'pg';
-import { LONG_TRANSACTION } from '../../db/client.ts';
+import { inTransaction, LONG_TRANSACTION } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import { addEventBy } from '../../db/outbox.ts';
 import type { Doer } from '../domain/audit.ts';
@@ -9,11 +9,12 @@ import { DERIVED_COLUMNS } from '../domain/decision.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { addAudit, type Execute } from './audit.ts';
-import type { Checkpoints, Knowledge, Signer, Standing } from './checkpoint.ts';
+import type { Checkpoints, Signer } from './checkpoint.ts';
 import { checkpointFile, notesIn, setAside } from './checkpoint-file.ts';
 import { chainOrigin, isOriginOf, isSuperseded, lossId, RECORDS } from './loss.ts';
 import { openHead, signLoss } from './note.ts';
 import { auditColumns, type ChainName, chainHash, derivedColumn, genesisLine, lossLine, ZERO_HASH } from './record.ts';
+import type { Knowledge, Standing } from './standing.ts';
 import type { ChainPosition } from './verify.ts';
 
 /** What was accepted. */
@@ -22,7 +23,7 @@ export interface LossAccepted {
   chain: ChainName;
   /** What was found. */
   contradiction: string;
-  /** The last record that is there, after which the chain goes on. */
+  /** The last record that is there, after which the chain continues. */
   kept_seq: number;
   /** The highest record that is known to have been there. */
   lost_seq: number;
@@ -44,7 +45,7 @@ export interface AcceptLossParts {
 /**
  * Accepts that a chain lacks what is known about it: writes a signed record of the gap into the chain (and into the audit
  * chain), takes the checkpoints that it contradicts out of the database, and opens it again. All in one transaction; the
- * checkpoint that follows makes it known in the file too. Nothing is put right: what is lost is lost, and a chain whose
+ * checkpoint that follows makes it known in the file too. Nothing is repaired: what is lost is lost, and a chain whose
  * records do not follow from each other is still found so by every verification.
  *
  * CONFLICT when the chain agrees with all that is known, or while the audit chain itself is closed.
@@ -56,23 +57,11 @@ export async function acceptLoss(
   reason: string,
   by: Doer,
 ): Promise<LossAccepted> {
-  const client = await parts.db.owner.connect();
-  let broken: Error | undefined;
-  let within: LossWithin;
-  try {
-    await client.query('begin');
+  const within = await inTransaction(parts.db.owner, async (client) => {
     // every checkpoint of the chain is opened and compared
     await client.query(LONG_TRANSACTION);
-    within = await acceptLossWithin(client, parts, tenantId, chain, reason, by);
-    await client.query('commit');
-  } catch (error) {
-    await client.query('rollback').catch((rollback: Error) => {
-      broken = rollback;
-    });
-    throw error;
-  } finally {
-    client.release(broken);
-  }
+    return acceptLossWithin(client, parts, tenantId, chain, reason, by);
+  });
   await within.publish();
   return within.accepted;
 }
@@ -97,19 +86,20 @@ export async function acceptLossWithin(
   by: Doer,
 ): Promise<LossWithin> {
   const { checkpoints, directory } = parts;
-  const audit = await checkpoints.knowledge(tenantId, 'audit');
-  const knowledge = chain === 'audit' ? audit : await checkpoints.knowledge(tenantId, chain);
+  const { comparison } = checkpoints;
+  const audit = await comparison.knowledge(tenantId, 'audit');
+  const knowledge = chain === 'audit' ? audit : await comparison.knowledge(tenantId, chain);
   const place = [tenantId, chain, Buffer.from(ZERO_HASH, 'hex')];
   await client.query(
     'insert into chain_head (tenant_id, chain, seq, hash, fence) values ($1, $2, 0, $3, 0) on conflict do nothing',
     place,
   );
   await client.query('select from chain_head where tenant_id = $1 and chain = $2 for update', place.slice(0, 2));
-  const standing = await checkpoints.standing(client, tenantId, chain, knowledge);
+  const standing = await comparison.standing(client, tenantId, chain, knowledge);
   if (!standing.contradiction && standing.unreadable === undefined) {
     throw new AppError('CONFLICT', `the ${chain} chain agrees with everything that is known about it`);
   }
-  if (chain !== 'audit' && (await checkpoints.standing(client, tenantId, 'audit', audit)).contradiction) {
+  if (chain !== 'audit' && (await comparison.standing(client, tenantId, 'audit', audit)).contradiction) {
     throw new AppError(
       'CONFLICT',
       'the audit chain is closed too: accept its loss first, so that this can be recorded',
@@ -186,7 +176,7 @@ async function record(
     target: { type: 'chain', id: chain },
     severity: 'critical' as const,
     reason,
-    detail: `${contradiction}; the chain goes on after record ${kept.seq}`,
+    detail: `${contradiction}; the chain continues after record ${kept.seq}`,
     note,
   };
   const execute: Execute = async (sql, values) => (await client.query(sql, values)).rows as never;
@@ -279,7 +269,7 @@ async function agreedUpTo(
   return agreed;
 }
 
-/** Takes those out that are not expected any more, and those that nobody signed: their places are needed. */
+/** Deletes the checkpoints that are no longer expected, and those without a valid signature: others will need their seq. */
 async function dropCheckpoints(
   client: pg.ClientBase,
   parts: Omit<AcceptLossParts, 'db'>,

@@ -13,7 +13,7 @@ export interface AppendEvent {
   input?: string | undefined;
 }
 
-/** What became of one event. */
+/** The result of one event. */
 export type Appended =
   /** It is in the chain. `duplicate`: it was before this call, with the same content. `hash` is in hex. */
   | { seq: number; hash: string; duplicate: boolean }
@@ -54,7 +54,7 @@ export interface Appender {
   release(tenantId: string): void;
   /** Events that were accepted and are not yet answered. */
   readonly waiting: number;
-  /** Whether events came in during the last moments. */
+  /** Whether events arrived during the last moments. */
   readonly busy: boolean;
   /** Finishes what was accepted (or rejects it with UNAVAILABLE when the database does not answer) and disconnects. */
   stop(): Promise<void>;

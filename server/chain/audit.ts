@@ -4,6 +4,7 @@ import { AUDIT_ACTIONS, type AuditAction, type AuditEntry, type Severity } from 
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
+import { Where } from '../lib/where.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
 import type { Checkpoints } from './checkpoint.ts';
 import {
@@ -195,17 +196,17 @@ export async function listAudit(
   return db.readOnly(tenantId, async (client) => {
     await client.query(PLAN);
     const end = await lastSeq(client, tenantId, 'audit');
-    const values: unknown[] = [tenantId, filter.limit + 1];
-    const where = ['tenant_id = $1'];
-    const also = (sql: string, value: unknown) => where.push(`${sql} $${values.push(value)}`);
+    const at = async (time: string | undefined) =>
+      time === undefined ? undefined : firstSince(client, tenantId, 'audit', end, time);
+    const where = new Where(`tenant_id = $1 and action <> ''`, [tenantId, filter.limit + 1]);
     // no bound that is not needed: of two that the planner knows nothing of it expects a few records between them
-    if (filter.since) also('seq >=', await firstSince(client, tenantId, 'audit', end, filter.since));
-    if (filter.until) also('seq <', await firstSince(client, tenantId, 'audit', end, filter.until));
-    if (before !== undefined) also('seq <', before);
-    for (const name of AUDIT_COLUMNS) if (filter[name] !== undefined) also(`${name} =`, filter[name]);
+    where.and(await at(filter.since), (seq) => `seq >= ${seq}`);
+    where.and(await at(filter.until), (seq) => `seq < ${seq}`);
+    where.and(before, (seq) => `seq < ${seq}`);
+    for (const name of AUDIT_COLUMNS) where.and(filter[name], (value) => `${name} = ${value}`);
     const { rows } = await client.query<AuditRow>(
-      withPrevious(`${where.join(' and ')} and action <> '' order by seq desc limit $2`),
-      values,
+      withPrevious(`${where.sql} order by seq desc limit $2`),
+      where.values,
     );
     const page = rows.slice(0, filter.limit);
     const has_more = rows.length > filter.limit;

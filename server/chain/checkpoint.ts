@@ -1,18 +1,17 @@
 import type { KeyObject } from 'node:crypto';
-import { readdir } from 'node:fs/promises';
-import { setTimeout as delay } from 'node:timers/promises';
-import type pg from 'pg';
+import { inTransaction } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import { addEventBy, type OutboxEvent } from '../../db/outbox.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { Log } from '../lib/log.ts';
-import { appendNotes, chainOfFile, checkpointFile, FiledHeads } from './checkpoint-file.ts';
+import { pause } from '../lib/pause.ts';
+import { appendNotes, checkpointFile } from './checkpoint-file.ts';
 import { AcknowledgedHeads, type KnownHead } from './heads.ts';
-import { type AcceptedLoss, chainOrigin, isOriginOf, isSuperseded, RECORDS, readLosses } from './loss.ts';
-import { openHead, signHead } from './note.ts';
-import { type ChainName, ZERO_HASH } from './record.ts';
-import type { ChainPosition } from './verify.ts';
+import { chainOrigin, isSuperseded } from './loss.ts';
+import { signHead } from './note.ts';
+import type { ChainName } from './record.ts';
+import { Comparison, type Knowledge, type Standing } from './standing.ts';
 
 /** A signed statement of a chain's head. */
 export interface Checkpoint {
@@ -39,7 +38,7 @@ export interface CheckpointOptions {
   log: Log;
   /** The name before the tenant in the note's origin: the host of the server's public address. */
   host: string;
-  /** Asked for each signature, so that a rotated key is used at once. */
+  /** Asked for each signature, so that a rotated key is used immediately. */
   signer: () => Signer;
   /** All keys that ever signed, retired ones included. */
   keys: () => readonly KeyObject[];
@@ -69,55 +68,18 @@ export class ChainClosed extends AppError {
   }
 }
 
-/** A known head that the chain does not have. */
-export interface Contradiction {
-  readonly reason: string;
-  /** The highest head that is known to have been there. */
-  readonly known: KnownHead;
-  /** Up to this record the chain agrees with everything known. */
-  readonly agreed: number;
-}
-
-/** How a chain compares with all that is known about it. */
-export interface Standing {
-  /** As the head row states it. */
-  readonly head: ChainPosition;
-  /** The last record that is there. */
-  readonly last: number;
-  /** How many losses were accepted, by the number of the last. */
-  readonly generation: number;
-  /** The highest generation that anything known names. */
-  readonly knownGeneration: number;
-  readonly losses: readonly AcceptedLoss[];
-  /** seq of the newest checkpoint in the database; 0 without one. */
-  readonly signed: number;
-  readonly contradiction: Contradiction | undefined;
-  /** In words, what there is that claims to be a checkpoint of this chain and was not signed by any of the keys. */
-  readonly unreadable: string | undefined;
-}
-
-/** What is known of a chain outside its database. Gathered before the chain is read. */
-export interface Knowledge {
-  readonly heads: readonly (KnownHead & { source: string })[];
-  readonly unreadable: string | undefined;
-}
-
 const SWEEP_MS = 10_000;
 const RETRY_MS = 2000;
-/** A closed chain is looked at again after so long, so that writers go on soon after the operator's act. */
+/** A closed chain is compared again after this time, so that writers resume soon after the operator's act. */
 const CLOSED_MS = 1000;
 
 /**
- * Signs the heads of the chains, and holds every chain against what is known about it: what shows that a tail was cut, a
- * history rewritten, or that the database came back without its newest commits.
- *
- * Known are the checkpoints in the database and in a file for each chain (which is outside the database: an attacker who rewrites
- * the one has not yet rewritten the other), and the heads that were acknowledged, in this process's memory and in Redis.
+ * Signs the heads of the chains, and compares every chain with what is known about it (standing.ts): that shows when a tail
+ * was cut, a history rewritten, or when the database came back without its newest commits.
  *
  * INVARIANT: of one chain, two checkpoints that contradict each other are never signed. Each is stored in a transaction
  * that holds the chain's head (under its row lock, or in the compare-and-swap that moves it), and the holder of the head
- * has compared the chain with all that is known. A hash stands for the whole history before it, so comparing the highest
- * head of each source compares with all of them.
+ * has compared the chain with all that is known.
  *
  * A chain that contradicts what is known is closed: nothing is added to it and nothing signed, until an operator accepts
  * the loss (accept-loss.ts).
@@ -130,7 +92,7 @@ export class Checkpoints {
   #timer: NodeJS.Timeout | undefined;
   #sweeping: Promise<unknown> = Promise.resolve();
   readonly acknowledged: AcknowledgedHeads;
-  readonly #filed = new FiledHeads();
+  readonly comparison: Comparison;
   /** Chains that this process knows to be closed, and when it last looked. */
   readonly #closed = new Map<string, { at: number }>();
   #inspecting: Promise<void> | undefined;
@@ -144,11 +106,13 @@ export class Checkpoints {
   constructor(options: CheckpointOptions) {
     this.#options = options;
     this.acknowledged = options.acknowledged ?? new AcknowledgedHeads(options.log);
+    const { keys, directory } = options;
+    this.comparison = new Comparison({ acknowledged: this.acknowledged, keys, directory });
     this.everyRecords = options.everyRecords ?? 1000;
     this.#everyMs = options.everyMs ?? 60_000;
   }
 
-  /** Begins to look for chains with new records, every few seconds. */
+  /** Starts to sign chains with new records, every few seconds. */
   start(): void {
     this.#timer = setInterval(() => {
       this.#sweeping = this.sweep().catch((error: Error) => {
@@ -158,7 +122,7 @@ export class Checkpoints {
     this.#timer.unref();
   }
 
-  /** Stops looking, and waits until the files are written. */
+  /** Stops, and waits until the files are written. */
   async stop(): Promise<void> {
     this.#stopping.abort();
     clearInterval(this.#timer);
@@ -209,42 +173,31 @@ export class Checkpoints {
 
   /**
    * Signs the chain's head now. When it resolves the checkpoint is committed; undefined when the head is signed already
-   * or the chain is empty. Rejects with InconsistentChain, and says so loudly, when the chain contradicts what is known.
+   * or the chain is empty. Rejects with InconsistentChain, and logs it as fatal, when the chain contradicts what is known.
    */
   async take(tenantId: string, chain: ChainName): Promise<Checkpoint | undefined> {
-    const knowledge = await this.knowledge(tenantId, chain);
-    const client = await this.#options.db.owner.connect();
-    let broken: Error | undefined;
-    let standing: Standing | undefined;
-    try {
-      await client.query('begin');
+    const knowledge = await this.comparison.knowledge(tenantId, chain);
+    const { standing, checkpoint } = await inTransaction(this.#options.db.owner, async (client) => {
       await client.query('select from chain_head where tenant_id = $1 and chain = $2 for update', [tenantId, chain]);
-      standing = await this.standing(client, tenantId, chain, knowledge);
+      const standing = await this.comparison.standing(client, tenantId, chain, knowledge);
       const { head, signed, generation, contradiction, unreadable } = standing;
-      let checkpoint: Checkpoint | undefined;
-      if (!contradiction && unreadable === undefined && head.seq > signed) {
-        checkpoint = this.#signed(tenantId, chain, { ...head, generation });
-        await client.query(
-          'insert into chain_checkpoint (tenant_id, chain, seq, kid, note, created_at) values ($1, $2, $3, $4, $5, $6)',
-          [tenantId, chain, checkpoint.seq, checkpoint.kid, checkpoint.note, checkpoint.createdAt],
-        );
-        await addEventBy(client, tenantId, checkpointEvent(checkpoint));
-      }
-      await client.query('commit');
-      if (checkpoint) this.publish([checkpoint]);
+      if (contradiction || unreadable !== undefined || head.seq <= signed) return { standing, checkpoint: undefined };
+      const checkpoint = this.#signed(tenantId, chain, { ...head, generation });
+      await client.query(
+        'insert into chain_checkpoint (tenant_id, chain, seq, kid, note, created_at) values ($1, $2, $3, $4, $5, $6)',
+        [tenantId, chain, checkpoint.seq, checkpoint.kid, checkpoint.note, checkpoint.createdAt],
+      );
+      await addEventBy(client, tenantId, checkpointEvent(checkpoint));
+      return { standing, checkpoint };
+    });
+    if (checkpoint) this.publish([checkpoint]);
+    try {
       await this.#judge(tenantId, chain, standing, knowledge);
-      if (unreadable !== undefined) throw new InconsistentChain(unreadable);
-      return checkpoint;
     } catch (error) {
-      if (error instanceof ChainClosed) throw new InconsistentChain(standing?.contradiction?.reason);
-      if (error instanceof InconsistentChain) throw error;
-      await client.query('rollback').catch((rollback: Error) => {
-        broken = rollback;
-      });
-      throw error;
-    } finally {
-      client.release(broken);
+      throw error instanceof ChainClosed ? new InconsistentChain(standing.contradiction?.reason) : error;
     }
+    if (standing.unreadable !== undefined) throw new InconsistentChain(standing.unreadable);
+    return checkpoint;
   }
 
   /**
@@ -265,22 +218,22 @@ export class Checkpoints {
 
   /** Compares a chain with all that is known about it. Rejects with ChainClosed, and raises the alarm, when they differ. */
   async inspect(tenantId: string, chain: ChainName): Promise<Standing> {
-    const knowledge = await this.knowledge(tenantId, chain);
-    const standing = await this.standing(this.#options.db.owner, tenantId, chain, knowledge);
+    const knowledge = await this.comparison.knowledge(tenantId, chain);
+    const standing = await this.comparison.standing(this.#options.db.owner, tenantId, chain, knowledge);
     await this.#judge(tenantId, chain, standing, knowledge);
     return standing;
   }
 
   /**
-   * As inspect, for one who holds the chain's head: the alarm needs the head too, and is raised once that is let go of.
+   * As inspect, for a caller that holds the chain's head: the alarm needs the head too, and is raised when it is released.
    */
   async inspectHeld(tenantId: string, chain: ChainName): Promise<Standing> {
-    const knowledge = await this.knowledge(tenantId, chain);
-    const standing = await this.standing(this.#options.db.owner, tenantId, chain, knowledge);
+    const knowledge = await this.comparison.knowledge(tenantId, chain);
+    const standing = await this.comparison.standing(this.#options.db.owner, tenantId, chain, knowledge);
     if (!standing.contradiction) return standing;
     const raised = this.inspect(tenantId, chain).catch((err) => {
       if (!(err instanceof ChainClosed))
-        this.#options.log.warn({ err, tenant: tenantId, chain }, 'an alarm came to nothing');
+        this.#options.log.warn({ err, tenant: tenantId, chain }, 'an alarm could not be raised');
     });
     this.#raising = Promise.all([this.#raising, raised]);
     throw new ChainClosed(chain);
@@ -306,7 +259,7 @@ export class Checkpoints {
         } catch (err) {
           this.#options.log.warn({ err }, 'chains could not be compared with what is known; tried again soon');
           this.#inspectAgain = true;
-          await delay(RETRY_MS, undefined, { signal: this.#stopping.signal }).catch(() => undefined);
+          await pause(RETRY_MS, this.#stopping.signal);
         }
       }
       this.#inspecting = undefined;
@@ -315,130 +268,25 @@ export class Checkpoints {
   }
 
   async #inspectEach(): Promise<void> {
-    const { db, directory } = this.#options;
+    const { db } = this.#options;
     let failed: unknown;
     const { rows } = await db.owner.query<{ tenant_id: string; chain: ChainName }>(
       'select tenant_id, chain from chain_head order by tenant_id, chain',
     );
-    const chains = new Map(rows.map((row) => [`${row.chain} ${row.tenant_id}`, row]));
-    for (const { tenantId, chain } of this.acknowledged.chains()) {
-      chains.set(`${chain} ${tenantId}`, { tenant_id: tenantId, chain });
-    }
-    for (const name of directory === undefined ? [] : await readdir(directory).catch(() => [])) {
-      const of = chainOfFile(name);
-      if (of) chains.set(`${of.chain} ${of.tenantId}`, { tenant_id: of.tenantId, chain: of.chain });
-    }
-    for (const { tenant_id, chain } of chains.values()) {
+    const all = [
+      ...rows.map((row) => ({ tenantId: row.tenant_id, chain: row.chain })),
+      ...(await this.comparison.chains()),
+    ];
+    const chains = new Map(all.map((one) => [`${one.chain} ${one.tenantId}`, one]));
+    for (const { tenantId, chain } of chains.values()) {
       if (this.#stopping.signal.aborted) return;
       try {
-        await this.inspect(tenant_id, chain);
+        await this.inspect(tenantId, chain);
       } catch (err) {
         if (!(err instanceof ChainClosed)) failed = err;
       }
     }
     if (failed) throw failed;
-  }
-
-  /** What is known of a chain outside its database. INVARIANT: gather it before the chain is read. */
-  async knowledge(tenantId: string, chain: ChainName): Promise<Knowledge> {
-    const { directory, keys } = this.#options;
-    const heads: (KnownHead & { source: string })[] = (await this.acknowledged.known(tenantId, chain)).map((head) => ({
-      ...head,
-      source: 'acknowledged',
-    }));
-    let unreadable: string | undefined;
-    if (directory !== undefined) {
-      try {
-        const filed = await this.#filed.highest(checkpointFile(directory, tenantId, chain), keys());
-        for (const { origin, seq, hash, generation = 0 } of filed) {
-          if (!isOriginOf(origin, tenantId, chain)) throw new Error('a checkpoint in it is of another chain');
-          heads.push({ seq, hash, generation, source: 'signed, as the checkpoint file says' });
-        }
-      } catch (error) {
-        unreadable = `the checkpoint file: ${(error as Error).message}`;
-      }
-    }
-    return { heads, unreadable };
-  }
-
-  /** Compares the chain with knowledge that the caller gathered before. The caller may hold the head, but need not. */
-  async standing(
-    client: Pick<pg.ClientBase, 'query'>,
-    tenantId: string,
-    chain: ChainName,
-    knowledge: Knowledge,
-  ): Promise<Standing> {
-    const keys = this.#options.keys();
-    const { table } = RECORDS[chain];
-    // one statement, one moment
-    const { rows } = await client.query<StandingRow>(
-      `select h.seq, h.hash, c.seq as signed, c.note, to_jsonb(a) as alarm,
-         (select max(seq) from ${table} where tenant_id = $1) as last
-       from (select) one
-       left join chain_head h on h.tenant_id = $1 and h.chain = $2
-       left join lateral (select seq, note from chain_checkpoint
-         where tenant_id = $1 and chain = $2 order by seq desc limit 1) c on true
-       left join chain_alarm a on a.tenant_id = $1 and a.chain = $2`,
-      [tenantId, chain],
-    );
-    const row = rows[0]!;
-    const head = { seq: row.seq ?? 0, hash: row.hash?.toString('hex') ?? ZERO_HASH };
-    const last = row.last ?? 0;
-    const losses = await readLosses(client, tenantId, chain, keys);
-    const generation = losses.at(-1)?.generation ?? 0;
-    let { unreadable } = knowledge;
-    const known = [...knowledge.heads];
-    for (const loss of losses) known.push({ ...loss.kept, generation: loss.generation, source: 'kept at a loss' });
-    if (row.note !== null) {
-      try {
-        const signed = openHead(row.note, keys);
-        if (!isOriginOf(signed.origin, tenantId, chain) || signed.seq !== row.signed) {
-          throw new Error('it was put in another place');
-        }
-        known.push({ ...signed, generation: signed.generation ?? 0, source: 'signed' });
-      } catch (error) {
-        unreadable ??= `the last checkpoint does not open: ${(error as Error).message}`;
-      }
-    }
-    if (head.seq > 0) known.push({ ...head, generation, source: 'the head' });
-    const binding = known.filter((each) => !isSuperseded(losses, each));
-    const { rows: places } = await client.query<{ seq: number; hash: Buffer }>(
-      `select seq, hash from ${table} where tenant_id = $1 and seq = any($2)`,
-      [tenantId, [...new Set(binding.map(({ seq }) => seq))]],
-    );
-    const hashes = new Map(places.map(({ seq, hash }) => [seq, hash.toString('hex')]));
-    const missed = binding.filter(({ seq, hash }) => hashes.get(seq) !== hash).sort((a, b) => b.seq - a.seq);
-    const { alarm } = row;
-    let contradiction: Contradiction | undefined;
-    if (missed[0]) {
-      const { source, ...highest } = missed[0];
-      const lowest = missed.at(-1)!.seq;
-      const words = hashes.has(highest.seq) ? 'has another hash than the one that was' : 'is not there; it was';
-      contradiction = {
-        reason: `record ${highest.seq} ${words} ${source}`,
-        known: highest,
-        agreed: Math.min(lowest - 1, last),
-      };
-    } else if (last > head.seq) {
-      contradiction = {
-        reason: `records up to ${last} stand beyond the head, which is ${head.seq}`,
-        known: { ...head, generation },
-        agreed: head.seq,
-      };
-    }
-    if (alarm) {
-      const { known_seq: seq, known_hash: hash, known_generation } = alarm;
-      const here = contradiction;
-      const higher = !here || seq > here.known.seq;
-      contradiction = {
-        reason: higher ? alarm.reason : here.reason,
-        known: higher ? { seq, hash, generation: known_generation } : here.known,
-        agreed: Math.min(alarm.agreed, here?.agreed ?? last, last),
-      };
-    }
-    const knownGeneration = Math.max(0, ...known.map((each) => each.generation), alarm?.known_generation ?? 0);
-    const signed = row.signed ?? 0;
-    return { head, last, generation, knownGeneration, losses, signed, contradiction, unreadable };
   }
 
   /** Acts on what was found: closes a chain, or notes that it is open. */
@@ -468,7 +316,7 @@ export class Checkpoints {
     throw new ChainClosed(chain);
   }
 
-  /** Looks at the closed chains, also at those that nobody writes to, until none is left. */
+  /** Compares the closed chains again, those without a writer included, until none is left. */
   #lookAgain(): void {
     if (this.#closed.size === 0) {
       clearInterval(this.#recheck);
@@ -477,28 +325,22 @@ export class Checkpoints {
     }
     const looks = [...this.#closed.keys()].map((key) => {
       const at = key.indexOf(' ');
-      // still closed, or the database is away: the next look will show
+      // still closed, or the database is away: the next comparison will show
       return this.inspect(key.slice(at + 1), key.slice(0, at) as ChainName).catch(() => undefined);
     });
     this.#raising = Promise.all([this.#raising, ...looks]);
   }
 
-  /** Stores that the chain is closed, for every process, and notifies subscribers. Once, however many processes notice it. */
+  /** Stores that the chain is closed, for every process, and notifies subscribers: once, however many processes notice it. */
   async #raiseAlarm(tenantId: string, chain: ChainName, knowledge: Knowledge): Promise<void> {
     const { db, clock } = this.#options;
     const at = clock.now();
-    const client = await db.owner.connect();
-    let broken: Error | undefined;
-    try {
-      await client.query('begin');
+    await inTransaction(db.owner, async (client) => {
       // under the lock, because an operator may have accepted the loss a moment ago
       await client.query('select from chain_head where tenant_id = $1 and chain = $2 for update', [tenantId, chain]);
-      const standing = await this.standing(client, tenantId, chain, knowledge);
+      const standing = await this.comparison.standing(client, tenantId, chain, knowledge);
       const found = standing.contradiction;
-      if (!found) {
-        await client.query('commit');
-        return;
-      }
+      if (!found) return;
       const { rows } = await client.query<{ raised: boolean }>(
         `insert into chain_alarm as a (tenant_id, chain, known_seq, known_hash, known_generation, agreed, last_seq,
            reason, noticed_at)
@@ -522,7 +364,7 @@ export class Checkpoints {
         ],
       );
       if (rows[0]?.raised) {
-        // a writer in another process has to look too
+        // a writer in another process must compare too
         await client.query('update chain_head set fence = fence + 1 where tenant_id = $1 and chain = $2', [
           tenantId,
           chain,
@@ -539,15 +381,7 @@ export class Checkpoints {
           },
         });
       }
-      await client.query('commit');
-    } catch (error) {
-      await client.query('rollback').catch((rollback: Error) => {
-        broken = rollback;
-      });
-      throw error;
-    } finally {
-      client.release(broken);
-    }
+    });
   }
 
   /**
@@ -624,7 +458,7 @@ export class Checkpoints {
     return { tenantId, chain, seq, hash, kid, note, createdAt };
   }
 
-  /** One write and one flush for all that came together. */
+  /** One write and one flush for all notes that are waiting. */
   async #write(): Promise<void> {
     for (;;) {
       const next = this.#unwritten.entries().next().value;
@@ -661,19 +495,4 @@ interface CheckpointRow {
   kid: string;
   note: string;
   created_at: Date;
-}
-
-interface StandingRow {
-  seq: number | null;
-  hash: Buffer | null;
-  last: number | null;
-  signed: number | null;
-  note: string | null;
-  alarm: {
-    known_seq: number;
-    known_hash: string;
-    known_generation: number;
-    agreed: number;
-    reason: string;
-  } | null;
 }

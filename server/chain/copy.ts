@@ -113,7 +113,7 @@ export interface ServerError extends Error {
 /** The connection is gone. Whether a transaction that was under way took effect is not known. */
 export class ConnectionLost extends Error {
   override readonly name = 'ConnectionLost';
-  /** As the system says it, so that it counts as a fault of the database's. */
+  /** The system's code, so that it counts as a fault of the database. */
   readonly code = 'ECONNRESET';
 }
 
@@ -215,7 +215,7 @@ export class Pipeline {
     });
   }
 
-  /** Cuts the connection; what is under way rejects with ConnectionLost. */
+  /** Cuts the connection; whatever is under way rejects with ConnectionLost. */
   destroy(): void {
     this.#wire.stream.destroy();
   }

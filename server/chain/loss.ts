@@ -21,7 +21,7 @@ export interface AcceptedLoss extends ChainLoss {
   reason: string;
 }
 
-/** The id of the record of a loss; all of them are found by how they begin. `random` keeps others from taking it first. */
+/** The id of the record of a loss; all of them are found by their prefix. `random` keeps others from taking it first. */
 export function lossId(chain: ChainName, generation: number, random: string): string {
   return `loss_${chain}_${generation}_${random}`;
 }
@@ -53,7 +53,7 @@ export async function readLosses(
   });
 }
 
-/** Whether an accepted loss took back what was said of a record: then the chain need not agree with it any more. */
+/** Whether an accepted loss revoked what was stated about a record: then the chain need not agree with it any longer. */
 export function isSuperseded(losses: readonly ChainLoss[], of: { seq: number; generation?: number }): boolean {
   return losses.some((loss) => loss.generation > (of.generation ?? 0) && of.seq > loss.agreed);
 }

@@ -20,7 +20,7 @@ export interface ChainHead {
 }
 
 /**
- * An operator's acceptance of a loss: the chain goes on after record `kept`, although what was known about it says
+ * An operator's acceptance of a loss: the chain continues after record `kept`, although what was known about it says
  * otherwise. Of every statement of an earlier generation about a record after `agreed`, nothing is expected any more.
  * All other statements stay binding, those of this generation included.
  */

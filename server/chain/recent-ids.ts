@@ -21,7 +21,7 @@ export class RecentIds {
     this.#half = Math.ceil(size / 2);
   }
 
-  /** The ids of a tenant, which is about to add as many as `adding`. What it gives is good until the next call. */
+  /** The ids of a tenant, which is about to add as many as `adding`. The answer is valid until the next call. */
   of(tenantId: string, adding: number): TenantIds {
     this.#count += adding;
     if (this.#count > this.#half) {

@@ -24,20 +24,6 @@ export const ZERO_HASH = '0'.repeat(64);
 /** The value of the column `decision` for a record among the decisions that is none. */
 export const NO_DECISION = DECISIONS.length;
 
-/** The `proxy_id` of what the control plane decided itself. */
-export const CONTROL_PLANE = 'control-plane';
-
-/** Would people take this for the id of the control plane? No proxy may go by it. */
-export function isReservedProxyId(id: string): boolean {
-  const read = id.normalize('NFKC').replace(/[\p{Default_Ignorable_Code_Point}\p{Cc}]/gu, '');
-  return (
-    read
-      .trim()
-      .toLowerCase()
-      .replace(/[\s_\p{Pd}]+/gu, '-') === CONTROL_PLANE
-  );
-}
-
 /** What every record has, decision or not. */
 type CommonMember = 'alg' | 'event_type' | 'id' | 'received_at' | 'seq' | 'tenant_id' | 'v';
 
@@ -77,6 +63,7 @@ export function decisionLine(tenantId: string, seq: number, receivedAt: string, 
     tenant_id: tenantId,
     timestamp: e.timestamp,
     tool_name: e.tool_name,
+    tool_pin: e.tool_pin,
     total_latency_ms: e.total_latency_ms,
     v: RECORD_VERSION,
   } satisfies Record<FieldName | CommonMember, unknown>);

@@ -47,7 +47,7 @@ export async function firstSince(
 ): Promise<number> {
   const { rows } = await client.query<{ seq: number }>({
     name: `first_since_${chain}`,
-    // The record is looked for by a column. With the sum in its place, which could fail, row level security has it
+    // The record is found by a column. With the sum in its place, which could fail, row level security has it
     // compared with every record of the tenant instead of being found by the index (PostgreSQL 15). The offset keeps
     // the record from being read for each use of it.
     text: `with recursive search (low, high, middle) as (

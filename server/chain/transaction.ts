@@ -127,7 +127,7 @@ export function remedyFor(error: Error): Remedy {
   const { code = '' } = error as ServerError;
   if (code === '23505') return 'duplicate';
   if (code === '22012') return 'head';
-  // 25P02: it came behind one that failed. 40001, 40P01: another transaction was in its way
+  // 25P02: it followed one that failed. 40001, 40P01: it conflicted with another transaction
   if (['25P02', '40001', '40P01'].includes(code)) return 'again';
   // 22, 23: a value that the table refuses; 54: one too large for it
   if (/^(22|23|54)/.test(code)) return 'data';

@@ -285,7 +285,7 @@ async function compareInputs(
   for (let after = ''; ; ) {
     signal?.throwIfAborted();
     const { rows } = await client.query<{ last: string | null; altered: { seq: number; id: string } | null }>(
-      // the text is searched and not parsed: what somebody wrote there need not be JSON
+      // the text is searched and not parsed: what was written there need not be JSON
       `with page as materialized (
          select event_id, input from decision_input where tenant_id = $1 and event_id > $2 order by event_id limit $3)
        select max(p.event_id) as last,
@@ -315,13 +315,13 @@ async function sizeOf(file: string): Promise<number> {
   }
 }
 
-/** How long a verification works before it looks whether others want the thread, in milliseconds. */
+/** How long a verification works before it checks whether others need the thread, in milliseconds. */
 const SLICE_MS = 2;
 
 /**
  * Verification is never urgent, and shares its thread with requests. While events are being written it works in slices
  * of 2 ms and rests for three times as long; the connection is not read from meanwhile, so that PostgreSQL rests too.
- * Otherwise it goes on: each piece of the stream is a turn of the event loop, in which others have theirs.
+ * Otherwise it continues: each piece of the stream is a turn of the event loop, in which others have theirs.
  */
 class Pace {
   readonly #busy: (() => boolean) | undefined;

@@ -20,7 +20,7 @@ export class Verifications {
     this.#free = atOnce;
   }
 
-  /** As verifyChain. The signal ends this caller's wait; the work ends when nobody waits for it any more. */
+  /** As verifyChain. The signal ends this caller's wait; the work ends when no caller waits for it any more. */
   verify(
     tenantId: string,
     chain: ChainName,
@@ -76,7 +76,7 @@ class Shared {
   #members = 0;
 
   constructor() {
-    // when all have left, nobody listens to its end
+    // when all callers have left, nothing awaits its end
     this.#result.promise.catch(() => undefined);
   }
 
@@ -100,7 +100,7 @@ class Shared {
     } finally {
       signal?.removeEventListener('abort', leave);
       if (onProgress) this.#listeners.delete(onProgress);
-      if (--this.#members === 0) this.#abort.abort(new Error('nobody waits for this verification'));
+      if (--this.#members === 0) this.#abort.abort(new Error('no caller waits for this verification'));
     }
   }
 }

@@ -1,14 +1,15 @@
-import { setTimeout as delay } from 'node:timers/promises';
 import pg from 'pg';
 import { Fenced } from '../actors/host.ts';
 import type { DecisionEvent } from '../domain/decision.ts';
 import { AppError } from '../errors.ts';
-import type { AppendEvent, Appended, AppenderOptions, AppendResult } from './appender.ts';
-import { ChainClosed, type Checkpoint } from './checkpoint.ts';
+import { pause } from '../lib/pause.ts';
+import type { AppendEvent, AppenderOptions, AppendResult } from './appender.ts';
+import { ChainClosed } from './checkpoint.ts';
 import { ConnectionLost, CopyRows, Pipeline, type ServerError } from './copy.ts';
-import { RecentIds, type RecentRecord } from './recent-ids.ts';
-import { chainHash, decisionLine, genesisLine, ZERO_HASH } from './record.ts';
-import { addInput, addRecord, BadEvent, remedyFor, SESSION, transaction } from './transaction.ts';
+import { type Batch, type Chain, type Group, groupOf, record, sign, undo } from './group.ts';
+import { RecentIds } from './recent-ids.ts';
+import { decisionLine, ZERO_HASH } from './record.ts';
+import { BadEvent, remedyFor, SESSION, transaction } from './transaction.ts';
 
 const GROUP_EVENTS = 1000;
 const GROUP_INPUT_BYTES = 4 * 1024 * 1024;
@@ -26,59 +27,6 @@ const CONNECT_MS = 5000;
 const BUSY_MS = 250;
 const ATTEMPTS = 5;
 
-/** A tenant's chain as this writer holds it: the head as it will be once everything under way is committed. */
-interface Chain {
-  readonly tenantId: string;
-  seq: number;
-  hash: Buffer;
-  fence: number;
-  /** received_at of the last record in milliseconds; time never goes back within a chain. */
-  at: number;
-  /** seq of the last checkpoint; undefined when this chain must not be signed. */
-  signed: number | undefined;
-  /** How many losses of the chain were accepted, see note.ts. */
-  generation: number;
-  /** For the genesis record, where there is none yet. */
-  readonly fingerprint: string;
-  /** False once the ownership is lost or unsure: the next caller opens the chain again. */
-  live: boolean;
-  /** Why what waits for it is refused, when it is not because another process has it. */
-  refusal: Error | undefined;
-}
-
-interface Batch {
-  readonly chain: Chain;
-  readonly events: readonly AppendEvent[];
-  readonly inputBytes: number;
-  readonly results: Appended[];
-  /** After a failure: which results are final. */
-  final: Uint8Array | undefined;
-  readonly resolve: (result: AppendResult) => void;
-  readonly reject: (error: Error) => void;
-}
-
-/** The head of a chain before a group. */
-interface Move {
-  readonly chain: Chain;
-  readonly seq: number;
-  readonly hash: Buffer;
-  readonly signed: number | undefined;
-  /** The ids that the group added to the chain. */
-  readonly ids: string[];
-}
-
-/** The batches of one transaction. */
-interface Group {
-  readonly batches: readonly Batch[];
-  readonly moves: Map<Chain, Move>;
-  readonly checkpoints: Checkpoint[];
-  /** Where its commit leaves the chains. */
-  readonly heads: { readonly chain: Chain; readonly seq: number; readonly hash: Buffer }[];
-  readonly events: number;
-  state: 'under way' | 'committed' | 'failed';
-  error: Error | undefined;
-}
-
 export class Writer {
   readonly #options: AppenderOptions;
   readonly #mailbox: number;
@@ -95,7 +43,7 @@ export class Writer {
   #losses = 0;
   readonly #rows: CopyRows[] = [];
   #scheduled = false;
-  /** Something failed and is being put right; no new transaction begins. */
+  /** A failure is being repaired; no new transaction begins. */
   #repairing: Promise<void> | undefined;
   /** The database was away for longer than callers are asked to wait. */
   #down = false;
@@ -121,7 +69,7 @@ export class Writer {
   async append(tenantId: string, events: readonly AppendEvent[]): Promise<AppendResult> {
     if (events.length === 0) return { results: [] };
     if (events.length > GROUP_EVENTS) throw new RangeError(`more than ${GROUP_EVENTS} events in one call`);
-    if (this.#stopped) throw unavailable('the server stops');
+    if (this.#stopped) throw unavailable('the server is shutting down');
     if (this.#down) throw unavailable('the database does not answer');
     let inputBytes = 0;
     for (const { input } of events) if (input !== undefined) inputBytes += input.length;
@@ -181,7 +129,7 @@ export class Writer {
       (chain): Chain | Promise<Chain> => {
         if (this.#chains.get(tenantId) === opening) this.#chains.set(tenantId, chain);
         if (losses === this.#losses) return chain;
-        // the database was away meanwhile: what was read of it may not be so any more
+        // the database was away meanwhile: what was read from it may no longer be true
         this.#abandon(chain);
         return this.#chain(tenantId);
       },
@@ -227,8 +175,8 @@ export class Writer {
   }
 
   /**
-   * Compares the chain, whose fence was just taken, with what is known about it. The ids remembered of records that are
-   * not there any more are forgotten, so that an event that comes again is stored and not answered as a duplicate.
+   * Compares the chain, whose fence was just taken, with what is known about it. The remembered ids of records that no
+   * longer exist are forgotten, so that an event that is sent again is stored and not answered as a duplicate.
    */
   async #compared(tenantId: string): Promise<{ signed: number | undefined; generation: number }> {
     const { checkpoints } = this.#options;
@@ -251,7 +199,7 @@ export class Writer {
 
   // --- the common path
 
-  /** Waits for the end of this turn of the event loop, so that the requests that came together go together. */
+  /** Waits for the end of this turn of the event loop, so that requests that arrived together commit together. */
   #schedule(): void {
     if (this.#scheduled) return;
     this.#scheduled = true;
@@ -342,21 +290,13 @@ export class Writer {
    * can be made of fails the group as one that the database refuses does.
    */
   #send(batches: readonly Batch[], pick?: number): { group: Group; done: Promise<void> } {
-    const group: Group = {
-      batches,
-      moves: new Map(),
-      checkpoints: [],
-      heads: [],
-      events: batches.reduce((sum, batch) => sum + batch.events.length, 0),
-      state: 'under way',
-      error: undefined,
-    };
+    const group = groupOf(batches);
     const rows = this.#rows.pop() ?? new CopyRows(1024 * 1024);
     const inputs = new CopyRows(1024);
     rows.reset();
     const now = this.#options.clock.now();
     try {
-      for (const batch of batches) this.#record(group, batch, pick, now, rows, inputs);
+      for (const batch of batches) record(group, batch, pick, now, { recent: this.#recent, rows, inputs });
     } catch (error) {
       this.#rows.push(rows);
       return { group, done: Promise.reject(new BadEvent('no record can be made', { cause: error })) };
@@ -366,7 +306,7 @@ export class Writer {
       // duplicates of records under way: answered in turn, after those are committed
       return { group, done: Promise.resolve() };
     }
-    this.#sign(group, now);
+    if (this.#options.checkpoints) sign(group, this.#options.checkpoints, now);
     for (const chain of group.moves.keys()) group.heads.push({ chain, seq: chain.seq, hash: chain.hash });
     const moves = [...group.moves.values()].map(({ chain, seq, hash }) => ({
       tenantId: chain.tenantId,
@@ -387,72 +327,6 @@ export class Writer {
     return { group, done };
   }
 
-  /** Adds the records of a batch's events (or only of `pick`) to its chain and to the group's rows. */
-  #record(group: Group, batch: Batch, pick: number | undefined, now: number, rows: CopyRows, inputs: CopyRows): void {
-    const { chain, events, results, final } = batch;
-    const { tenantId } = chain;
-    const recent = this.#recent.of(tenantId, events.length);
-    let move = group.moves.get(chain);
-    let receivedAt = '';
-    let previous = chain.hash.toString('hex');
-    if (chain.seq === 0) {
-      move = begin(group, chain, now);
-      receivedAt = new Date(chain.at).toISOString();
-      const line = genesisLine(tenantId, 'forensics', receivedAt, chain.fingerprint);
-      const hash = chainHash(chain.hash, line);
-      const hex = hash.toString('hex');
-      addRecord(rows, { tenantId, seq: 1, at: chain.at, hash, id: GENESIS_ID, line });
-      recent.add(GENESIS_ID, { seq: 1, receivedAt, previous, hash: hex });
-      move.ids.push(GENESIS_ID);
-      chain.seq = 1;
-      chain.hash = hash;
-      previous = hex;
-    }
-    const end = pick === undefined ? events.length : pick + 1;
-    for (let i = pick ?? 0; i < end; i++) {
-      if (final?.[i]) continue;
-      const { event, input } = events[i]!;
-      const known = recent.get(event.event_id);
-      if (known) {
-        results[i] = sameContent(tenantId, event, known)
-          ? { seq: known.seq, hash: known.hash, duplicate: true }
-          : { conflict: true };
-        continue;
-      }
-      move ??= begin(group, chain, now);
-      if (receivedAt === '') receivedAt = new Date(chain.at).toISOString();
-      const seq = chain.seq + 1;
-      const line = decisionLine(tenantId, seq, receivedAt, event);
-      if (line.includes('\\ud') && !isWellFormed(event)) {
-        results[i] = { refused: true };
-        continue;
-      }
-      const hash = chainHash(chain.hash, line);
-      const hex = hash.toString('hex');
-      addRecord(rows, { tenantId, seq, at: chain.at, hash, id: event.event_id, line }, event);
-      if (input !== undefined) addInput(inputs, tenantId, event.event_id, chain.at, input);
-      recent.add(event.event_id, { seq, receivedAt, previous, hash: hex });
-      move.ids.push(event.event_id);
-      chain.seq = seq;
-      chain.hash = hash;
-      previous = hex;
-      results[i] = { seq, hash: hex, duplicate: false };
-    }
-  }
-
-  /** Checkpoints that fall due with this group commit with it. */
-  #sign(group: Group, now: number): void {
-    const { checkpoints } = this.#options;
-    if (!checkpoints) return;
-    for (const { chain } of group.moves.values()) {
-      if (chain.signed === undefined || chain.seq - chain.signed < checkpoints.everyRecords) continue;
-      const checkpoint = checkpoints.sign(chain.tenantId, 'forensics', chain, now);
-      if (!checkpoint) continue;
-      chain.signed = chain.seq;
-      group.checkpoints.push(checkpoint);
-    }
-  }
-
   // --- the rare path: one transaction at a time until everything that failed has its answer
 
   #repair(failed: Group[]): void {
@@ -469,7 +343,7 @@ export class Writer {
   }
 
   async #repairAll(failed: Group[]): Promise<void> {
-    for (const group of failed.toReversed()) this.#undo(group);
+    for (const group of failed.toReversed()) undo(group, this.#recent);
     const error = failed.find((group) => group.error)?.error;
     for (const { batches } of failed) for (const batch of batches) batch.final ??= new Uint8Array(batch.events.length);
     if (!this.#pipeline || error instanceof ConnectionLost) {
@@ -483,15 +357,6 @@ export class Writer {
         if (isDone(batch, undefined)) batch.resolve({ results: batch.results });
         else this.#giveUp(batch, unavailable('the database refuses', error));
       }
-    }
-  }
-
-  /** Takes a failed group's records back out of memory. */
-  #undo(group: Group): void {
-    for (const { chain, seq, hash, signed, ids } of group.moves.values()) {
-      Object.assign(chain, { seq, hash, signed });
-      const recent = this.#recent.of(chain.tenantId, 0);
-      for (const id of ids) recent.delete(id);
     }
   }
 
@@ -533,7 +398,7 @@ export class Writer {
         }
         return;
       } catch (failure) {
-        this.#undo(group);
+        undo(group, this.#recent);
         cause = failure as Error;
         if (!(cause instanceof ConnectionLost)) await this.#rollBack();
       }
@@ -541,8 +406,8 @@ export class Writer {
   }
 
   /**
-   * The database refuses for a reason that lies in no event: of several chains perhaps for one alone, as when its shard
-   * is away or its head is locked. Each is tried by itself; the only one is given up.
+   * The database refuses for a reason that lies in no event. Of several chains only one may be affected, for example when
+   * its shard is away or its head is locked, so each is tried by itself. A single chain is given up.
    */
   async #isolate(batches: readonly Batch[], pick: number | undefined, cause: Error): Promise<void> {
     const chains = [...Map.groupBy(batches, (batch) => batch.chain).values()];
@@ -618,7 +483,7 @@ export class Writer {
     return rows;
   }
 
-  /** The compare-and-swap found another head than ours: another owner's, or one that went on without us. */
+  /** The compare-and-swap found another head than ours: another owner's, or one that moved without us. */
   async #compareHeads(batches: readonly Batch[]): Promise<void> {
     for (const chain of new Set(batches.map((batch) => batch.chain))) {
       const { rows } = await within(
@@ -633,7 +498,7 @@ export class Writer {
         this.#options.log.warn({ tenant: chain.tenantId }, 'another process took the chain over');
         this.#abandon(chain);
       } else if (head.seq !== chain.seq || !head.hash.equals(chain.hash)) {
-        // nobody else may move it under our fence: not for this writer to put right
+        // no other process may move it under our fence: this writer cannot repair it
         this.#options.log.error({ tenant: chain.tenantId, seq: head.seq }, 'the head of a chain moved under its owner');
         this.#abandon(chain);
       }
@@ -645,7 +510,7 @@ export class Writer {
    * another process took in the meantime is left to it. False when the database stays away: the batches are rejected
    * then, and all that waits.
    *
-   * Every other chain is let go of and opened again when it is asked for: the database that answers now may be an older
+   * Every other chain is released and opened again on its next use: the database that answers now may be an older
    * copy of the one that was lost, and each chain has to be compared with what was acknowledged before it is believed.
    *
    * INVARIANT: fences first, look-ups after (see #open): the lost connection's transaction may still be running.
@@ -661,7 +526,7 @@ export class Writer {
         if (!(chain instanceof Promise) && !chains.includes(chain)) this.#abandon(chain);
       }
     }
-    for (let pause = 50; ; pause = Math.min(2 * pause, 2000)) {
+    for (let pauseMs = 50; ; pauseMs = Math.min(2 * pauseMs, 2000)) {
       let client: pg.Client | undefined;
       try {
         this.#pipeline?.destroy();
@@ -697,12 +562,12 @@ export class Writer {
           this.#queuedEvents = 0;
           if (this.#stopped) return false;
         }
-        await delay(pause, undefined, { signal: this.#stopping.signal }).catch(() => undefined);
+        await pause(pauseMs, this.#stopping.signal);
       }
     }
   }
 
-  /** Takes the fence of a chain that was ours. A fault of this chain's alone gives up only its batches. */
+  /** Takes the fence of a chain that this writer owned. A fault of this chain alone rejects only its batches. */
   async #takeAgain(client: pg.Client, chain: Chain, batches: readonly Batch[]): Promise<void> {
     try {
       const { rows } = await within(
@@ -726,7 +591,7 @@ export class Writer {
         this.#abandon(chain, error);
         return;
       }
-      // the server itself answered, and the connection goes on: the fault is not the connection's
+      // the server itself answered on a connection that still works: the fault is not the connection's
       if (!('code' in (error as Error)) || client.connection.stream.destroyed) throw error;
       await within(CONNECT_MS, client.query('select 1'));
       this.#options.log.error({ err: error, tenant: chain.tenantId }, 'a chain cannot be taken again');
@@ -749,39 +614,16 @@ export class Writer {
   }
 }
 
-const GENESIS_ID = 'genesis_forensics';
-
-/** Notes the chain's head before the group. Time never goes back, not even when the group is undone. */
-function begin(group: Group, chain: Chain, now: number): Move {
-  const { seq, hash, signed } = chain;
-  const move = { chain, seq, hash, signed, ids: [] };
-  group.moves.set(chain, move);
-  if (now > chain.at) chain.at = now;
-  return move;
-}
-
-function sameContent(tenantId: string, event: DecisionEvent, known: RecentRecord): boolean {
-  const line = decisionLine(tenantId, known.seq, known.receivedAt, event);
-  return chainHash(Buffer.from(known.previous, 'hex'), line).toString('hex') === known.hash;
-}
-
 function sameLine(tenantId: string, event: DecisionEvent, line: string): boolean {
   const { seq, received_at } = JSON.parse(line) as { seq: number; received_at: string };
   return decisionLine(tenantId, seq, received_at, event) === line;
-}
-
-/** JSON.stringify writes a lone surrogate as \udxxx, the database as U+FFFD: such a record would look altered. */
-function isWellFormed(event: DecisionEvent): boolean {
-  return Object.values(event)
-    .flat()
-    .every((value) => typeof value !== 'string' || value.isWellFormed());
 }
 
 function isDone(batch: Batch, pick: number | undefined): boolean {
   return pick === undefined ? batch.final!.every((final) => final === 1) : batch.final![pick] === 1;
 }
 
-/** What the database answers, or an error when it takes longer. A connection that comes later is closed again. */
+/** The database's answer, or an error when it takes longer. A connection that is made later is closed again. */
 async function within<T>(ms: number, answer: Promise<T>): Promise<T> {
   let timer: NodeJS.Timeout | undefined;
   let late = false;

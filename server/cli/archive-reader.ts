@@ -1,8 +1,8 @@
-import { ArchiveError, readTarHeader, TAR_BLOCK, tarPadding } from '../forensics/archive.ts';
+import { ArchiveError, readTarHeader, TAR_BLOCK, tarPadding } from '../lib/tar.ts';
 
 const MAX_TEXT_BYTES = 16 * 1024 * 1024;
 
-/** Reads a ustar archive from a stream, member by member; throws an ArchiveError that says what is wrong. */
+/** Reads a ustar archive from a stream, member by member. Throws an ArchiveError. */
 export class ArchiveReader {
   readonly #chunks: AsyncIterator<Buffer>;
   #rest: Buffer = Buffer.alloc(0);
@@ -14,7 +14,7 @@ export class ArchiveReader {
     this.#chunks = source[Symbol.asyncIterator]();
   }
 
-  /** The content of the member that must come next. */
+  /** The content of the next member, which must have this name. */
   async text(name: string): Promise<Buffer> {
     const member = await this.#peek();
     if (member?.name !== name) throw new ArchiveError(`${name} is missing`);
@@ -24,7 +24,7 @@ export class ArchiveReader {
     return Buffer.concat(chunks);
   }
 
-  /** The content of the members that come next for as long as they have the name that is asked for. */
+  /** The contents of the next members, as long as their names match. */
   async *parts(name: () => string, began: () => void, onChunk: (chunk: Buffer) => void): AsyncGenerator<Buffer> {
     while ((await this.#peek())?.name === name()) {
       began();
@@ -35,13 +35,13 @@ export class ArchiveReader {
     }
   }
 
-  /** Nothing may follow. Reads to the very end, where zlib compares its own sum. */
+  /** Asserts that nothing follows. Reads to the end, where zlib verifies its checksum. */
   async end(): Promise<void> {
     const member = await this.#peek();
-    if (member) throw new ArchiveError(`${member.name} should not be there`);
+    if (member) throw new ArchiveError(`unexpected member ${member.name}`);
     const last = await this.#read(TAR_BLOCK);
     if (!last.equals(Buffer.alloc(TAR_BLOCK)) || (await this.#some(1)).length > 0) {
-      throw new ArchiveError('something follows after the end');
+      throw new ArchiveError('there is data after the end of the archive');
     }
   }
 
@@ -58,7 +58,7 @@ export class ArchiveReader {
     const { size } = this.#next!;
     for (let left = size; left > 0; ) {
       const chunk = await this.#some(left);
-      if (chunk.length === 0) throw new ArchiveError('the archive is cut off');
+      if (chunk.length === 0) throw new ArchiveError('the archive is truncated');
       left -= chunk.length;
       yield chunk;
     }
@@ -66,19 +66,19 @@ export class ArchiveReader {
     this.#looked = false;
   }
 
-  /** Exactly so many bytes. */
+  /** Exactly this many bytes. */
   async #read(length: number): Promise<Buffer> {
     const chunks: Buffer[] = [];
     for (let left = length; left > 0; ) {
       const chunk = await this.#some(left);
-      if (chunk.length === 0) throw new ArchiveError('the archive is cut off');
+      if (chunk.length === 0) throw new ArchiveError('the archive is truncated');
       chunks.push(chunk);
       left -= chunk.length;
     }
     return Buffer.concat(chunks);
   }
 
-  /** At least one byte and at most so many; none at the end of the stream. */
+  /** Between one and this many bytes; none at the end of the stream. */
   async #some(most: number): Promise<Buffer> {
     while (this.#rest.length === 0) {
       const { value, done } = await this.#chunks.next();

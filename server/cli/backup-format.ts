@@ -7,14 +7,14 @@ import { CommandError } from './command.ts';
 /*
  * A backup is a gzip'd ustar archive, so `tar tzf` lists it. Its members, in this order:
  *
- *   backup.json                     what restore must know first (Header), tables in the order in which they load
+ *   backup.json                     what restore needs first (Header), with the tables in load order
  *   tables/<table>/<number>.copy    the parts of COPY … TO STDOUT (FORMAT binary) of each table, cut at any byte
  *   manifest.json                   rows, bytes and sha256 of each table, sha256 of backup.json (Manifest)
  *   manifest.seal                   sha256 of manifest.json, sealed under the master key
  *
- * The sums find damage and the seal finds changes: nobody without the master key can make a backup that restores.
- * It holds every row of the database, secrets only as they rest there (hashed, or encrypted under the master key). The
- * master key itself is not in it.
+ * The checksums detect damage and the seal detects changes: nobody without the master key can create a backup that
+ * restores. It contains every row of the database, with secrets as stored there (hashed, or encrypted under the master
+ * key), and does not contain the master key.
  */
 export const FORMAT = 'svc-backup';
 export const VERSION = 1;
@@ -26,7 +26,7 @@ export const Header = z.strictObject({
   program: z.string(),
   created_at: z.iso.datetime(),
   migrations: z.array(z.string()),
-  /** Tells which master key the secrets need; tells nothing about the key. */
+  /** Identifies the required master key without revealing anything about it. */
   master_key_id: z.string(),
   tables: z.array(z.strictObject({ name: z.string(), columns: z.array(z.string()) })),
 });
@@ -40,7 +40,7 @@ export const Manifest = z.strictObject({
 });
 export type Manifest = z.infer<typeof Manifest>;
 
-/** Every table with its columns, those first that others refer to. */
+/** Every table with its columns; referenced tables come first. */
 export async function listTables(client: pg.Client): Promise<Header['tables']> {
   const { rows } = await client.query<{ name: string; columns: string[]; needs: string[] }>(
     `select c.relname::text as name,
@@ -51,14 +51,14 @@ export async function listTables(client: pg.Client): Promise<Header['tables']> {
      from pg_class c
      where c.relkind = 'r' and c.relnamespace = current_schema()::regnamespace and c.relname <> $1
      order by c.relname`,
-    // restore has its own, and compares
+    // restore has its own list of migrations and compares them
     [MIGRATION_TABLE],
   );
   const sorted: Header['tables'] = [];
   const waiting = new Set(rows);
   while (waiting.size > 0) {
     const ready = [...waiting].filter((row) => row.needs.every((name) => sorted.some((table) => table.name === name)));
-    if (ready.length === 0) throw new Error('the foreign keys of the tables form a circle');
+    if (ready.length === 0) throw new Error('the foreign keys of the tables form a cycle');
     for (const row of ready) {
       sorted.push({ name: row.name, columns: row.columns });
       waiting.delete(row);
@@ -72,12 +72,12 @@ export const copyTarget = ({ name, columns }: Header['tables'][number]) =>
 
 export const partName = (table: string, number: number) => `tables/${table}/${String(number).padStart(6, '0')}.copy`;
 
-/** Throws when the master key is not the one that the database was made with. */
+/** Throws if the master key is not the one that the database was created with. */
 export async function assertOpens(client: pg.Client, box: SecretBox): Promise<void> {
   const { rows } = await client.query<{ canary: Buffer }>('select canary from instance');
   try {
     if (rows[0]) box.open(rows[0].canary, 'instance/canary');
   } catch {
-    throw new CommandError('the master key does not open this database: set the one that it was made with');
+    throw new CommandError('the master key does not open this database: set the key that it was created with');
   }
 }

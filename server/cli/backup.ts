@@ -7,8 +7,8 @@ import { pipeline } from 'node:stream/promises';
 import { createGzip } from 'node:zlib';
 import type pg from 'pg';
 import { copyOut } from '../chain/copy.ts';
-import { TAR_BLOCK, tarHeader, tarPadding } from '../forensics/archive.ts';
 import { SecretBox, sha256 } from '../lib/crypto.ts';
+import { TAR_BLOCK, tarHeader, tarPadding } from '../lib/tar.ts';
 import {
   assertOpens,
   copyTarget,
@@ -23,22 +23,23 @@ import {
 import { CommandError, columns, command, JSON_FLAG } from './command.ts';
 import { assertCurrent, cleanups, readState, requireMasterKey, withClient, withInstallation } from './installation.ts';
 
-/** A part is about this long, and this much of a table is in memory at a time. */
+/** The approximate size of a part, and the amount of a table held in memory. */
 const PART_BYTES = 4 * 1024 * 1024;
-/** A database that sends nothing for so long while it is read from counts as gone. */
+/** If the database sends nothing for this long during a read, it is considered lost. */
 const SILENCE_MS = 60_000;
 
 export const backup = command({
   name: 'backup',
   summary: 'Write a consistent snapshot of the database to a file; the server may run',
   more:
-    'The master key is not in it: keep a copy of the key in another place. Without the key a backup is of no use.\n' +
-    'Keep the files in $SVC_DATA_DIR/checkpoints too: they show later that no record is missing.',
-  args: [{ name: 'FILE', help: 'a file that does not exist yet' }],
+    'The backup does not contain the master key and is useless without it: keep a copy of the key in another place.\n' +
+    'Also keep the files in $SVC_DATA_DIR/checkpoints, which prove later that no record is missing.',
+  args: [{ name: 'FILE', help: 'the file to create; it must not exist' }],
   flags: JSON_FLAG,
   async run({ args, print }) {
     const file = path.resolve(args[0]!);
-    if (existsSync(file)) throw new CommandError(`${file} exists: backups are never overwritten`);
+    if (existsSync(file))
+      throw new CommandError(`${file} already exists: choose another name, because backups are never overwritten`);
     const partial = `${file}.partial`;
     const { header, manifest } = await withInstallation({}, ({ config, databaseUrl }) =>
       withClient(databaseUrl, { query_timeout: SILENCE_MS }, async (client) => {
@@ -69,7 +70,7 @@ export const backup = command({
     print({ file, ...header, tables: manifest.tables }, [
       ...columns(manifest.tables.map((table) => [table.name, `${table.rows} rows`])),
       `Written to ${file}`,
-      `It needs the master key ${header.master_key_id}, which is not in it: keep the key in another place.`,
+      `Restoring it requires the master key ${header.master_key_id}, which it does not contain: keep the key in another place.`,
     ]);
     return 0;
   },
@@ -89,7 +90,7 @@ async function describe(client: pg.Client, box: SecretBox): Promise<Header> {
   };
 }
 
-/** The bytes of the archive. `onManifest` is told before the last of them. */
+/** The bytes of the archive. `onManifest` is called before the last of them. */
 async function* archive(
   client: pg.Client,
   header: Header,
@@ -128,9 +129,9 @@ function* member(name: string, bytes: Buffer): Generator<Buffer> {
 }
 
 /**
- * What a COPY TO STDOUT sends, in parts of at least `partBytes`. While nobody takes a part the server is not read from, so
- * memory stays flat. It always ends: a server that is read from and sends nothing for `silenceMs` fails the copy and
- * closes the connection. After the last part the connection takes the next statement.
+ * The output of a COPY TO STDOUT, in parts of at least `partBytes`. Reading from the server pauses while a part has not
+ * been consumed, so memory use is constant. If the server sends nothing for `silenceMs` during a read, the copy fails and
+ * the connection is closed. After the last part the connection can run the next statement.
  */
 export async function* copyParts(
   client: pg.Client,
@@ -160,11 +161,11 @@ export async function* copyParts(
     wake();
   }).finally(() => {
     ended = true;
-    // the chunk that filled a part may have held the end as well: nothing else would resume the connection
+    // the chunk that filled a part may also contain the end; nothing else would resume the connection
     stream.resume();
     wake();
   });
-  // the loop below awaits it; until then its failure must not count as unhandled
+  // awaited in the loop below; until then a rejection must not be reported as unhandled
   copied.catch(() => undefined);
   const giveUp = () => {
     silent = new CommandError(`the database has sent nothing for ${silenceMs / 1000} s`);
@@ -182,7 +183,7 @@ export async function* copyParts(
         const woken = new Promise<void>((resolve) => {
           wake = resolve;
         });
-        // only while it is read from can the server be silent
+        // the timeout applies only while reading
         timer = setTimeout(giveUp, silenceMs);
         stream.resume();
         await woken;
@@ -197,7 +198,7 @@ export async function* copyParts(
   } finally {
     clearTimeout(timer);
     stream.off('data', heard);
-    // given up in the middle: nothing else can be asked on this connection
+    // abandoned midway: the connection cannot be used for anything else
     if (!ended) stream.destroy();
   }
 }

@@ -7,26 +7,26 @@ const CHAINS = ['forensics', 'audit'] as const;
 
 const acceptLoss = command({
   name: 'chain accept-loss',
-  summary: 'Accept that a chain lost records, so that it is written again',
+  summary: 'Accept that a chain lost records, and reopen it for writing',
   more:
-    'A chain is closed when it lacks what is known about it: after a standby was promoted that had not received the\n' +
-    'newest commits, after an older copy of the database was put in place, or when somebody changed it. First find out\n' +
-    'which it was, and bring the records back if you can. This writes a signed record of the gap into the chain and into\n' +
-    'the audit log; it brings nothing back. A running server goes on within seconds. When both chains are closed, accept\n' +
-    'the loss of the audit chain first.\n' +
+    'A chain is closed when records are missing that are known to have existed: a standby without the newest commits was\n' +
+    'promoted, an older copy of the database was put in place, or the chain was tampered with. Find the cause first, and\n' +
+    'recover the records if you can. This command writes a signed record of the gap into the chain and the audit log; it\n' +
+    'recovers nothing. A running server resumes within seconds. If both chains are closed, accept the loss of the audit\n' +
+    'chain first.\n' +
     'Example: svc chain accept-loss --tenant default --chain forensics --reason "failover of 3 May, ticket 4711"',
   flags: {
     ...TENANT_FLAG,
     chain: { value: 'NAME', required: true, help: CHAINS.join(' or ') },
-    reason: { value: 'TEXT', required: true, help: 'what happened, for those who read the chain later' },
+    reason: { value: 'TEXT', required: true, help: 'what happened, for later readers of the chain' },
     ...JSON_FLAG,
   },
   async run({ flags, print }) {
     const chain = CHAINS.find((name) => name === flags.chain);
-    if (!chain) throw new UsageError(`--chain is ${CHAINS.join(' or ')}`);
+    if (!chain) throw new UsageError(`--chain must be ${CHAINS.join(' or ')}`);
     const reason = flags.reason.trim();
     if (reason === '' || reason.length > 1000 || /\p{Cc}/u.test(reason) || !reason.isWellFormed()) {
-      throw new UsageError('--reason takes 1 to 1,000 characters');
+      throw new UsageError('--reason must have 1 to 1,000 characters and no control characters');
     }
     const accepted = await withCore({}, async (core) => {
       await assertTenant(core, flags.tenant);

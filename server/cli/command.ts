@@ -1,7 +1,7 @@
 import { parseArgs } from 'node:util';
 import { nearest } from '../lib/nearest.ts';
 
-/** A flag of a command. `value` names what it takes; without it the flag is a switch. */
+/** A flag of a command. `value` is the placeholder for its value; a flag without one is a switch. */
 export interface Flag {
   readonly help: string;
   readonly value?: string;
@@ -9,7 +9,7 @@ export interface Flag {
 }
 type Flags = Readonly<Record<string, Flag>>;
 
-/** What follows the flags, in order; `many` may only be the last. */
+/** A positional argument. Only the last one may be `many`. */
 export interface Argument {
   readonly name: string;
   readonly help: string;
@@ -22,11 +22,11 @@ type FlagValue<F extends Flag> = F extends { value: string }
     : string | undefined
   : boolean;
 
-/** A call of a command whose flags and arguments have the right form. */
+/** A parsed command line. */
 export interface Call<F extends Flags = Flags> {
   readonly flags: { readonly [K in keyof F]: FlagValue<F[K]> };
   readonly args: readonly string[];
-  /** Prints the result: as one JSON text with --json, else the lines. */
+  /** Prints the result: as JSON with --json, otherwise the lines. */
   print(result: object, lines: readonly string[]): void;
 }
 
@@ -34,31 +34,31 @@ export interface Command {
   /** One or two words: `migrate`, `tenant create`. */
   readonly name: string;
   readonly summary: string;
-  /** More for the help text: an example, a warning. */
+  /** Additional help text, such as an example or a warning. */
   readonly more?: string;
   readonly args?: readonly Argument[];
   readonly flags: Flags;
-  /** Resolves with the exit code, 0 when there is none. */
+  /** Resolves with the exit code; undefined means 0. */
   run(call: Call): Promise<number | undefined>;
 }
 
-/** A command whose `run` sees its flags with their types. */
+/** Defines a command whose `run` gets typed flags. */
 export function command<const F extends Flags>(
   definition: Omit<Command, 'flags' | 'run'> & { flags: F; run(call: Call<F>): Promise<number | undefined> },
 ): Command {
   return definition as unknown as Command;
 }
 
-/** The command was called wrongly: exit code 2. */
+/** Incorrect usage: exit code 2. */
 export class UsageError extends Error {}
 
-/** The command could not do what it was asked for, for a reason that the operator can fix: exit code 1, no stack. */
+/** The command failed for a reason that the operator can fix: exit code 1, no stack. */
 export class CommandError extends Error {}
 
 export const JSON_FLAG = { json: { help: 'print one JSON object' } } as const;
 export const TENANT_FLAG = { tenant: { value: 'ID', required: true, help: 'id of the tenant' } } as const;
 
-/** Reads the words after the command's name. Throws a UsageError that says what is wrong, with a guess at what was meant. */
+/** Parses the words after the command's name. Throws a UsageError, with a suggestion where possible. */
 export function readCall(cmd: Command, words: readonly string[]): Call {
   const options: Record<string, { type: 'string' | 'boolean' }> = { help: { type: 'boolean' } };
   for (const [name, flag] of Object.entries(cmd.flags)) options[name] = { type: flag.value ? 'string' : 'boolean' };
@@ -68,10 +68,10 @@ export function readCall(cmd: Command, words: readonly string[]): Call {
     if (token.kind !== 'option') continue;
     if (!Object.hasOwn(options, token.name)) {
       throw new UsageError(
-        `${token.rawName} is not a flag of this command${guess(token.name, Object.keys(options), '--')}`,
+        `${token.rawName} is not a flag of this command${suggestion(token.name, Object.keys(options), '--')}`,
       );
     }
-    if (seen.has(token.name)) throw new UsageError(`${token.rawName} is given twice`);
+    if (seen.has(token.name)) throw new UsageError(`${token.rawName} was given twice`);
     seen.add(token.name);
   }
   let parsed: { values: Record<string, string | boolean | undefined>; positionals: string[] };
@@ -88,7 +88,7 @@ export function readCall(cmd: Command, words: readonly string[]): Call {
   if (parsed.positionals.length < wanted.length)
     throw new UsageError(`missing: ${wanted.at(parsed.positionals.length)!.name}`);
   if (parsed.positionals.length > wanted.length && !wanted.at(-1)?.many) {
-    throw new UsageError(`${JSON.stringify(parsed.positionals[wanted.length])} is one argument too many`);
+    throw new UsageError(`${JSON.stringify(parsed.positionals[wanted.length])} is an unexpected argument`);
   }
   const flags: Record<string, string | boolean | undefined> = {};
   for (const [name, flag] of Object.entries(cmd.flags)) {
@@ -104,15 +104,15 @@ export function readCall(cmd: Command, words: readonly string[]): Call {
   };
 }
 
-/** `; did you mean …?` when one of the candidates is near. */
-export function guess(word: string, candidates: readonly string[], prefix = ''): string {
+/** `; did you mean …?` if one of the candidates is similar. */
+export function suggestion(word: string, candidates: readonly string[], prefix = ''): string {
   const near = nearest(word, candidates);
   return near === undefined ? '' : `; did you mean ${prefix}${near}?`;
 }
 
 export function helpOf(cmd: Command): string {
   const words = (cmd.args ?? []).map((arg) => (arg.many ? `${arg.name}...` : arg.name));
-  const flags = Object.entries({ ...cmd.flags, help: { help: 'this text' } as Flag });
+  const flags = Object.entries({ ...cmd.flags, help: { help: 'show this help' } as Flag });
   const required = flags.filter(([, flag]) => flag.required).map(([name, flag]) => `--${name} ${flag.value}`);
   const rows = [
     ...(cmd.args ?? []).map((arg) => [arg.name, arg.help]),
@@ -145,31 +145,33 @@ export function columns(rows: readonly (readonly (string | number | undefined)[]
   );
 }
 
-/** One line without control and format characters: stored text must not steer the reader's terminal. */
+/** One line without control and format characters: stored text must not control the reader's terminal. */
 export function plain(line: string): string {
   return line.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, '?');
 }
 
-/** Milliseconds of `90d`, `12h`, `30m`, `45s`. */
+/** Parses `90d`, `12h`, `30m` or `45s` to milliseconds. */
 export function duration(text: string, flag: string): number {
   const [, count, unit] = /^(\d{1,6})([smhd])$/.exec(text) ?? [];
-  if (!count || Number(count) === 0) throw new UsageError(`${flag} takes a time such as 90d, 12h, 30m or 45s`);
+  if (!count || Number(count) === 0) throw new UsageError(`${flag} must be a duration such as 90d, 12h, 30m or 45s`);
   return Number(count) * { s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 }[unit as 's' | 'm' | 'h' | 'd'];
 }
 
-/** A whole number within bounds. */
+/** Parses an integer within bounds. */
 export function whole(text: string, flag: string, min: number, max: number): number {
   const value = /^\d{1,9}$/.test(text) ? Number(text) : Number.NaN;
-  if (!(value >= min && value <= max)) throw new UsageError(`${flag} takes a whole number from ${min} to ${max}`);
+  if (!(value >= min && value <= max)) throw new UsageError(`${flag} must be an integer from ${min} to ${max}`);
   return value;
 }
 
-/** The items of a list `a,b`, each one of those that are allowed. */
+/** Parses a list `a,b` of allowed items. */
 export function listOf<T extends string>(text: string, flag: string, allowed: readonly T[]): T[] {
   const items = text.split(',').map((item) => item.trim());
   for (const item of items) {
     if (!allowed.includes(item as T)) {
-      throw new UsageError(`${flag}: ${JSON.stringify(item)} is none of ${allowed.join(', ')}${guess(item, allowed)}`);
+      throw new UsageError(
+        `${flag}: ${JSON.stringify(item)} is not one of ${allowed.join(', ')}${suggestion(item, allowed)}`,
+      );
     }
   }
   return [...new Set(items as T[])];

@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import type { Socket } from 'node:net';
 import type pg from 'pg';
 
-/** What `pg` gives a statement that speaks the protocol itself. */
+/** The connection that `pg` passes to a custom statement. */
 interface Wire {
   readonly stream: Socket;
   query(sql: string): void;
@@ -12,8 +12,8 @@ interface Wire {
 }
 
 /**
- * Runs a COPY FROM STDIN statement with these bytes, no faster than the server takes them. Resolves with the number of
- * rows. Rejects with the source's own error where that fails, and the statement then has failed too.
+ * Runs a COPY FROM STDIN statement with these bytes, with backpressure. Resolves to the number of rows. If the source
+ * fails, it rejects with the source's error, and the statement has failed too.
  */
 export function copyIn(client: pg.Client, sql: string, source: AsyncIterable<Buffer>): Promise<number> {
   return new Promise((resolve, reject) => {
@@ -29,7 +29,7 @@ export function copyIn(client: pg.Client, sql: string, source: AsyncIterable<Buf
         }
         wire.endCopyFrom();
       } catch (error) {
-        // the server has refused the data; its answer is what counts
+        // the server refused the data; its error is the one to report
         if (stopped.signal.aborted) return;
         failed = { error };
         wire.sendCopyFail('the source failed');

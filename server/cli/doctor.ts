@@ -6,17 +6,17 @@ import { objectionTo } from '../../db/applied.ts';
 import { chainOfFile, highestInFile } from '../chain/checkpoint-file.ts';
 import { isSuperseded, RECORDS, readLosses } from '../chain/loss.ts';
 import type { ChainName } from '../chain/record.ts';
-import { type Config, readConfig, settingsHelp } from '../config.ts';
+import { type Config, readConfig, serverSettingsHelp } from '../config.ts';
 import { openSigningKey, type SigningKeyRow } from '../keys/keyring.ts';
 import { SecretBox } from '../lib/crypto.ts';
 import { createLog } from '../lib/log.ts';
 import { Mail } from '../lib/mail.ts';
-import { columns, command, guess, JSON_FLAG, plain } from './command.ts';
+import { columns, command, JSON_FLAG, plain, suggestion } from './command.ts';
 import { findMasterKey, masterKeyFile, readState, withClient, withInstallation } from './installation.ts';
 
 type Level = 'ok' | 'warn' | 'FAIL';
 
-/** One line of the report. `advice` says what to do, and is there for everything that is not ok. */
+/** One line of the report. `advice` says what to do, and is present on every line that is not ok. */
 interface Finding {
   check: string;
   level: Level;
@@ -27,21 +27,21 @@ interface Finding {
 /** Adds a finding. */
 type Report = (level: Level, check: string, detail: string, advice?: string) => void;
 
-/** Names of the environment that begin with SVC_ and are for tests and benchmarks of this project. */
+/** SVC_ environment variables that only the project's tests and benchmarks use. */
 const NOT_SETTINGS = /^SVC_(TEST|BENCH|SIEGE|AIRLINE)(_|$)/;
-/** A chain whose newest record is older than this and not signed has no server that signs it. */
+/** If a chain's newest record is older than this and unsigned, no server is signing the chain. */
 const UNSIGNED_MINUTES = 5;
 
 const doctor = command({
   name: 'doctor',
   summary: 'Check the settings, the data directory, the database and the keys',
-  more: 'Each line is ok, warn or FAIL, with what to do. Nothing is changed. Exits with 1 on a FAIL. Secrets are never shown.',
+  more: 'Each line is ok, warn or FAIL, with advice. Nothing is changed, and secrets are never shown. Exits with 1 on a FAIL.',
   flags: JSON_FLAG,
   async run({ flags, print }) {
     const findings: Finding[] = [];
     const report: Report = (level, check, detail, advice) =>
       findings.push({ check, level, detail, ...(advice !== undefined && { advice }) });
-    const settings = settingsHelp().map(({ name, fallback }) => ({
+    const settings = serverSettingsHelp().map(({ name, fallback }) => ({
       name,
       value: process.env[name] ? shown(name, process.env[name]) : fallback,
       source: process.env[name] ? 'environment' : 'default',
@@ -74,8 +74,8 @@ const doctor = command({
         report(
           'FAIL',
           'database',
-          message || code || 'it does not answer',
-          'check that it is running and that the settings name it',
+          message || code || 'no answer',
+          'check that it is running and that the settings point to it',
         );
       }
     }
@@ -97,7 +97,7 @@ const doctor = command({
 
 export const doctorCommands = [doctor];
 
-/** The value of a setting without what is secret in it. */
+/** The value of a setting without its secrets. */
 function shown(name: string, value: string): string {
   if (/(KEY|SECRET|PASSWORD|TOKEN)$/.test(name)) return '(set, not shown)';
   if (!name.endsWith('_URL') && !value.includes('://')) return plain(value);
@@ -111,21 +111,21 @@ function shown(name: string, value: string): string {
 function checkProgram(report: Report): void {
   const { node } = process.versions;
   if (Number(node.split('.')[0]) >= 24) report('ok', 'node', node);
-  else report('warn', 'node', node, 'run it through npm, which uses the Node 24 of this project');
+  else report('warn', 'node', node, 'run the command through npm, which uses the bundled Node 24');
   const machine = `${process.platform}-${process.arch}`;
   if (/^linux-(x64|arm64)$/.test(machine)) report('ok', 'platform', machine);
-  else report('warn', 'platform', machine, 'it has no embedded PostgreSQL: set DATABASE_URL');
+  else report('warn', 'platform', machine, 'there is no embedded PostgreSQL for this platform: set DATABASE_URL');
 }
 
 function checkNames(report: Report): void {
-  const known = settingsHelp().map(({ name }) => name);
+  const known = serverSettingsHelp().map(({ name }) => name);
   for (const name of Object.keys(process.env)) {
     if (!name.startsWith('SVC_') || known.includes(name) || NOT_SETTINGS.test(name)) continue;
-    report('warn', 'settings', `${name} is not a setting${guess(name, known)}`, 'remove it or correct its name');
+    report('warn', 'settings', `${name} is not a setting${suggestion(name, known)}`, 'remove it or correct its name');
   }
 }
 
-/** Settings that are valid one by one and wrong together. */
+/** Settings that are valid individually but not in combination. */
 function checkPairs(config: Config, report: Report): void {
   const warn = (detail: string, advice: string) => report('warn', 'settings', detail, advice);
   const base = new URL(config.baseUrl);
@@ -134,28 +134,31 @@ function checkPairs(config: Config, report: Report): void {
   const open = !/^(localhost|127\.|::1$)/.test(config.host);
   if (open && !secure) {
     warn(
-      `HOST=${config.host} listens beyond this machine and the public address is not https`,
-      'keys and cookies travel in the clear: put a TLS proxy in front and set SVC_BASE_URL=https://...',
+      `HOST=${config.host} accepts connections from other machines, and the public address is not https`,
+      'keys and cookies are sent unencrypted: put a TLS proxy in front and set SVC_BASE_URL=https://...',
     );
   }
   if (secure && config.trustProxy.length === 0) {
     warn(
       'the public address is https and SVC_TRUST_PROXY is empty',
-      'name the TLS proxy: otherwise limits count its address',
+      'set it to the TLS proxy: otherwise rate limits count all clients as one address',
     );
   }
   if (!secure && !local) warn('SVC_BASE_URL is not https', 'cookies are not Secure: use an https address');
   if (local && base.port !== String(config.port)) {
-    warn(`SVC_BASE_URL names port ${base.port || 80}, PORT is ${config.port}`, 'links that are printed will not open');
+    warn(
+      `SVC_BASE_URL names port ${base.port || 80}, PORT is ${config.port}`,
+      'printed links will not work unless a proxy forwards that port',
+    );
   }
   if (config.databaseUrl && !config.masterKey) {
     warn(
       'the database is external, and the master key is generated in the data directory',
-      'set SVC_MASTER_KEY(_FILE), or keep a copy of the key: without it the database is useless',
+      'set SVC_MASTER_KEY(_FILE), or keep a copy of the key: the database is useless without it',
     );
   }
   if (config.masterKey && existsSync(masterKeyFile(config))) {
-    warn(`SVC_MASTER_KEY(_FILE) is set, so ${masterKeyFile(config)} is not used`, 'keep only the right one');
+    warn(`SVC_MASTER_KEY(_FILE) is set, so ${masterKeyFile(config)} is not used`, 'remove the one that is not in use');
   }
   const database = config.databaseUrl && URL.canParse(config.databaseUrl) && new URL(config.databaseUrl);
   if (
@@ -163,10 +166,10 @@ function checkPairs(config: Config, report: Report): void {
     !/^(localhost|127\.|\[::1\])/.test(database.hostname) &&
     !/sslmode=(require|verify)/.test(database.search)
   ) {
-    warn('DATABASE_URL reaches another machine without TLS', 'add sslmode=verify-full');
+    warn('DATABASE_URL connects to another machine without TLS', 'add sslmode=verify-full');
   }
   if (config.logLevel === 'trace' || config.logLevel === 'silent') {
-    warn(`LOG_LEVEL is ${config.logLevel}`, 'info is meant for production');
+    warn(`LOG_LEVEL is ${config.logLevel}`, 'use info in production');
   }
 }
 
@@ -203,7 +206,7 @@ function checkDataDir(config: Config, report: Report): void {
   else report('ok', 'disk space', space);
 }
 
-/** Where the server of these settings answers on this machine. */
+/** The local address of the configured server. */
 export function localAddress(config: Config): string {
   const host = { '0.0.0.0': '127.0.0.1', '::': '[::1]' }[config.host] ?? config.host;
   return `http://${host.includes(':') && !host.startsWith('[') ? `[${host}]` : host}:${config.port}`;
@@ -217,7 +220,7 @@ async function checkServer(config: Config, report: Report): Promise<void> {
     if (answer.ok) report('ok', 'server', `ready at ${address}`);
     else report('FAIL', 'server', `${address} is not ready: ${answer.status} ${text}`, 'see its log');
   } catch {
-    // not a fault: doctor also runs before the first start
+    // not a failure: doctor also runs before the first start
     report('ok', 'server', `nothing answers at ${address}`);
   }
 }
@@ -226,9 +229,8 @@ async function checkMail(config: Config, report: Report): Promise<void> {
   const { smtpUrl, mailFrom: from, dataDir } = config;
   const directory = path.join(dataDir, 'mail');
   if (!smtpUrl) {
-    const detail = `no SMTP_URL: sign-in links and invitations become files in ${directory}`;
-    if (config.baseUrl.startsWith('https:'))
-      report('warn', 'mail', detail, 'set SMTP_URL, so that people receive them');
+    const detail = `SMTP_URL is not set: sign-in links and invitations are written to files in ${directory}`;
+    if (config.baseUrl.startsWith('https:')) report('warn', 'mail', detail, 'set SMTP_URL so that people receive them');
     else report('ok', 'mail', detail);
     return;
   }
@@ -297,7 +299,7 @@ async function checkDatabase(client: pg.Client, config: Config, report: Report):
       'warn',
       'clocks',
       `the database's clock is off by ${Math.round(apart / 1000)} s`,
-      'synchronize both with one time server',
+      'synchronize both with the same time server',
     );
 
   const state = await readState(client);
@@ -329,7 +331,7 @@ async function checkWalls(client: pg.Client, report: Report): Promise<void> {
   );
   const { login, app, strong, bare } = rows[0]!;
   if (app === null)
-    report('FAIL', 'roles', 'there is no role svc_app', 'start the server with a login that may create roles');
+    report('FAIL', 'roles', 'the role svc_app does not exist', 'start the server with a login that may create roles');
   else if (app)
     report('FAIL', 'roles', 'svc_app bypasses row level security', 'alter role svc_app nosuperuser nobypassrls');
   else if (strong) {
@@ -337,7 +339,7 @@ async function checkWalls(client: pg.Client, report: Report): Promise<void> {
       'warn',
       'roles',
       `the login ${login} bypasses row level security`,
-      'use one that owns the database and nothing more',
+      'use a login that owns the database and has no other privileges',
     );
   } else report('ok', 'roles', `${login} owns the tables; requests run as svc_app, which row level security binds`);
   if (bare)
@@ -346,22 +348,16 @@ async function checkWalls(client: pg.Client, report: Report): Promise<void> {
   await client.query('begin read only; set local role svc_app');
   const { rowCount } = await client.query('select 1 from tenant limit 1');
   await client.query('rollback');
-  if (rowCount === 0) report('ok', 'tenant walls', 'svc_app sees nothing without a tenant');
-  else
-    report(
-      'FAIL',
-      'tenant walls',
-      'svc_app sees tenants without being given one',
-      'restore the policies of the migrations',
-    );
+  if (rowCount === 0) report('ok', 'tenant walls', 'svc_app sees no rows without a tenant');
+  else report('FAIL', 'tenant walls', 'svc_app sees rows without a tenant', 'restore the policies of the migrations');
 }
 
-/** Resolves to the public keys that can be trusted: those whose private key the master key opens. */
+/** Resolves to the trusted public keys: those whose private key the master key opens. */
 async function checkKeys(client: pg.Client, config: Config, report: Report): Promise<KeyObject[] | undefined> {
   const canary = await client.query<{ canary: Buffer }>('select canary from instance');
   const key = findMasterKey(config);
   if (!canary.rows[0]) {
-    report('ok', 'master key', 'the database holds no secrets yet');
+    report('ok', 'master key', 'the database has no secrets yet');
     return [];
   }
   if (!key) {
@@ -374,7 +370,12 @@ async function checkKeys(client: pg.Client, config: Config, report: Report): Pro
     box.open(canary.rows[0].canary, 'instance/canary');
     report('ok', 'master key', `${id} opens this database`);
   } catch (error) {
-    report('FAIL', 'master key', `${id}: ${(error as Error).message}`, 'set the key that this database was made with');
+    report(
+      'FAIL',
+      'master key',
+      `${id}: ${(error as Error).message}`,
+      'set the key that this database was created with',
+    );
     return undefined;
   }
   const { rows } = await client.query<SigningKeyRow>('select * from signing_key order by created_at');
@@ -382,7 +383,7 @@ async function checkKeys(client: pg.Client, config: Config, report: Report): Pro
     try {
       return [openSigningKey(box, row)];
     } catch (error) {
-      const advice = 'somebody changed the table: find out who, and restore the row from a backup, or delete it';
+      const advice = 'the table was changed: find out by whom, then restore the row from a backup or delete it';
       report('FAIL', 'signing key', (error as Error).message, advice);
       return [];
     }
@@ -418,11 +419,16 @@ async function checkChains(client: pg.Client, report: Report): Promise<void> {
     report(
       'FAIL',
       'chains',
-      `shorter than what was signed: ${some(cut)}`,
-      'this is tampering or an old backup: verify them',
+      `shorter than the signed checkpoint: ${some(cut)}`,
+      'the records were tampered with or come from an old backup: verify the chains',
     );
   if (headless.length > 0)
-    report('FAIL', 'chains', `the newest record is missing: ${some(headless)}`, 'this is tampering: verify them');
+    report(
+      'FAIL',
+      'chains',
+      `the newest record is missing: ${some(headless)}`,
+      'the records were tampered with: verify the chains',
+    );
   if (late.length > 0) {
     report(
       'warn',
@@ -431,17 +437,17 @@ async function checkChains(client: pg.Client, report: Report): Promise<void> {
       'the server signs every minute while it runs: start it, or see its log',
     );
   }
-  if (cut.length + headless.length + late.length === 0) report('ok', 'chains', 'checkpoints are as new as the records');
+  if (cut.length + headless.length + late.length === 0) report('ok', 'chains', 'checkpoints cover the newest records');
 }
 
-/** Chains that lack what is known about them, by the alarm that a server raised or by the checkpoint files here. */
+/** Finds chains with missing records, by the alarms that servers raised and by the local checkpoint files. */
 async function checkKnown(
   client: pg.Client,
   config: Config,
   keys: readonly KeyObject[] | undefined,
   report: Report,
 ): Promise<void> {
-  const advice = 'find out what happened and bring the records back, or run "svc chain accept-loss": see docs/chain.md';
+  const advice = 'find the cause and recover the records, or run "svc chain accept-loss"; see docs/chain.md';
   const alarms = await client.query<{ tenant_id: string; chain: ChainName; reason: string }>(
     'select tenant_id, chain, reason from chain_alarm order by tenant_id, chain',
   );
@@ -449,7 +455,7 @@ async function checkKnown(
     report('FAIL', 'closed chain', `${tenant_id}/${chain}: ${reason}`, advice);
   }
   if (!keys) {
-    const advice = 'set the master key: without it nobody can say which signatures are genuine';
+    const advice = 'set the master key: without it the signatures cannot be verified';
     report('warn', 'checkpoint files', 'not compared with the chains', advice);
     return;
   }
@@ -481,6 +487,6 @@ async function checkKnown(
     }
   }
   if (alarms.rows.length + wrong === 0) {
-    report('ok', 'known heads', `no chain is closed; ${files.length} checkpoint files agree with their chains`);
+    report('ok', 'known heads', `no chain is closed; ${files.length} checkpoint files match their chains`);
   }
 }

@@ -8,34 +8,34 @@ import { type Config, parseMasterKey, readConfig } from '../config.ts';
 import { createLog } from '../lib/log.ts';
 import { CommandError } from './command.ts';
 
-/** What must be tidied when the command is interrupted. Each is taken out again by the code that put it in. */
+/** Cleanup to run if the command is interrupted. The code that adds an entry also removes it. */
 export const cleanups = new Set<() => Promise<void>>();
 
-/** Where a command works: the settings, and the database that they name. */
+/** The settings and the database that they point to. */
 export interface Installation {
   readonly config: Config;
   readonly databaseUrl: string;
 }
 
 /**
- * Runs `work` with the database of the settings. The embedded PostgreSQL of a running server is joined; where none
- * runs, it is started for this long. `create`: a data directory without a database gets one.
+ * Runs `work` with the configured database. It connects to the embedded PostgreSQL of a running server, or starts one for
+ * the duration. With `create`, a missing database is created.
  */
 export async function withInstallation<T>(
   options: { create?: boolean },
   work: (installation: Installation) => Promise<T>,
 ): Promise<T> {
   const config = readConfig();
-  // how PostgreSQL tells this visitor from the server, see EmbeddedPostgres.leave
+  // distinguishes this process from the server, see EmbeddedPostgres.leave
   process.env.PGAPPNAME = `svc-${process.pid}`;
   if (config.databaseUrl) return work({ config, databaseUrl: config.databaseUrl });
   if (!options.create && !existsSync(path.join(config.dataDir, 'postgres', 'PG_VERSION'))) {
     throw new CommandError(
-      `there is no database in ${config.dataDir}: start the server once, or set SVC_DATA_DIR or DATABASE_URL`,
+      `${config.dataDir} has no database: start the server once, or set SVC_DATA_DIR or DATABASE_URL`,
     );
   }
   const starting = startEmbedded({ dataDir: config.dataDir, databases: ['svc'] });
-  // from the start on: an interruption while PostgreSQL comes up must stop it too
+  // registered before awaiting: an interruption during startup must stop PostgreSQL too
   const leave = async () => (await starting).leave();
   cleanups.add(leave);
   try {
@@ -50,7 +50,7 @@ export async function withInstallation<T>(
   }
 }
 
-/** Runs `work` with the joined features on a database that is migrated and whose keys the master key opens. */
+/** Runs `work` with the application core, on a migrated database whose secrets the master key opens. */
 export async function withCore<T>(
   options: { create?: boolean },
   work: (core: Core, config: Config) => Promise<T>,
@@ -77,7 +77,7 @@ export async function withClient<T>(
   work: (client: pg.Client) => Promise<T>,
 ): Promise<T> {
   const client = new pg.Client({ connectionString: databaseUrl, connectionTimeoutMillis: 10_000, ...options });
-  // a connection that breaks while nothing runs is reported by the next statement
+  // if an idle connection breaks, the next statement reports it
   client.on('error', () => undefined);
   await client.connect();
   try {
@@ -88,7 +88,7 @@ export async function withClient<T>(
 }
 
 export interface DatabaseState extends Applied {
-  /** Whether secrets are in it that only its master key opens. */
+  /** It contains secrets that only its master key opens. */
   readonly hasKeys: boolean;
 }
 
@@ -107,7 +107,7 @@ export function assertCurrent(state: DatabaseState): void {
   throw new CommandError(`${what}: start the server or run "svc migrate"`);
 }
 
-/** The master key of the settings or of the data directory; undefined when there is none. Never makes one. */
+/** The master key from the settings or the data directory, if there is one. Never generates one. */
 export function findMasterKey(config: Config): Buffer | undefined {
   if (config.masterKey) return config.masterKey;
   const file = masterKeyFile(config);
@@ -118,7 +118,7 @@ export function requireMasterKey(config: Config): Buffer {
   const key = findMasterKey(config);
   if (key) return key;
   throw new CommandError(
-    `there is no master key: set SVC_MASTER_KEY or SVC_MASTER_KEY_FILE, or put it into ${masterKeyFile(config)}`,
+    `no master key was found: set SVC_MASTER_KEY or SVC_MASTER_KEY_FILE, or put the key into ${masterKeyFile(config)}`,
   );
 }
 

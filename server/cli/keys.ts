@@ -8,24 +8,24 @@ import { assertTenant } from './tenants.ts';
 
 const by = { actor: OPERATOR };
 const EXPIRES_FLAG = {
-  expires: { value: 'TIME', help: 'when it ends: 90d, 12h, or a date such as 2030-01-31' },
+  expires: { value: 'TIME', help: 'when it expires: a duration such as 90d or 12h, or a date such as 2030-01-31' },
 } as const;
-const SHOWN_ONCE = 'The key is shown once: it is stored as a hash.';
+const SHOWN_ONCE = 'The key is shown only once, because only its hash is stored.';
 
 const keyCreate = command({
   name: 'key create',
-  summary: 'Make an API key',
+  summary: 'Create an API key',
   more: SHOWN_ONCE,
   flags: {
     ...TENANT_FLAG,
-    scopes: { value: 'LIST', required: true, help: `${SCOPES.join(', ')}; several with commas` },
+    scopes: { value: 'LIST', required: true, help: `${SCOPES.join(', ')}; separate several with commas` },
     label: { value: 'TEXT', help: 'what the key is for' },
     ...EXPIRES_FLAG,
     ...JSON_FLAG,
   },
   async run({ flags, print }) {
     const input = {
-      label: label(flags.label) ?? 'made by the operator',
+      label: label(flags.label) ?? 'created by the operator',
       scopes: listOf(flags.scopes, '--scopes', SCOPES),
       expiresAt: flags.expires ? end(flags.expires) : undefined,
       owner: null,
@@ -52,7 +52,7 @@ const keyCreate = command({
 
 const keyList = command({
   name: 'key list',
-  summary: 'List the API keys of a tenant that work, never their plaintext',
+  summary: 'List the valid API keys of a tenant, without their plaintext',
   flags: { ...TENANT_FLAG, ...JSON_FLAG },
   async run({ flags, print }) {
     const rows = await withCore({}, async (core) => {
@@ -71,7 +71,7 @@ const keyList = command({
     }));
     print(
       { keys },
-      columns(keys.map((k) => [k.id, `${k.prefix}…`, k.scopes.join(','), k.expires_at ?? 'no end', k.label])),
+      columns(keys.map((k) => [k.id, `${k.prefix}…`, k.scopes.join(','), k.expires_at ?? 'never expires', k.label])),
     );
     return 0;
   },
@@ -79,7 +79,7 @@ const keyList = command({
 
 const keyRevoke = command({
   name: 'key revoke',
-  summary: 'Revoke an API key; no server accepts it any more when this ends',
+  summary: 'Revoke an API key; takes effect on every server before the command returns',
   args: [{ name: 'KEY_ID', help: 'id of the key, as "svc key list" shows it' }],
   flags: { ...TENANT_FLAG, ...JSON_FLAG },
   run: ({ flags, args, print }) => revoke('api_key', flags.tenant, args[0]!, print),
@@ -87,31 +87,34 @@ const keyRevoke = command({
 
 const keyConfirm = command({
   name: 'key confirm',
-  summary: 'Let keys of a restored backup work again: one, or all of a tenant',
+  summary: 'Reactivate one key, or all keys of a tenant, after restoring a backup',
   more:
-    'After "svc restore" no key works, since a key that was revoked after the backup would work again. Revoke what is not\n' +
-    'known any more first. API keys and agent keys alike.',
+    'After "svc restore" all API keys and agent keys are inactive, because keys revoked after the backup would otherwise be\n' +
+    'valid again. Revoke the keys that you do not recognize first.',
   args: [],
   flags: {
     ...TENANT_FLAG,
     id: { value: 'KEY_ID', help: 'id of one key, as "svc key list" and "svc agent-key list" show it' },
-    all: { help: 'every key of the tenant that waits' },
+    all: { help: 'all inactive keys of the tenant' },
     ...JSON_FLAG,
   },
   async run({ flags, print }) {
-    if (flags.all === (flags.id !== undefined)) throw new UsageError('give either --id or --all');
+    if (flags.all === (flags.id !== undefined)) throw new UsageError('specify either --id or --all');
     const confirmed = await withCore({}, async (core) => {
       await assertTenant(core, flags.tenant);
       return core.keys.confirm(flags.tenant, flags.id, by);
     });
-    print({ confirmed }, confirmed.length > 0 ? confirmed.map((id) => `confirmed ${id}`) : ['no key waits']);
+    print(
+      { confirmed },
+      confirmed.length > 0 ? confirmed.map((id) => `confirmed ${id}`) : ['no key needs confirmation'],
+    );
     return 0;
   },
 });
 
 const agentCreate = command({
   name: 'agent-key create',
-  summary: 'Make a key for an agent: who the agent is comes from its key alone',
+  summary: 'Create a key for an agent; the key determines the identity of the agent',
   more: SHOWN_ONCE,
   flags: {
     ...TENANT_FLAG,
@@ -154,7 +157,7 @@ const agentCreate = command({
 
 const agentList = command({
   name: 'agent-key list',
-  summary: 'List the agent keys of a tenant that work, never their plaintext',
+  summary: 'List the valid agent keys of a tenant, without their plaintext',
   flags: { ...TENANT_FLAG, ...JSON_FLAG },
   async run({ flags, print }) {
     const rows = await withCore({}, async (core) => {
@@ -173,7 +176,9 @@ const agentList = command({
     }));
     print(
       { agent_keys: keys },
-      columns(keys.map((k) => [k.id, `${k.prefix}…`, k.agent_id, k.agent_role, k.expires_at ?? 'no end', k.label])),
+      columns(
+        keys.map((k) => [k.id, `${k.prefix}…`, k.agent_id, k.agent_role, k.expires_at ?? 'never expires', k.label]),
+      ),
     );
     return 0;
   },
@@ -181,7 +186,7 @@ const agentList = command({
 
 const agentRevoke = command({
   name: 'agent-key revoke',
-  summary: 'Revoke an agent key; no server accepts it any more when this ends',
+  summary: 'Revoke an agent key; takes effect on every server before the command returns',
   args: [{ name: 'KEY_ID', help: 'id of the key, as "svc agent-key list" shows it' }],
   flags: { ...TENANT_FLAG, ...JSON_FLAG },
   run: ({ flags, args, print }) => revoke('agent_key', flags.tenant, args[0]!, print),
@@ -189,8 +194,8 @@ const agentRevoke = command({
 
 const rotate = command({
   name: 'keys rotate',
-  summary: 'Make a new signing key; what the old ones signed stays verifiable',
-  more: 'A running server signs with the new key at once. Every tenant gets a record of it in its audit chain.',
+  summary: 'Create a new signing key; existing signatures remain verifiable',
+  more: 'A running server uses the new key immediately. The rotation is recorded in the audit chain of every tenant.',
   flags: JSON_FLAG,
   async run({ print }) {
     const result = await withCore({}, async (core) => {
@@ -203,7 +208,7 @@ const rotate = command({
             actor: OPERATOR,
             action: 'signing_key.rotated',
             target: { type: 'signing_key', id: key.kid },
-            detail: `the key before was ${old.kid}`,
+            detail: `the previous key was ${old.kid}`,
             beforeHash: old.fingerprint,
             afterHash: key.fingerprint,
           }),
@@ -222,7 +227,7 @@ const rotate = command({
 
 const signingKeys = command({
   name: 'keys list',
-  summary: 'List the signing keys, the current one first',
+  summary: 'List the signing keys, current one first',
   flags: JSON_FLAG,
   async run({ print }) {
     const keys = await withCore({}, async (core) =>
@@ -265,20 +270,20 @@ async function revoke(
     await assertTenant(core, tenantId);
     await core.keys.revoke(tenantId, kind, id, by);
   });
-  print({ id, revoked: true }, [`${id} is revoked`]);
+  print({ id, revoked: true }, [`${id} was revoked`]);
   return 0;
 }
 
 function label(text: string | undefined): string | undefined {
   if (text !== undefined && (text.trim() === '' || text.length > 100)) {
-    throw new UsageError('--label takes 1 to 100 characters');
+    throw new UsageError('--label must have 1 to 100 characters');
   }
   return text;
 }
 
-/** A time from now, or a date, which must lie ahead. */
+/** Parses a duration from now, or a date, which must be in the future. */
 function end(text: string): Date {
   const at = /^\d{4}-\d\d-\d\d/.test(text) ? Date.parse(text) : Date.now() + duration(text, '--expires');
-  if (!(at > Date.now())) throw new UsageError('--expires: this is not a time that lies ahead');
+  if (!(at > Date.now())) throw new UsageError('--expires must be in the future');
   return new Date(at);
 }

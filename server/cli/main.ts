@@ -1,12 +1,12 @@
 import { readFileSync } from 'node:fs';
 import { SchemaRefused } from '../../db/applied.ts';
 import { Occupied } from '../../db/claim.ts';
-import { ConfigError } from '../config.ts';
 import { AppError } from '../errors.ts';
 import { SealedError } from '../keys/keyring.ts';
+import { ConfigError } from '../lib/settings.ts';
 import { backup } from './backup.ts';
 import { chainCommands } from './chain.ts';
-import { type Command, CommandError, columns, guess, helpOf, plain, readCall, UsageError } from './command.ts';
+import { type Command, CommandError, columns, helpOf, plain, readCall, suggestion, UsageError } from './command.ts';
 import { doctorCommands } from './doctor.ts';
 import { keyCommands } from './keys.ts';
 import { maintenanceCommands } from './maintenance.ts';
@@ -27,7 +27,7 @@ export const COMMANDS: readonly Command[] = [
   ...replayCommands,
 ];
 
-/** Runs the command that the words call. Resolves with the exit code: 0 done; 1 failed; 2 called wrongly. */
+/** Runs a command line. Resolves with the exit code: 0 for success, 1 for a failure, 2 for incorrect usage. */
 export async function main(words: readonly string[]): Promise<number> {
   const [first = '', second = ''] = words;
   if (first === '--version') {
@@ -61,7 +61,7 @@ export async function main(words: readonly string[]): Promise<number> {
   }
 }
 
-/** The name is no command: shows the group that it begins, or guesses. */
+/** Reports an unknown command, and lists the commands of its group or suggests a similar name. */
 function noCommand(first: string, second: string): number {
   const group = COMMANDS.filter(({ name }) => name.startsWith(`${first} `));
   if (group.length > 0 && second === '--help') {
@@ -70,9 +70,11 @@ function noCommand(first: string, second: string): number {
   }
   const given = [first, second].filter((word) => word !== '' && !word.startsWith('-')).join(' ');
   const names = COMMANDS.map(({ name }) => name);
-  const hint = guess(given, names) || guess(first, names);
+  const hint = suggestion(given, names) || suggestion(first, names);
   const fault =
-    given === '' || (given === first && group.length > 0) ? 'give a command' : `there is no command "${given}"${hint}`;
+    given === '' || (given === first && group.length > 0)
+      ? 'a command is required'
+      : `unknown command "${given}"${hint}`;
   process.stderr.write(`svc: ${plain(fault)}\n\n${overview(group.length > 0 ? group : COMMANDS)}`);
   return 2;
 }
@@ -83,22 +85,22 @@ function overview(commands: readonly Command[]): string {
     '',
     ...columns(commands.map(({ name, summary }) => [name, summary])).map((line) => `  ${line}`),
     '',
-    'svc COMMAND --help tells more. The settings are the server\'s: environment variables, see "svc doctor".',
+    'Run "svc COMMAND --help" for details. svc uses the server\'s settings (environment variables); "svc doctor" lists them.',
     '',
   ].join('\n');
 }
 
-/** What an operator needs to read. Only a fault of the program itself shows its stack. */
+/** The message for the operator. Only a bug in the program shows its stack. */
 export function messageOf(error: unknown): string {
   if (error instanceof AppError) {
     const faults = error.faults.map((fault) => `\n  ${fault.pointer}: ${fault.message}`).join('');
     return `${error.message}${faults}`;
   }
-  if (error instanceof SealedError) return `${error.message}. Set the key that this database was made with.`;
-  const told = [CommandError, ConfigError, Occupied, SchemaRefused];
-  if (told.some((kind) => error instanceof kind)) return (error as Error).message;
+  if (error instanceof SealedError) return `${error.message}. Set the master key that this database was created with.`;
+  const selfExplanatory = [CommandError, ConfigError, Occupied, SchemaRefused];
+  if (selfExplanatory.some((kind) => error instanceof kind)) return (error as Error).message;
   const { code, message, stack, errors } = error as Error & { code?: string; errors?: Error[] };
-  // of the system, of the network, of PostgreSQL: they say enough
+  // errors of the system, the network and PostgreSQL need no stack
   if (code) return message || errors?.[0]?.message || code;
   return stack ?? String(error);
 }

@@ -6,8 +6,8 @@ const DOCUMENT = new URL('../api/openapi.json', import.meta.url);
 
 const migrate = command({
   name: 'migrate',
-  summary: 'Bring the database up to this program, and print what ran',
-  more: 'The server does the same when it starts. Safe to run from several machines at once.',
+  summary: 'Run pending database migrations',
+  more: 'The server does the same when it starts. It is safe to run this on several machines at the same time.',
   flags: JSON_FLAG,
   async run({ print }) {
     const ran = await withInstallation({ create: true }, async ({ databaseUrl }) => {
@@ -21,13 +21,13 @@ const migrate = command({
 
 const openapi = command({
   name: 'openapi',
-  summary: 'Print the OpenAPI document of this program',
+  summary: 'Print the OpenAPI document',
   flags: {
     write: { help: 'write it to server/api/openapi.json' },
-    check: { help: 'exit with 1 when server/api/openapi.json differs' },
+    check: { help: 'exit with 1 if server/api/openapi.json differs' },
   },
   async run({ flags }) {
-    if (flags.write && flags.check) throw new UsageError('give either --write or --check');
+    if (flags.write && flags.check) throw new UsageError('specify either --write or --check');
     const { describeApi } = await import('../app.ts');
     const text = `${JSON.stringify(await describeApi(), null, 2)}\n`;
     if (flags.write) writeFileSync(DOCUMENT, text);

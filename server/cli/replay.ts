@@ -17,26 +17,27 @@ const replay = command({
   name: 'replay',
   summary: 'Send recorded tool calls to a running server and show what the policies decide',
   more: [
-    'FILE has one JSON object a line: session_id, agent_role, agent_id, tool_name, arguments, and step where the order in',
-    'the file is not that of the session. The *.cedar files of --policies become live policies, named as the files are.',
-    'Every call is a real evaluate: it is decided, counted and recorded. The calls of a session keep their order.',
-    'Without --url the server of these settings is used, with a new tenant of its own unless --tenant names one.',
+    'FILE has one JSON object per line: session_id, agent_role, agent_id, tool_name, arguments, and step if the lines are',
+    'not in session order. The *.cedar files of --policies become live policies named after the files. Every call is a',
+    'real evaluation: it is decided, counted and recorded. The calls of a session keep their order. Without --url the',
+    'locally configured server is used, with a new tenant unless --tenant names one.',
   ].join('\n'),
   args: [{ name: 'FILE', help: 'the recorded calls, as JSON lines' }],
   flags: {
     policies: { value: 'DIR', required: true, help: 'directory of *.cedar files' },
-    'agent-role': { value: 'ROLE', help: 'role of every agent, in place of the recorded ones' },
-    'agent-per-session': { help: 'make each session an agent of its own, so that @rate counts for each session' },
+    'agent-role': { value: 'ROLE', help: 'role for every agent, instead of the recorded ones' },
+    'agent-per-session': { help: 'treat each session as a separate agent, so that @rate counts per session' },
     tenant: { value: 'ID', help: 'tenant to replay into; default: a new one' },
     url: { value: 'URL', help: 'address of the server; needs --api-key' },
-    'api-key': { value: 'KEY', help: 'API key of the scope admin on that server' },
+    'api-key': { value: 'KEY', help: 'API key with the scope admin on that server' },
     limit: { value: 'N', help: 'replay the first N calls only' },
-    concurrency: { value: 'N', help: 'sessions at a time; default 4' },
-    'skip-bad': { help: 'exit with 0 although lines could not be replayed' },
+    concurrency: { value: 'N', help: 'concurrent sessions; default 4' },
+    'skip-bad': { help: 'exit with 0 even if some lines could not be replayed' },
     ...JSON_FLAG,
   },
   async run({ flags, args, print }) {
-    if (Boolean(flags.url) !== Boolean(flags['api-key'])) throw new UsageError('--url and --api-key go together');
+    if (Boolean(flags.url) !== Boolean(flags['api-key']))
+      throw new UsageError('--url and --api-key must be used together');
     const concurrency = whole(flags.concurrency ?? '4', '--concurrency', 1, 256);
     const limit = flags.limit === undefined ? Number.POSITIVE_INFINITY : whole(flags.limit, '--limit', 1, 999_999_999);
     const policies = readPolicies(flags.policies);
@@ -45,7 +46,7 @@ const replay = command({
       perSession: flags['agent-per-session'],
     });
     for (const { line, reason } of bad) process.stderr.write(`line ${line}: ${reason}\n`);
-    if (sessions.length === 0) throw new CommandError('there is no call to replay');
+    if (sessions.length === 0) throw new CommandError('the file has no calls to replay');
 
     const target = flags.url
       ? await remoteTarget(flags.url, flags['api-key']!, flags.tenant)
@@ -106,7 +107,7 @@ const Line = z.object({
   arguments: z.record(z.string(), z.unknown()).default({}),
 });
 
-/** The calls of the file by session, each in its order, and what could not be read. */
+/** The calls of the file by session, in session order, and the lines that could not be read. */
 async function readCalls(
   file: string,
   limit: number,
@@ -132,7 +133,7 @@ async function readCalls(
     const role = agent.role ?? parsed.data?.agent_role;
     if (!parsed.success || !role) {
       const faults = parsed.success
-        ? ['agent_role: missing, and there is no --agent-role']
+        ? ['agent_role: missing; add it or use --agent-role']
         : faultLines(parsed.error, 'line');
       bad.push({ line, reason: faults.join('; ') });
       continue;
@@ -145,7 +146,7 @@ async function readCalls(
     calls++;
   }
   input.destroy();
-  // the sort is stable: without steps the order of the file stays
+  // the sort is stable, so calls without steps keep the order of the file
   for (const session of sessions.values()) session.sort((a, b) => a.step - b.step);
   return { sessions: [...sessions.values()], bad };
 }
@@ -154,14 +155,14 @@ function readPolicies(dir: string): { id: string; text: string }[] {
   const files = readdirSync(dir)
     .filter((name) => name.endsWith('.cedar'))
     .sort();
-  if (files.length === 0) throw new CommandError(`there is no *.cedar file in ${dir}`);
+  if (files.length === 0) throw new CommandError(`${dir} has no *.cedar files`);
   return files.map((name) => ({ id: path.basename(name, '.cedar'), text: readFileSync(path.join(dir, name), 'utf8') }));
 }
 
 interface Reply<T> {
   status: number;
   body: T;
-  /** Of the attempt that was answered, without the waits before it. */
+  /** The duration of the final attempt, without preceding waits. */
   ms: number;
 }
 
@@ -172,11 +173,11 @@ interface Problem {
   errors?: { pointer?: string; message: string; line?: number; column?: number }[];
 }
 
-/** Calls of a server's REST API that wait where the server asks for it. */
+/** A client of the REST API that waits when the server asks for it. */
 export class Api {
   readonly base: string;
   readonly #key: string;
-  /** Times that the server asked to wait, and the milliseconds of all these waits. */
+  /** How often the server asked to wait, and the total wait in milliseconds. */
   waits = 0;
   waitedMs = 0;
   readonly #heldUntil = new Map<string, number>();
@@ -187,8 +188,8 @@ export class Api {
   }
 
   /**
-   * The answer, if its status is one of `expected`, with the milliseconds that the server took for it, waits not
-   * included. Anything else throws a CommandError with the server's words.
+   * The answer, if its status is one of `expected`, with the server's response time in milliseconds (without waits).
+   * Otherwise throws a CommandError with the server's message.
    */
   async call<T>(
     expected: readonly number[],
@@ -214,7 +215,7 @@ export class Api {
       if (expected.includes(status)) return { status, body: json, ms };
       const after = Number(response.headers.get('retry-after') ?? Number.NaN);
       if (!(status === 429 || (status === 503 && ++tries <= 5)) || !(after > 0)) {
-        throw new CommandError(`${line} answered ${status}: ${wordsOf(json as Problem)}`);
+        throw new CommandError(`${line} answered ${status}: ${problemText(json as Problem)}`);
       }
       this.waits++;
       this.#heldUntil.set(key, performance.now() + after * 1000);
@@ -247,14 +248,14 @@ export class Api {
   }
 }
 
-function wordsOf({ code, title, detail, errors }: Problem): string {
+function problemText({ code, title, detail, errors }: Problem): string {
   const faults = (errors ?? []).map(
     (e) => `${e.line ? `line ${e.line}, column ${e.column}` : e.pointer}: ${e.message}`,
   );
   return [`${code ?? ''} ${detail ?? title ?? ''}`.trim(), ...faults].join('\n  ');
 }
 
-/** The server and tenant that a replay goes to. `release` gives back what was made only for the replay. */
+/** The server and tenant of a replay. `release` removes what was created only for the replay. */
 interface Target {
   api: Api;
   tenantId: string;
@@ -262,22 +263,22 @@ interface Target {
 }
 
 async function remoteTarget(url: string, key: string, tenant: string | undefined): Promise<Target> {
-  if (!/^https?:\/\//.test(url) || !URL.canParse(url)) throw new UsageError('--url takes an http or https address');
+  if (!/^https?:\/\//.test(url) || !URL.canParse(url)) throw new UsageError('--url must be an http or https URL');
   const api = new Api(url, key);
   const tenantId = await tenantOf(api);
   if (tenant !== undefined && tenant !== tenantId)
-    throw new CommandError(`the key is of the tenant ${tenantId}, not ${tenant}`);
+    throw new CommandError(`the key belongs to the tenant ${tenantId}, not ${tenant}`);
   return { api, tenantId, release: async () => undefined };
 }
 
-/** The server of these settings, with an admin key made for this. */
+/** The locally configured server, with a temporary admin key. */
 async function localTarget(tenant: string | undefined): Promise<Target> {
   const config = readConfig();
   const base = localAddress(config);
   try {
     await fetch(`${base}/healthz`, { signal: AbortSignal.timeout(5000) });
   } catch {
-    throw new CommandError(`no server answers at ${base}: start it, or give --url and --api-key`);
+    throw new CommandError(`no server answers at ${base}: start it, or use --url and --api-key`);
   }
   const made = await withCore({}, async (core) => {
     if (tenant === undefined) {
@@ -296,7 +297,7 @@ async function localTarget(tenant: string | undefined): Promise<Target> {
   });
   const api = new Api(base, made.key);
   if ((await tenantOf(api)) !== made.tenantId) {
-    throw new CommandError(`the server at ${base} works on another database than these settings name`);
+    throw new CommandError(`the server at ${base} uses a different database than the settings of this command`);
   }
   return { api, tenantId: made.tenantId, release: made.release };
 }
@@ -304,7 +305,7 @@ async function localTarget(tenant: string | undefined): Promise<Target> {
 async function tenantOf(api: Api): Promise<string> {
   const { status, body } = await api.call<{ tenant_id: string }>([200, 401], 'GET /auth/me');
   if (status === 200) return body.tenant_id;
-  throw new CommandError(`the server at ${api.base} does not know the key: is it that of another database?`);
+  throw new CommandError(`the server at ${api.base} does not accept the key; does it use another database?`);
 }
 
 interface PolicyBody {
@@ -314,7 +315,7 @@ interface PolicyBody {
   dsl_source: string;
 }
 
-/** Makes each text the live version of its policy. */
+/** Deploys each text as the live version of its policy. */
 async function install(api: Api, policies: readonly { id: string; text: string }[]) {
   const installed: { id: string; version: number; change: string }[] = [];
   for (const { id, text } of policies) {
@@ -339,7 +340,7 @@ async function install(api: Api, policies: readonly { id: string; text: string }
   return installed;
 }
 
-/** A key for each agent, made when its first call comes. */
+/** One key per agent, created on its first call. */
 class AgentKeys {
   readonly #api: Api;
   readonly #keys = new Map<string, Promise<{ id: string; key: string }>>();
@@ -359,7 +360,7 @@ class AgentKeys {
     return (await made).key;
   }
 
-  /** Revokes them all: their plaintext ends with this program. */
+  /** Revokes all of them, because their plaintext is lost when the program ends. */
   readonly revoke = async (): Promise<void> => {
     const made = await Promise.allSettled(this.#keys.values());
     this.#keys.clear();
@@ -375,7 +376,7 @@ interface Evaluation {
   deny_reason?: string;
 }
 
-/** Counts what was decided. */
+/** Counts the decisions. */
 class Tally {
   readonly #tools = new Map<string, Map<string, number>>();
   readonly #rules = new Map<string, Map<string, number>>();
@@ -434,7 +435,7 @@ function within<T>(map: Map<string, Map<T, number>>, name: string): Map<T, numbe
   return inner;
 }
 
-/** Sends the calls: sessions side by side, each one's calls one after the other. */
+/** Sends the calls: sessions run concurrently, the calls of a session in order. */
 async function run(
   sessions: readonly ToolCall[][],
   concurrency: number,
@@ -456,7 +457,7 @@ async function run(
           const as = { key: await agents.of(call), tenant: tenantId };
           const reply = await api.call<Evaluation & Problem>([200, 400, 413], 'POST /v1/evaluate', body, as);
           if (reply.status === 200) tally.add(tool_name, reply.body, reply.ms);
-          else tally.refused.push({ line: call.line, reason: wordsOf(reply.body) });
+          else tally.refused.push({ line: call.line, reason: problemText(reply.body) });
         } catch (error) {
           failed = true;
           throw error;
@@ -495,10 +496,10 @@ function report(r: Result): string[] {
     ...(Object.keys(r.deny_reasons).length > 0 ? ['', 'denied because'] : []),
     ...Object.entries(r.deny_reasons).map(([reason, times]) => `${String(times).padStart(6)}  ${reason}`),
     '',
-    `latency p50 ${p50} ms, p99 ${p99} ms, most ${max} ms; ${r.calls_per_second} calls/s in ${r.seconds} s`,
+    `latency p50 ${p50} ms, p99 ${p99} ms, max ${max} ms; ${r.calls_per_second} calls/s in ${r.seconds} s`,
     ...(r.rate_limit_waits > 0
       ? [
-          `the server asked to wait ${r.rate_limit_waits} times (${r.waited_seconds} s over all sessions at a time); not in the latency`,
+          `the server asked to wait ${r.rate_limit_waits} times (${r.waited_seconds} s in total, over concurrent sessions); not included in the latency`,
         ]
       : []),
     ...(r.bad_lines.length > 0 ? [`${r.bad_lines.length} lines could not be replayed`] : []),

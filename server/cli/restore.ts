@@ -10,32 +10,32 @@ import { COLUMN_TYPES } from '../../db/client.ts';
 import type { LossWithin } from '../chain/accept-loss.ts';
 import { chainOfFile, highestInFile } from '../chain/checkpoint-file.ts';
 import { type AuditEntry, OPERATOR } from '../domain/audit.ts';
-import { ArchiveError } from '../forensics/archive.ts';
 import { openSigningKey, type SigningKeyRow } from '../keys/keyring.ts';
 import { systemClock } from '../lib/clock.ts';
 import { SecretBox, sha256 } from '../lib/crypto.ts';
 import { createLog } from '../lib/log.ts';
+import { ArchiveError } from '../lib/tar.ts';
 import { ArchiveReader } from './archive-reader.ts';
 import { assertOpens, copyTarget, Header, listTables, Manifest, partName, SEAL_PLACE } from './backup-format.ts';
 import { CommandError, columns, command, JSON_FLAG } from './command.ts';
 import { copyIn } from './copy-in.ts';
 import { type Installation, readState, requireMasterKey, withClient, withInstallation } from './installation.ts';
 
-/** Rows that a database gets when it is first opened; they make it no less empty. */
+/** Tables that are filled when a database is first opened; they do not count against it being empty. */
 const OWN_ROWS = ['signing_key', 'instance'];
 
 export const restore = command({
   name: 'restore',
-  summary: 'Read a backup into an empty database, all of it or nothing',
+  summary: 'Restore a backup into an empty database, completely or not at all',
   more:
-    'The database must have no tenants, and the settings the master key of the backup (SVC_MASTER_KEY or master.key in\n' +
-    'the data directory). The program must be of the same version of the schema. The server must not run.\n' +
-    'What ended since the backup stays ended: sessions, links and invitations end, holds that were open or released are\n' +
-    'cancelled, and keys work again only after "svc key confirm". See docs/restore.md.',
-  args: [{ name: 'FILE', help: 'a file that "svc backup" wrote' }],
+    'The database must have no tenants, and the master key of the backup must be configured (SVC_MASTER_KEY, or master.key\n' +
+    'in the data directory). The schema versions must match. The server must not be running. What may have ended since the\n' +
+    'backup is ended: sessions, links and invitations end, open and released holds are cancelled, and keys are inactive\n' +
+    'until "svc key confirm". See docs/restore.md.',
+  args: [{ name: 'FILE', help: 'a file created by "svc backup"' }],
   flags: {
     'behind-checkpoints': {
-      help: 'restore although records are known beyond the backup; they are lost, which is recorded in each chain',
+      help: 'restore even if newer records are known to exist; their loss is recorded in each chain',
     },
     ...JSON_FLAG,
   },
@@ -47,7 +47,7 @@ export const restore = command({
     const { header, manifest, ended } = await withInstallation({ create: true }, async ({ config, databaseUrl }) => {
       const box = new SecretBox(requireMasterKey(config));
       const { migrate } = await import('../../db/index.ts');
-      // a server would keep the keys that are replaced here
+      // a running server would keep using the replaced keys
       const claim = await claimDatabase(databaseUrl, { alone: true, onConflict: () => undefined });
       try {
         await migrate(databaseUrl);
@@ -61,17 +61,17 @@ export const restore = command({
     });
     print({ file, ...header, tables: manifest.tables, ended }, [
       ...columns(manifest.tables.map((table) => [table.name, `${table.rows} rows`])),
-      `Restored the state of ${header.created_at}; the master key opens it.`,
+      `Restored the state of ${header.created_at}.`,
       endedWords(ended),
-      'No key works yet: look at "svc key list", revoke what is not known, then run "svc key confirm".',
-      'Verify the chains: GET /v1/forensics/verify and /v1/audit/verify of each tenant. They are compared with the files',
-      'in $SVC_DATA_DIR/checkpoints, where there are any, so that records made after the backup are missed.',
+      'All keys are inactive: check "svc key list", revoke the keys you do not recognize, then run "svc key confirm".',
+      'Verify the chains of each tenant: GET /v1/forensics/verify and /v1/audit/verify. They are compared with the files',
+      'in $SVC_DATA_DIR/checkpoints, if there are any, which reveals records that are missing since the backup.',
     ]);
     return 0;
   },
 });
 
-/** Loads the file in one transaction, which commits only when all of it was there and is what the manifest says. */
+/** Loads the file in one transaction, which commits only if the file is complete and matches its manifest. */
 async function load(
   client: pg.Client,
   file: string,
@@ -80,7 +80,7 @@ async function load(
 ): Promise<Restored> {
   const source = createReadStream(file);
   const unzipped = source.on('error', (error) => unzipped.destroy(error)).pipe(createGunzip());
-  // its failure comes out of reading it, which may begin later
+  // errors surface when it is read, which may start later
   unzipped.on('error', () => undefined);
   const reader = new ArchiveReader(unzipped);
   try {
@@ -116,8 +116,8 @@ async function load(
     const beyond = await recordsBeyond(client, options.checkpoints, keys);
     if (beyond.length > 0 && !options.behind) {
       throw new CommandError(
-        `records are known that the backup does not hold:\n  ${beyond.join('\n  ')}\n` +
-          'Restore a newer backup, or give --behind-checkpoints to give those records up. Nothing was restored.',
+        `the backup lacks records that are known to exist:\n  ${beyond.join('\n  ')}\n` +
+          'Restore a newer backup, or use --behind-checkpoints to give up those records. Nothing was restored.',
       );
     }
     const { cancelled, ...ended } = await endWhatWasAlive(client);
@@ -150,25 +150,25 @@ interface Ended {
   sessions: number;
   links: number;
   invitations: number;
-  /** Changes of settings that waited for a second person. */
+  /** Settings changes that were waiting for a second person. */
   changes: number;
   holds: number;
   keys: number;
 }
 
 const endedWords = ({ sessions, links, invitations, changes, holds, keys }: Ended) =>
-  `Ended: ${sessions} sessions, ${links} sign-in links, ${invitations} invitations, ${changes} waiting changes of ` +
-  `settings. Cancelled: ${holds} holds. ` +
+  `Ended: ${sessions} sessions, ${links} sign-in links, ${invitations} invitations, ${changes} pending settings ` +
+  `changes. Cancelled: ${holds} holds. ` +
   `Waiting for confirmation: ${keys} keys.`;
 
 /**
- * Ends, within the transaction that restores it, what may have ended since the backup was made: someone signed out, a
- * link was used, an approval was spent, a key was revoked. Nobody can tell from the backup, so that in doubt it is over.
+ * Within the restoring transaction, ends everything that may have ended since the backup: a person signed out, a link or
+ * a release was used, a key was revoked. The backup cannot tell, so all of it is ended.
  */
 async function endWhatWasAlive(client: pg.Client): Promise<Ended & { cancelled: CancelledHold[] }> {
   const run = async (sql: string) => (await client.query(sql)).rowCount ?? 0;
   await run(`delete from credential where kind in ('session', 'sign_in_link', 'invitation')`);
-  // mails that were not sent yet hold links; what asks for one is asked again
+  // unsent mails contain links; people can request new ones
   await run('delete from mail_message');
   await run('delete from sign_in_request');
   const sessions = await run('delete from session');
@@ -176,7 +176,7 @@ async function endWhatWasAlive(client: pg.Client): Promise<Ended & { cancelled: 
   const invitations = await run(
     'update invitation set revoked_at = now() where accepted_at is null and revoked_at is null',
   );
-  // one that was withdrawn or rejected since would wait for its approval again
+  // otherwise a change withdrawn or rejected since would be pending again
   const changes = await run(
     `update settings_change set status = 'superseded', decided_at = now() where status = 'pending'`,
   );
@@ -198,7 +198,7 @@ async function endWhatWasAlive(client: pg.Client): Promise<Ended & { cancelled: 
   };
 }
 
-/** A hold that the restore cancelled. */
+/** A hold cancelled by the restore. */
 interface CancelledHold {
   tenant_id: string;
   id: string;
@@ -212,7 +212,7 @@ async function readSigningKeys(client: pg.Client, box: SecretBox): Promise<OpenK
   return rows.map((row) => openSigningKey(box, row));
 }
 
-/** Where the checkpoint files state a record that the restored chains do not hold, or another one in its place. */
+/** Records in the checkpoint files that the restored chains lack or have with another hash. */
 async function recordsBeyond(client: pg.Client, directory: string, signers: readonly OpenKey[]): Promise<string[]> {
   const keys = signers.map(({ publicKey }) => publicKey);
   const { rows: tenants } = await client.query<{ tenant_id: string }>('select tenant_id from tenant order by 1');
@@ -235,14 +235,14 @@ async function recordsBeyond(client: pg.Client, directory: string, signers: read
           'select seq from chain_head where tenant_id = $1 and chain = $2',
           [tenant_id, chain],
         );
-        const what = rows[0] ? 'is another one' : `is not there, the last is ${heads[0]?.seq ?? 0}`;
+        const what = rows[0] ? 'differs' : `is missing; the last record is ${heads[0]?.seq ?? 0}`;
         found.push(`tenant ${tenant_id}, ${chain}: record ${newest.seq} was signed and ${what}`);
       } catch (error) {
         found.push(`tenant ${tenant_id}, ${chain}: the checkpoint file cannot be read: ${(error as Error).message}`);
       }
     }
   }
-  // of a tenant that the backup does not hold at all nothing but its files is left
+  // a tenant that the backup lacks has only its checkpoint files left
   const held = new Set(tenants.map(({ tenant_id }) => tenant_id));
   for (const name of await filesOf(directory)) {
     const of = chainOfFile(name);
@@ -251,7 +251,7 @@ async function recordsBeyond(client: pg.Client, directory: string, signers: read
       const seqs = (await highestInFile(directory, of.tenantId, of.chain, keys)).map(({ seq }) => seq);
       if (seqs.length === 0) continue;
       found.push(
-        `tenant ${of.tenantId}, ${of.chain}: record ${Math.max(...seqs)} was signed and the tenant is not there`,
+        `tenant ${of.tenantId}, ${of.chain}: record ${Math.max(...seqs)} was signed and the tenant is missing`,
       );
     } catch (error) {
       found.push(`tenant ${of.tenantId}, ${of.chain}: the checkpoint file cannot be read: ${(error as Error).message}`);
@@ -270,8 +270,8 @@ async function filesOf(directory: string): Promise<string[]> {
 }
 
 /**
- * Writes into each audit log what was restored, within the transaction that restores it: there is no moment, and no kill,
- * in which the old state is there and nothing tells so.
+ * Records the restore in each audit log, within the restoring transaction: even after a crash, the old state is never
+ * there without the record.
  */
 async function recordRestore(
   client: pg.Client,
@@ -289,7 +289,7 @@ async function recordRestore(
       addAudit(execute, tenantId, entry, {
         now: Date.now(),
         fingerprint: () => {
-          throw new Error('the chain has begun already');
+          throw new Error('the chain already has records');
         },
       });
     await add({
@@ -312,8 +312,8 @@ async function recordRestore(
 }
 
 /**
- * Accepts, in each chain that lacks something, that it is lost, within the transaction that restores it: there is no kill
- * after which the chains are restored and closed.
+ * Accepts the loss in each chain with missing records, within the restoring transaction: no crash can leave the chains
+ * restored but closed.
  */
 function lossesOf(
   { config, databaseUrl, checkpoints: directory }: Installation & { checkpoints: string },
@@ -323,7 +323,7 @@ function lossesOf(
   const publicKeys = () => keys.map(({ publicKey }) => publicKey);
   const signer = () => {
     const current = keys.find(({ retiredAt }) => !retiredAt);
-    if (!current) throw new CommandError('the backup holds no current signing key');
+    if (!current) throw new CommandError('the backup has no current signing key');
     return current;
   };
   return {
@@ -343,7 +343,7 @@ function lossesOf(
       const accepted: LossWithin[] = [];
       for (const { tenant_id: tenantId } of tenants) {
         const lost = lostBy(tenantId, beyond);
-        // what an audit record cannot be written without comes first
+        // the audit chain comes first, because audit records cannot be written while it is closed
         for (const chain of ['audit', 'forensics'] as const) {
           if (!lost.some((words) => words.includes(`, ${chain}: `))) continue;
           const parts = { ...common, checkpoints };
@@ -360,22 +360,23 @@ const lostBy = (tenantId: string, beyond: readonly string[]) =>
   beyond.filter((words) => words.startsWith(`tenant ${tenantId}, `));
 const reasonOf = (header: Header) => `restored from a backup of ${header.created_at}`;
 
-/** Says of the reader's faults, of zlib's and of what PostgreSQL thinks of the data that the file is damaged. */
+/** Turns errors of the reader, of zlib and of PostgreSQL's data parser into "the backup is damaged". */
 function damaged(error: unknown): unknown {
   const { code, message } = error as NodeJS.ErrnoException;
-  const ofData = /^(22|23)/.test(code ?? '');
+  // values that break a type, a constraint or, where a length is damaged, a limit
+  const ofData = /^(22|23|54)/.test(code ?? '');
   if (!(error instanceof ArchiveError) && !code?.startsWith('Z_') && !ofData) return error;
   return new CommandError(`the backup is damaged: ${message}. Nothing was restored.`);
 }
 
 async function assertEmpty(client: pg.Client, tables: Header['tables']): Promise<void> {
-  // nobody adds a tenant between this look and the commit
+  // so that no tenant is added between this check and the commit
   await client.query('lock table tenant in share row exclusive mode');
   for (const { name } of tables) {
     if (OWN_ROWS.includes(name)) continue;
     const { rowCount } = await client.query(`select 1 from ${pg.escapeIdentifier(name)} limit 1`);
     if (rowCount)
-      throw new CommandError(`the database is not empty (${name}): restore never overwrites, use a new one`);
+      throw new CommandError(`the database is not empty (${name}): restore never overwrites data; use a new database`);
   }
   for (const name of OWN_ROWS) await client.query(`delete from ${pg.escapeIdentifier(name)}`);
 }
@@ -383,32 +384,34 @@ async function assertEmpty(client: pg.Client, tables: Header['tables']): Promise
 function assertFits(header: Header, tables: Header['tables'], done: readonly string[], box: SecretBox): void {
   const newer = header.migrations.filter((name) => !done.includes(name));
   if (newer.length > 0) {
-    throw new CommandError(`the backup is of a newer program (${newer.join(', ')}): update this one`);
+    throw new CommandError(
+      `the backup was made by a newer version (${newer.join(', ')}): update this installation first`,
+    );
   }
   const older = done.filter((name) => !header.migrations.includes(name));
   if (older.length > 0) {
     throw new CommandError(
-      `the backup is of an older program (${header.program}, before ${older[0]}): restore it with that one, then start this one`,
+      `the backup was made by an older version (${header.program}, before ${older[0]}): restore it with that version, then start this one`,
     );
   }
   if (JSON.stringify(header.tables) !== JSON.stringify(tables)) {
-    throw new CommandError('the tables of the backup are not those of this program');
+    throw new CommandError('the tables of the backup differ from those of this version');
   }
   const id = box.keyId.toString('hex');
   if (header.master_key_id !== id) {
-    throw new CommandError(`the backup needs the master key ${header.master_key_id}; this one is ${id}`);
+    throw new CommandError(`the backup needs the master key ${header.master_key_id}, but ${id} is configured`);
   }
 }
 
 function compare(manifest: Manifest, loaded: Manifest): void {
   if (manifest.header_sha256 !== loaded.header_sha256)
-    throw new ArchiveError('backup.json is not what the manifest says');
+    throw new ArchiveError('backup.json does not match the manifest');
   for (const [i, table] of loaded.tables.entries()) {
     if (JSON.stringify(manifest.tables[i]) !== JSON.stringify(table)) {
-      throw new ArchiveError(`the table ${table.name} is not what the manifest says`);
+      throw new ArchiveError(`the table ${table.name} does not match the manifest`);
     }
   }
-  if (manifest.tables.length !== loaded.tables.length) throw new ArchiveError('the manifest names other tables');
+  if (manifest.tables.length !== loaded.tables.length) throw new ArchiveError('the manifest lists different tables');
 }
 
 function assertSealed(manifestText: Buffer, seal: Buffer, box: SecretBox): void {
@@ -416,7 +419,7 @@ function assertSealed(manifestText: Buffer, seal: Buffer, box: SecretBox): void 
   try {
     sealed = box.open(seal, SEAL_PLACE);
   } catch {
-    throw new ArchiveError('the seal of the manifest does not open');
+    throw new ArchiveError('the seal of the manifest cannot be opened');
   }
   if (!sealed.equals(sha256(manifestText))) throw new ArchiveError('the manifest was changed after it was sealed');
 }
@@ -425,6 +428,6 @@ function parse<T>(schema: z.ZodType<T>, text: Buffer, name: string): T {
   try {
     return schema.parse(JSON.parse(text.toString()));
   } catch {
-    throw new ArchiveError(`${name} is malformed, or of another version of backups`);
+    throw new ArchiveError(`${name} is malformed, or from another version of the backup format`);
   }
 }

@@ -5,7 +5,7 @@ import { OPERATOR } from '../domain/audit.ts';
 import { faultLines } from '../lib/faults.ts';
 import { createTenant } from '../provision.ts';
 import { SettingsPatch } from '../tenants/settings.ts';
-import { columns, command, guess, JSON_FLAG, TENANT_FLAG, UsageError } from './command.ts';
+import { columns, command, JSON_FLAG, suggestion, TENANT_FLAG, UsageError } from './command.ts';
 import { withCore } from './installation.ts';
 
 const create = command({
@@ -15,17 +15,17 @@ const create = command({
   flags: {
     name: { value: 'NAME', required: true, help: 'name of the tenant' },
     'admin-email': { value: 'EMAIL', required: true, help: 'address of the first admin' },
-    id: { value: 'ID', help: 'id of the tenant, never changed later; default: a new one' },
+    id: { value: 'ID', help: 'id of the tenant, which cannot be changed later; default: generated' },
     ...JSON_FLAG,
   },
   async run({ flags, print }) {
     const name = flags.name.trim();
     if (name.length > 200 || /\p{Cc}/u.test(name) || name === '')
-      throw new UsageError('--name takes 1 to 200 characters');
+      throw new UsageError('--name must have 1 to 200 characters');
     const adminEmail = email(flags['admin-email'], '--admin-email');
-    // the id stands in addresses, file names and the text of every record
+    // the id is part of URLs, file names and every record
     if (flags.id !== undefined && !/^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$/.test(flags.id)) {
-      throw new UsageError('--id takes up to 64 letters, digits, "_" and "-"');
+      throw new UsageError('--id must have 1 to 64 letters, digits, "_" or "-", and start with a letter or digit');
     }
     const tenant = await withCore({ create: true }, (core, config) =>
       createTenant(core, config.baseUrl, { name, adminEmail, ...(flags.id && { id: flags.id }) }),
@@ -67,12 +67,12 @@ const settingsGet = command({
 
 const settingsSet = command({
   name: 'settings set',
-  summary: 'Change settings of a tenant; a running server follows at once',
-  more: `Settings: ${Object.keys(SettingsPatch.shape).join(', ')}.\nnull goes back to the default.\nExample: svc settings set --tenant default approval_required=true --reason 'we are three now'`,
+  summary: 'Change settings of a tenant; a running server applies them immediately',
+  more: `Settings: ${Object.keys(SettingsPatch.shape).join(', ')}.\nThe value null restores the default.\nExample: svc settings set --tenant default approval_required=true --reason 'we are three now'`,
   args: [{ name: 'KEY=VALUE', help: 'a setting and its new value; lists and objects as JSON', many: true }],
   flags: {
     ...TENANT_FLAG,
-    reason: { value: 'TEXT', help: 'why; approval and retention settings need one' },
+    reason: { value: 'TEXT', help: 'reason for the change; required for approval and retention settings' },
     ...JSON_FLAG,
   },
   async run({ flags, args, print }) {
@@ -89,15 +89,15 @@ const settingsSet = command({
 
 export const tenantCommands = [create, list, settingsGet, settingsSet];
 
-/** An address in lower case; wrong ones are a UsageError that names the flag. */
+/** Parses an email address and lower-cases it. Throws a UsageError that names the flag. */
 export function email(text: string, flag: string): string {
-  // the form that browsers accept, which admin@localhost of the first start has too
+  // the same syntax as browsers, which also allows admin@localhost
   const parsed = z.email({ pattern: z.regexes.html5Email }).max(254).safeParse(text.trim().toLowerCase());
-  if (!parsed.success) throw new UsageError(`${flag}: ${JSON.stringify(text)} is not an address`);
+  if (!parsed.success) throw new UsageError(`${flag}: ${JSON.stringify(text)} is not an email address`);
   return parsed.data;
 }
 
-/** NOT_FOUND when there is no such tenant. What follows would otherwise fail on a foreign key, or find nothing. */
+/** Throws NOT_FOUND for an unknown tenant; otherwise the command would fail on a foreign key or find nothing. */
 export async function assertTenant(core: Core, tenantId: string): Promise<void> {
   await core.tenants.settings(tenantId);
 }
@@ -108,9 +108,9 @@ function readPatch(pairs: readonly string[]): SettingsPatch {
   for (const pair of pairs) {
     const at = pair.indexOf('=');
     const key = at < 0 ? pair : pair.slice(0, at);
-    if (!known.includes(key)) throw new UsageError(`there is no setting ${JSON.stringify(key)}${guess(key, known)}`);
-    if (at < 0) throw new UsageError(`${key}: give it as ${key}=VALUE`);
-    if (Object.hasOwn(patch, key)) throw new UsageError(`${key} is given twice`);
+    if (!known.includes(key)) throw new UsageError(`unknown setting ${JSON.stringify(key)}${suggestion(key, known)}`);
+    if (at < 0) throw new UsageError(`${key}: must be written as ${key}=VALUE`);
+    if (Object.hasOwn(patch, key)) throw new UsageError(`${key} was given twice`);
     patch[key] = jsonOrText(pair.slice(at + 1));
   }
   const parsed = SettingsPatch.safeParse(patch);

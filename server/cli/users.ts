@@ -15,16 +15,16 @@ async function memberId(core: Core, tenantId: string, address: string): Promise<
   await assertTenant(core, tenantId);
   const [member] = await core.db.query<{ id: string }>(
     tenantId,
-    'select id from member where email = $1 and removed_at is null',
-    [address],
+    'select id from member where tenant_id = $1 and email = $2 and removed_at is null',
+    [tenantId, address],
   );
-  if (!member) throw new CommandError(`${address} is no member of ${tenantId}: add them with "svc user create"`);
+  if (!member) throw new CommandError(`${address} is not a member of ${tenantId}: add them with "svc user create"`);
   return member.id;
 }
 
 function role(text: string): (typeof ROLES)[number] {
   const [one, ...more] = listOf(text, '--role', ROLES);
-  if (!one || more.length > 0) throw new UsageError('--role takes one role');
+  if (!one || more.length > 0) throw new UsageError('--role must be a single role');
   return one;
 }
 
@@ -34,7 +34,7 @@ const userCreate = command({
   flags: {
     ...TENANT_FLAG,
     email: { value: 'EMAIL', required: true, help: 'address of the person' },
-    roles: { value: 'LIST', required: true, help: `${ROLES.join(', ')}; several with commas` },
+    roles: { value: 'LIST', required: true, help: `${ROLES.join(', ')}; separate several with commas` },
     name: { value: 'NAME', help: 'name of the person; default: the address' },
     ...JSON_FLAG,
   },
@@ -51,7 +51,7 @@ const userCreate = command({
     });
     print({ tenant_id: flags.tenant, email: person.email, roles: person.roles, ...made }, [
       `${person.email} is ${person.roles.join(', ')} in ${flags.tenant} (${made.user_id})`,
-      `Sign-in link, once, until ${made.expires_at}: ${made.sign_in_url}`,
+      `Sign-in link (works once, until ${made.expires_at}): ${made.sign_in_url}`,
     ]);
     return 0;
   },
@@ -75,7 +75,7 @@ const link = command({
 const userList = command({
   name: 'user list',
   summary: 'List the people of a tenant, with their roles',
-  flags: { ...TENANT_FLAG, all: { help: 'also those who were removed' }, ...JSON_FLAG },
+  flags: { ...TENANT_FLAG, all: { help: 'include removed people' }, ...JSON_FLAG },
   async run({ flags, print }) {
     const users = await withCore({}, async (core) => {
       await assertTenant(core, flags.tenant);
@@ -125,14 +125,14 @@ const userGrant = command({
 
 const userRevoke = command({
   name: 'user revoke',
-  summary: 'Take a role away from a member; no server accepts it any more when this ends',
+  summary: 'Revoke a role of a member; takes effect on every server before the command returns',
   flags: { ...TENANT_FLAG, ...EMAIL_FLAG, ...ROLE_FLAG, ...JSON_FLAG },
   run: (call) => changeRole(call, 'revoke'),
 });
 
 const userRemove = command({
   name: 'user remove',
-  summary: 'Remove a person: roles, sessions, links and keys end at once',
+  summary: 'Remove a person; their roles, sessions, links and keys end immediately',
   flags: { ...TENANT_FLAG, ...EMAIL_FLAG, ...JSON_FLAG },
   async run({ flags, print }) {
     const address = email(flags.email, '--email');
@@ -141,7 +141,7 @@ const userRemove = command({
       await core.members.remove(flags.tenant, id, by);
       return id;
     });
-    print({ tenant_id: flags.tenant, user_id: userId, email: address, removed: true }, [`${address} is removed`]);
+    print({ tenant_id: flags.tenant, user_id: userId, email: address, removed: true }, [`${address} was removed`]);
     return 0;
   },
 });
@@ -161,7 +161,7 @@ async function changeRole(
     return core.members.get(flags.tenant, id);
   });
   print({ tenant_id: flags.tenant, user_id: person.id, email: address, roles: person.roles }, [
-    `${address} is ${person.roles.join(', ') || 'without a role'} in ${flags.tenant}`,
+    `${address} is ${person.roles.join(', ') || 'now without roles'} in ${flags.tenant}`,
   ]);
   return 0;
 }

@@ -2,11 +2,12 @@ import type { KeyObject } from 'node:crypto';
 import type { Counter, Histogram } from 'prom-client';
 import type { Database } from '../../db/index.ts';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
-import { CONTROL_PLANE, idHash } from '../chain/record.ts';
+import { idHash } from '../chain/record.ts';
 import { actorOf } from '../domain/audit.ts';
-import type { DecisionEvent } from '../domain/decision.ts';
+import type { CompleteEvent } from '../domain/decision.ts';
 import type { ActionRequest } from '../domain/policy.ts';
 import type { Principal } from '../domain/principal.ts';
+import { CONTROL_PLANE } from '../domain/proxy-ids.ts';
 import { AppError } from '../errors.ts';
 import type { HoldRequest, Holds } from '../escrow/holds.ts';
 import type { HoldView } from '../escrow/view.ts';
@@ -16,11 +17,17 @@ import type { Log } from '../lib/log.ts';
 import { openBundle } from '../policy/bundle.ts';
 import type { Bundles, PublishedBundle } from '../policy/bundles.ts';
 import { PolicyEngine, type RateHit } from '../policy/evaluation/evaluate.ts';
-import { type ActionToHold, decide, InexactAction, readsSession } from '../policy/evaluation/protocol.ts';
+import {
+  type ActionToHold,
+  decide,
+  InexactAction,
+  type PointFields,
+  readsSession,
+} from '../policy/evaluation/protocol.ts';
 
 export type AgentPrincipal = Extract<Principal, { kind: 'agent_key' }>;
 
-/** What an agent asks for; who it is comes from its key alone. */
+/** The agent's request. Its identity comes only from its key. */
 export type EvaluateRequest = Omit<
   ActionRequest,
   'agent_id' | 'agent_role' | 'owner' | 'source_ip' | 'now' | 'session'
@@ -32,14 +39,14 @@ export type Append = (tenantId: string, events: AppendEvent[]) => Promise<Append
 interface Loaded {
   bundle: PublishedBundle;
   engine: PolicyEngine;
-  /** Some live statement reads context.session, so that its facts must be looked up. */
+  /** A live statement reads context.session, so it must be looked up. */
   readsSession: boolean;
 }
 
-/** A session's earlier calls are counted up to this many; a policy that needs more is not about sessions. */
-const MOST_CALLS = 10_000;
+/** Earlier calls of a session are counted up to this many, which bounds the cost of the query. */
+const MAX_CALLS = 10_000;
 
-/** The decision point behind POST /v1/evaluate: the protocol of decisions on the database and the tenant's chain. */
+/** The decision point behind POST /v1/evaluate: runs the decision protocol on the database and the tenant's chain. */
 export class Decider {
   readonly #db: Database;
   readonly #bundles: Bundles;
@@ -75,11 +82,11 @@ export class Decider {
   }
 
   /**
-   * Decides and records. Rejects with UNAVAILABLE when the decision could not be recorded: the agent must not act.
+   * Decides and records. Rejects with UNAVAILABLE if the decision could not be recorded; then the agent must not act.
    *
-   * `escrowId` names the hold that the agent waited for. Where it does not cover what the policies ask for now, a new hold
-   * is opened and recorded, and the call rejects with POLICY_CHANGED, which names it. Where the named hold cannot be used
-   * at all, the call rejects with the refusals of a consume and leaves an audit record of the attempt.
+   * `escrowId` is the hold that the agent waited for. If it does not cover the rules now in force, a new hold is opened
+   * and recorded, and the call rejects with POLICY_CHANGED, which names the new hold. If the hold cannot be used at all,
+   * the call rejects with the same errors as a consume, and the attempt is audited.
    */
   async evaluate(
     agent: AgentPrincipal,
@@ -123,12 +130,21 @@ export class Decider {
           return this.#holds.consume(tenantId, id, action, by, `for decision ${eventId}`);
         },
         withdraw: ({ id }) => this.#withdraw(tenantId, id),
-        consumedInVain: ({ id }) => this.#consumedInVain(tenantId, id, eventId),
+        consumedWithoutRecord: ({ id }) => this.#consumedWithoutRecord(tenantId, id, eventId),
         elapsed: () => Math.round((performance.now() - began) * 1000),
         record: (decided, text) => {
           const policy = bundle.policies.get(decided.policy_id);
-          const more = { proxy_id: CONTROL_PLANE, key_id: agent.id, policy_content_hash: policy?.content_hash };
-          return this.#record(tenantId, { ...decided, ...more }, text);
+          const own: PointFields = {
+            proxy_id: CONTROL_PLANE,
+            proxy_seq: undefined,
+            key_id: agent.id,
+            policy_content_hash: policy?.content_hash,
+            // the agent acts after this answer, and says nothing of it
+            outcome: undefined,
+            total_latency_ms: undefined,
+            confidence: undefined,
+          };
+          return this.#record(tenantId, { ...decided, ...own }, text);
         },
       },
     ).catch((error) => {
@@ -170,8 +186,8 @@ export class Decider {
     };
   }
 
-  /** Commits the record of a decision: durable when it resolves. Rejects with UNAVAILABLE when it could not be committed. */
-  async #record(tenantId: string, event: DecisionEvent, input: string): Promise<void> {
+  /** Commits the record of a decision, durably when this resolves. Rejects with UNAVAILABLE if that fails. */
+  async #record(tenantId: string, event: CompleteEvent, input: string): Promise<void> {
     try {
       const { results } = await this.#append(tenantId, [{ event, input }]);
       if (!results[0] || !('seq' in results[0])) throw new Error('the database refused the record');
@@ -184,7 +200,7 @@ export class Decider {
     }
   }
 
-  /** The engine of the bundle in force. A bundle is verified like a proxy would before anything is decided by it. */
+  /** The engine for the bundle in force. The bundle is verified before use, as in a proxy. */
   async #load(tenantId: string): Promise<Loaded> {
     const bundle = await this.#bundles.current(tenantId, null);
     const loaded = this.#engines.get(tenantId);
@@ -197,20 +213,20 @@ export class Decider {
     return next;
   }
 
-  /** What the agent did before in the session, from the records themselves. */
+  /** The session's earlier calls by this agent, from the decision records. */
   async #session({ tenantId, agentId }: AgentPrincipal, sessionId: string, now: number) {
     const rows = await this.#db.query<{ calls: number; started: string | null }>(
       tenantId,
-      // another agent that names the same session changes nothing for this one
+      // calls of other agents with the same session id do not count
       `select count(*)::int as calls, min(line::json->>'timestamp') as started from (
          select line from forensic_record where tenant_id = $1 and session_h = $2 and agent_h = $4
-           and line::json->>'session_id' = $3 and line::json->>'agent_id' = $5 order by seq limit ${MOST_CALLS}) r`,
+           and line::json->>'session_id' = $3 and line::json->>'agent_id' = $5 order by seq limit ${MAX_CALLS}) r`,
       [tenantId, idHash(sessionId), sessionId, idHash(agentId), agentId],
     );
     return { call_count: rows[0]!.calls, started: rows[0]!.started ?? new Date(now).toISOString() };
   }
 
-  /** Counts the call against each rate, in windows that begin with the first call. */
+  /** Counts the call against each rate. A window begins with its first call. */
   async #count({ tenantId, agentId }: AgentPrincipal, rates: readonly RateHit[], now: number) {
     const exceeded = new Map<string, { retry_after: number }>();
     await this.#db.transaction(tenantId, async (em) => {
@@ -235,15 +251,15 @@ export class Decider {
     return exceeded;
   }
 
-  async #consumedInVain(tenantId: string, holdId: string, eventId: string): Promise<void> {
+  async #consumedWithoutRecord(tenantId: string, holdId: string, eventId: string): Promise<void> {
     try {
-      await this.#holds.consumedInVain(
+      await this.#holds.consumedWithoutRecord(
         tenantId,
         holdId,
         `decision ${eventId} could not be recorded; it stays consumed`,
       );
     } catch (err) {
-      // the database is away; the record of the consumption names the decision, which is not in the chain
+      // the database is unavailable; the audit record of the consumption names the decision missing from the chain
       this.#log.error({ err, holdId, eventId }, 'a hold was consumed for a decision without a record');
     }
   }
@@ -252,8 +268,8 @@ export class Decider {
     try {
       await this.#holds.withdraw(tenantId, holdId, 'the decision could not be recorded');
     } catch (err) {
-      // the database is away: no record and no answer names the hold, and it ends by itself
-      this.#log.error({ err, holdId }, 'a hold without a record could not be cancelled');
+      // the database is unavailable; no record or answer names the hold, and it expires
+      this.#log.error({ err, holdId }, 'a hold whose decision was not recorded could not be withdrawn');
     }
   }
 }

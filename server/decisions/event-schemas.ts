@@ -14,11 +14,11 @@ import {
   type RECORD_FIELDS,
 } from '../domain/decision.ts';
 
-/** What the table of a decision record's fields means in requests and answers. */
+/** The request and response schemas derived from the table of decision record fields. */
 
 /**
- * Text that survives the way into the chain and back: no NUL, which PostgreSQL has not, and no lone surrogate, which
- * UTF-8 has not. One check for all, because each one costs on every string of every event.
+ * Text that can be stored and read back unchanged: PostgreSQL does not support NUL, and UTF-8 has no lone surrogates. A
+ * single combined check, because every string of every event is checked.
  */
 function text([min, max]: readonly [min: number, max: number]) {
   const fits = (value: string) =>
@@ -30,7 +30,7 @@ function text([min, max]: readonly [min: number, max: number]) {
 }
 const NAME = [0, 200] as const;
 
-/** The values that are taken of a field. */
+/** The accepted values of a field. */
 function accepted(name: FieldName): z.ZodType {
   const { type, length = NAME, most = 0 } = fieldOf(name);
   switch (type) {
@@ -63,9 +63,9 @@ export type IngestedEvent = { event_id: string; event_type: string; tenant_id?: 
 const INGESTED = FIELD_NAMES.filter((name) => !fieldOf(name).byServer);
 
 /**
- * An event as a proxy sends it. What says who did what when is required; the rest may be absent or null. Unknown members
- * are ignored, so that a newer proxy does not lose its events. Everything is checked more tightly than the table would:
- * what the database refuses costs the whole group its transaction.
+ * An event as a proxy sends it. The fields for who did what and when are required; others may be absent or null. Unknown
+ * members are ignored, so that events of newer proxies are not lost. The checks are stricter than the table's, because
+ * an error in the database would fail the transaction of the whole batch.
  */
 export const IngestedEvent = z
   .object({
@@ -81,7 +81,7 @@ export const IngestedEvent = z
   })
   .refine((event) => event.event_type === `decision.${(event as { decision?: unknown }).decision}`, {
     path: ['event_type'],
-    error: 'must be "decision." and the decision',
+    error: 'must be "decision." followed by the decision',
   }) as unknown as z.ZodType<IngestedEvent>;
 
 const EMPTY: [FieldName, '' | 0][] = INGESTED.filter((name) => fieldOf(name).presence === 'empty').map((name) => [
@@ -91,8 +91,8 @@ const EMPTY: [FieldName, '' | 0][] = INGESTED.filter((name) => fieldOf(name).pre
 const OPTIONAL = INGESTED.filter((name) => fieldOf(name).presence === 'optional');
 
 /**
- * Makes the event that a record is made of, in place: what is absent or null becomes empty text or 0, or is left out. The
- * members that are no fields of the record stay; the record's line does not read them.
+ * Normalizes an event in place: absent and null members become an empty string or 0, or are removed. Members that are not
+ * record fields stay, and are ignored when the record is written.
  */
 export function completeEvent(ingested: IngestedEvent): DecisionEvent {
   const event = ingested as Record<string, unknown>;
@@ -140,7 +140,7 @@ export type RecordLine = Omit<DecisionEvent, 'event_id'> & {
   alg: string;
 };
 
-/** The fields of a record as the API has them. */
+/** The fields of a record as the API returns them. */
 function read<N extends FieldName>(record: RecordLine, names: readonly N[]): Shown<N> {
   const found: Record<string, unknown> = {};
   for (const name of names) {
@@ -163,7 +163,7 @@ const SNAPSHOT = FIELD_NAMES.flatMap((name): [SnapshotField, string][] => {
 export type EventSummary = {
   id: string;
   event_type: string;
-  /** When the control plane received it; it never goes back from one event to the next. */
+  /** When the control plane received it; never earlier than for the preceding event. */
   created_at: string;
 } & Shown<ListField>;
 
@@ -213,7 +213,7 @@ export const EventDetailOut = EventOut.extend({
   chain: z.object({ seq: z.int(), prev_hash: z.string(), hash: z.string(), alg: z.string() }),
 }).meta({ id: 'DecisionEventDetail' });
 
-/** A value to look for. */
+/** A filter value. */
 export const Sought = z
   .string()
   .min(1)
@@ -221,7 +221,7 @@ export const Sought = z
   .refine((value) => value.isWellFormed() && !value.includes('\0'), { error: 'must be well-formed text' });
 
 type FilterShape = { [K in FilterField]: z.ZodOptional<z.ZodType<K extends 'decision' ? Decision : string>> };
-/** What the list is filtered by. */
+/** The filters of the list. */
 export const EVENT_FILTERS = Object.fromEntries(
   FILTER_FIELDS.map((name) => [name, (fieldOf(name).type === 'decision' ? z.enum(DECISIONS) : Sought).optional()]),
 ) as unknown as FilterShape;

@@ -4,14 +4,15 @@ import { gunzip } from 'node:zlib';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { z } from 'zod';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
-import { isReservedProxyId } from '../chain/record.ts';
-import { AppError, type ErrorCode } from '../errors.ts';
+import type { ErrorCode } from '../domain/errors.ts';
+import { isReservedProxyId } from '../domain/proxy-ids.ts';
+import { AppError } from '../errors.ts';
 import { faultsOf } from '../lib/faults.ts';
 import { nestsDeeper } from '../lib/json-depth.ts';
 import { completeEvent, IngestedEvent } from './event-schemas.ts';
 
 const MAX_EVENTS = 100;
-/** As sent, compressed or not. */
+/** The body as sent, before decompression. */
 const BODY_BYTES = 1024 * 1024;
 const INFLATED_BYTES = 8 * 1024 * 1024;
 const MAX_DEPTH = 32;
@@ -27,7 +28,7 @@ export type IngestAnswer = z.infer<typeof IngestAnswer>;
 
 export interface IngestDeps {
   append: (tenantId: string, events: AppendEvent[]) => Promise<AppendResult>;
-  /** Whose these holds are; a hold that the tenant does not have is not in it. */
+  /** The agents of these holds; holds that the tenant does not have are omitted. */
   holders: (tenantId: string, holdIds: readonly string[]) => Promise<ReadonlyMap<string, Holder>>;
 }
 interface Holder {
@@ -44,13 +45,13 @@ export interface Bringer {
 type Rejected = IngestAnswer['rejected'][number] & { code: ErrorCode };
 
 /**
- * Stores the events of a body `{events: [...]}` (or `{records: [...]}`) in the tenant's chain. When it resolves, the
- * accepted ones are committed, the duplicates were before with the same content, and each of the others is listed with
- * its index: one bad event does not keep the rest out. Each record names the credential that brought it; no proxy speaks
- * as the control plane, for another tenant, or of a hold that is not the agent's.
+ * Stores the events of a body `{events: [...]}` (or `{records: [...]}`) in the tenant's chain. When it resolves, accepted
+ * events are committed, duplicates had been committed before with the same content, and each rejected event is listed
+ * with its index: one bad event does not block the others. Each record names the credential that sent it. A proxy cannot
+ * write records as the control plane, for another tenant, or for a hold of another agent.
  *
- * Throws VALIDATION_FAILED when the body is not such an object or has more than 100 events, and what `append` throws;
- * then the same body may be sent again.
+ * Throws VALIDATION_FAILED if the body has another form or more than 100 events, and the errors of `append`; then the
+ * same body may be sent again.
  */
 export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, body: unknown): Promise<IngestAnswer> {
   const rejected: Rejected[] = [];
@@ -95,7 +96,7 @@ export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, bod
   return { accepted, duplicates, rejected };
 }
 
-/** The events that are well formed; the others go to `rejected`. All at once where nothing is wrong, else one by one. */
+/** Returns the valid events and adds the others to `rejected`. Checks one by one only if the whole batch is not valid. */
 function validate(body: unknown, rejected: Rejected[]): { index: number; event: IngestedEvent }[] {
   const list = typeof body === 'object' && body !== null && Object.hasOwn(body, 'records') ? 'records' : 'events';
   const whole = (list === 'events' ? IngestBody : RecordsBody).safeParse(body);
@@ -122,21 +123,22 @@ function validate(body: unknown, rejected: Rejected[]): { index: number; event: 
 }
 const RecordsBody = z.strictObject({ records: IngestBody.shape.events });
 
-/** Authenticates the sender of a request. Throws an AppError when the credential does not allow it. */
+/** Authenticates the sender. Throws an AppError if the credential does not allow the request. */
 export type Authenticate = (request: FastifyRequest, reply: FastifyReply) => Authenticated | Promise<Authenticated>;
 interface Authenticated extends Bringer {
-  /** Is the credential still what it was? */
+  /** Is the credential still valid? */
   stillValid: () => Promise<boolean>;
 }
 
-/** A sender may take any time for its body. After this long, its credential is checked again before anything is stored. */
+/** If receiving the body takes longer than this, the credential is checked again before anything is stored. */
 const LONG_BODY_MS = 100;
 
 /**
- * POST /v1/events/ingest, and POST /v1/forensics/records for what a proxy kept while it was offline. Plain routes:
- * the layers of the other procedures would cost more here than everything else. They answer 202 after the commit.
+ * POST /v1/events/ingest, and POST /v1/forensics/records for the records of a proxy that was offline. Plain routes,
+ * because the layers of the other procedures would dominate the cost here. They answer 202 after the commit.
  *
- * Credentials are checked before the body is read, and again after one that took long. A body may be gzip. When JSON names a member twice, the last counts.
+ * Credentials are checked before the body is read, and again after a slow body. The body may be gzip. Of duplicate JSON
+ * members the last counts.
  */
 export function registerIngest(app: FastifyInstance, deps: IngestDeps & { authenticate: Authenticate }): void {
   app.register(async (scope) => {
@@ -151,7 +153,8 @@ export function registerIngest(app: FastifyInstance, deps: IngestDeps & { authen
     });
     scope.setErrorHandler((error: Error & { statusCode?: number }) => {
       if (error instanceof AppError || !error.statusCode || error.statusCode >= 500) throw error;
-      if (error.statusCode === 413) throw new AppError('PAYLOAD_TOO_LARGE', `more than ${BODY_BYTES} bytes`);
+      if (error.statusCode === 413)
+        throw new AppError('PAYLOAD_TOO_LARGE', `the body is larger than ${BODY_BYTES} bytes`);
       if (error.statusCode === 415) throw new AppError('UNSUPPORTED_MEDIA_TYPE', 'the body must be application/json');
       throw new AppError('VALIDATION_FAILED', 'the request is malformed', { cause: error });
     });
@@ -163,7 +166,7 @@ export function registerIngest(app: FastifyInstance, deps: IngestDeps & { authen
       scope.post(url, { bodyLimit: BODY_BYTES }, async (request, reply) => {
         const { bringer } = request as IngestRequest;
         if (reply.elapsedTime > LONG_BODY_MS && !(await bringer.stillValid())) {
-          throw new AppError('UNAUTHENTICATED', 'the key is not valid any more');
+          throw new AppError('UNAUTHENTICATED', 'the key is no longer valid');
         }
         const answer = await ingest(deps, bringer, request.body);
         return reply.code(202).type('application/json; charset=utf-8').send(JSON.stringify(answer));
@@ -189,16 +192,17 @@ async function inflated(encoding: string | undefined, body: Buffer): Promise<Buf
     return await unzip(body, { maxOutputLength: INFLATED_BYTES });
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code === 'ERR_BUFFER_TOO_LARGE') {
-      throw new AppError('PAYLOAD_TOO_LARGE', `unpacks to more than ${INFLATED_BYTES} bytes`);
+      throw new AppError('PAYLOAD_TOO_LARGE', `the decompressed body is larger than ${INFLATED_BYTES} bytes`);
     }
     throw new AppError('VALIDATION_FAILED', 'the body is not valid gzip', { cause: error });
   }
 }
 
-/** JSON.parse makes `__proto__` an ordinary own member, which the schemas then ignore or refuse like any unknown one. */
+/** JSON.parse makes `__proto__` an ordinary member, which the schemas ignore or refuse like any other unknown one. */
 function parse(body: Buffer): unknown {
   if (!isUtf8(body)) throw new AppError('VALIDATION_FAILED', 'the body is not valid UTF-8');
-  if (nestsDeeper(body, MAX_DEPTH)) throw new AppError('VALIDATION_FAILED', `the JSON nests deeper than ${MAX_DEPTH}`);
+  if (nestsDeeper(body, MAX_DEPTH))
+    throw new AppError('VALIDATION_FAILED', `the JSON is nested deeper than ${MAX_DEPTH} levels`);
   try {
     return JSON.parse(body.toString());
   } catch (error) {

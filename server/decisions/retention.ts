@@ -6,8 +6,8 @@ const BATCH = 5000;
 const DAY_MS = 24 * 3600 * 1000;
 
 /**
- * Erases inputs of decisions, and by `forgetHeld` what holds keep of them, once the tenant's retention is over. The
- * chain holds only their hashes. `forgetHeld` resolves to how many it erased, and is called until there are none left.
+ * Erases the inputs of decisions, and their copies in holds (`forgetHeld`), after the tenant's retention period. The chain
+ * contains only hashes of them. `forgetHeld` resolves to the number erased and is called until that is zero.
  */
 export function forgetInputs(parts: {
   db: Database;

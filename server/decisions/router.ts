@@ -3,7 +3,7 @@ import type { Database } from '../../db/index.ts';
 import { DECISIONS, type Decision } from '../domain/decision.ts';
 import { HOLD_KIND_NAMES } from '../domain/hold-kinds.ts';
 import { AppError } from '../errors.ts';
-import { text } from '../rpc/fields.ts';
+import { text, toolPin } from '../rpc/fields.ts';
 import type { PlainDescription } from '../rpc/plain.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import type { Decider } from './decide.ts';
@@ -15,6 +15,9 @@ import { countDecisions } from './summary.ts';
 const EvaluateIn = z.strictObject({
   action_type: text(64),
   tool_name: text(200),
+  tool_pin: toolPin
+    .optional()
+    .describe('the definition of the tool that the agent saw; without it, the one that was seen last decides'),
   tool_server: text(200).optional(),
   method: text(32).optional(),
   resource: text(2000).optional().describe('a URL or a path'),
@@ -23,7 +26,7 @@ const EvaluateIn = z.strictObject({
   action_summary: text(500).optional(),
   estimated_value: z.number().min(0).max(1e14).optional(),
   value_currency: text(10).optional(),
-  risk_score: z.number().min(0).max(1).optional().describe('absent counts as 1'),
+  risk_score: z.number().min(0).max(1).optional().describe('1 when absent'),
   context: z.record(z.string(), z.unknown()).optional(),
 });
 
@@ -59,9 +62,9 @@ export function evaluateProcedure(decider: Decider) {
     'POST /v1/evaluate',
     { agent: true },
     {
-      summary: 'Decide an agent’s action and record the decision',
+      summary: 'Decide on an agent’s action and record the decision',
       description:
-        'The answer is 200 for every decision. The retry after a release carries X-Svc-Escrow-Id: the hold is consumed when it covers every rule that holds the action by now. Otherwise a new hold is opened, and the answer is POLICY_CHANGED with its id in the header X-Svc-Escrow-Id.',
+        'The answer is 200 for every decision. The retry after a release sends X-Svc-Escrow-Id: the hold is consumed if it covers every rule that would now hold the action. Otherwise a new hold is opened, and the answer is POLICY_CHANGED with its id in the header X-Svc-Escrow-Id.',
       tag: 'decisions',
       limit: 'evaluate',
       headers: {
@@ -91,7 +94,7 @@ export function evaluateProcedure(decider: Decider) {
       if (typeof tenant !== 'string') {
         throw new AppError('VALIDATION_FAILED', 'the header X-Svc-Tenant is missing');
       }
-      if (tenant !== ctx.tenantId) throw new AppError('FORBIDDEN', 'the agent key is of another tenant');
+      if (tenant !== ctx.tenantId) throw new AppError('FORBIDDEN', 'the agent key belongs to another tenant');
       const hold = ctx.headers['x-svc-escrow-id'];
       if (hold !== undefined && (typeof hold !== 'string' || !/^[\x21-\x7e]{1,100}$/.test(hold))) {
         throw new AppError('VALIDATION_FAILED', 'the header X-Svc-Escrow-Id must be the id of a hold');
@@ -108,7 +111,7 @@ export function eventsRouter(db: Database) {
       {
         summary: 'List decision events',
         description:
-          'The newest first, or with order=asc the oldest first: then there is always a next_cursor, from which a reader goes on later. A filter without an index (tool_name, policy_id, agent_role) looks at a bounded part of the chain in each call: a page may then be short or empty while has_more is true.',
+          'Newest first, or oldest first with order=asc; then there is always a next_cursor from which to continue later. With a filter that has no index (tool_name, policy_id, agent_role), each call scans a bounded part of the chain, so a page may be short or empty while has_more is true.',
         tag: 'decisions',
       },
     )
@@ -121,7 +124,7 @@ export function eventsRouter(db: Database) {
       { keys: ['pipeline'], role: 'viewer' },
       {
         summary: 'Count decisions over time',
-        description: 'Of the last `hours` until now, in `buckets` equal steps.',
+        description: 'Covers the last `hours` in `buckets` equal steps.',
         tag: 'decisions',
       },
     )
@@ -154,7 +157,7 @@ const SummaryOut = z
     bucket_seconds: z.number(),
     buckets: z.array(
       z.object({
-        at: z.iso.datetime().describe('where it begins'),
+        at: z.iso.datetime().describe('the start of the bucket'),
         ...({
           allow: Count,
           allow_with_masking: Count,
@@ -167,14 +170,16 @@ const SummaryOut = z
     complete_since: z.iso
       .datetime()
       .nullable()
-      .describe('counts before are not complete: there were more than 50,000 of one kind other than allow'),
+      .describe(
+        'counts before this time are incomplete: there were more than 50,000 decisions of a kind other than allow',
+      ),
     head: z.object({ seq: z.int(), at: z.iso.datetime() }).nullable().describe('the end of the chain'),
   })
   .meta({ id: 'DecisionSummary' });
 
 export const INGEST_ACCESS = { keys: ['proxy'] } as const;
 
-/** The description of the ingest routes, which are mounted apart because they parse their bodies themselves. */
+/** The description of the ingest routes, which are mounted separately because they parse their own bodies. */
 export const ingestRoutes: readonly PlainDescription[] = [
   { path: '/v1/events/ingest', summary: 'Store decision events of a proxy' },
   { path: '/v1/forensics/records', summary: 'Store the records of a proxy that was offline' },
@@ -184,9 +189,9 @@ export const ingestRoutes: readonly PlainDescription[] = [
   access: INGEST_ACCESS,
   limit: 'ingest',
   description:
-    'At most 100 events; answers after the commit. `event_id` is the idempotency key. One bad event is rejected with its index, the others are stored. The body may be gzip.',
+    'At most 100 events; answers after the commit. `event_id` is the idempotency key. A bad event is rejected with its index, and the others are stored. The body may be gzip.',
   tag: 'decisions',
   headers: { request: { 'Content-Encoding': { description: 'gzip, or absent', schema: { enum: ['gzip'] } } } },
   body: IngestBody,
-  answers: { 202: { description: 'What became of the events', type: 'application/json', schema: IngestAnswer } },
+  answers: { 202: { description: 'The result for each event', type: 'application/json', schema: IngestAnswer } },
 }));

@@ -2,24 +2,24 @@ import type { Database } from '../../db/index.ts';
 import { firstSince, PLAN } from '../chain/seek.ts';
 import { DECISIONS, type Decision } from '../domain/decision.ts';
 
-/** Decisions of each kind but allow are counted one by one, up to this many. */
-const MOST_COUNTED = 50_000;
+/** Decisions of each kind except allow are counted individually, up to this many. */
+const MAX_COUNTED = 50_000;
 
 export interface DecisionCounts {
   since: string;
   until: string;
   bucket_seconds: number;
-  /** The oldest first; `at` is where a bucket begins. */
+  /** Oldest first; `at` is the start of the bucket. */
   buckets: ({ at: string } & Record<Decision, number>)[];
-  /** The counts before this time are not complete: there were more than 50,000 decisions of one kind other than allow. */
+  /** Counts before this time are incomplete, because there were more than 50,000 decisions of a kind other than allow. */
   complete_since: string | null;
-  /** The end of the chain, whatever the time. */
+  /** The end of the chain, regardless of the time range. */
   head: { seq: number; at: string } | null;
 }
 
 /**
- * How many decisions of each kind there were in the last `hours`, in `buckets` equal steps up to now. Allowed ones are
- * not counted but inferred from the places in the chain where the steps begin, so that the cost does not grow with them.
+ * The number of decisions of each kind in the last `hours`, in `buckets` equal steps up to now. Allowed ones are not
+ * counted but derived from the chain positions at the bucket boundaries, so that the cost does not grow with them.
  */
 export async function countDecisions(
   db: Pick<Database, 'readOnly'>,
@@ -34,12 +34,12 @@ export async function countDecisions(
       [tenantId],
     );
     const last = ends.rows[0]?.seq ?? 0;
-    // the chain's own time may be ahead of this machine's
+    // the timestamps in the chain may be ahead of this machine's clock
     const now = Math.max(Date.now(), (ends.rows[0]?.received_at.getTime() ?? 0) + 1);
     const step = (hours * 3_600_000) / buckets;
     const edges = Array.from({ length: buckets }, (_, n) => now - (buckets - n) * step);
     const starts: number[] = [];
-    // the genesis record is no decision
+    // the genesis record is not a decision
     for (const edge of edges) {
       starts.push(Math.max(2, await firstSince(client, tenantId, 'forensics', last, new Date(edge).toISOString())));
     }
@@ -55,7 +55,7 @@ export async function countDecisions(
       const { rows } = await client.query<{ bucket: number; count: number }>(
         `select width_bucket(seq, $2::bigint[]) as bucket, count(*)::int as count
          from (select seq from forensic_record where tenant_id = $1 and decision = ${number} and seq >= $3
-               order by seq desc limit ${MOST_COUNTED}) counted group by 1`,
+               order by seq desc limit ${MAX_COUNTED}) counted group by 1`,
         [tenantId, starts, starts[0]],
       );
       for (const { bucket, count } of rows) {
@@ -63,7 +63,7 @@ export async function countDecisions(
         found[bucket - 1]!.allow -= count;
       }
       const counted = rows.reduce((sum, { count }) => sum + count, 0);
-      if (counted === MOST_COUNTED) complete = Math.max(complete, Math.min(...rows.map(({ bucket }) => bucket)));
+      if (counted === MAX_COUNTED) complete = Math.max(complete, Math.min(...rows.map(({ bucket }) => bucket)));
     }
     return {
       since: new Date(edges[0]!).toISOString(),

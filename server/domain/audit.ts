@@ -185,6 +185,20 @@ export const AUDIT_ACTIONS = {
   'subscription.disabled': 'SUB005I',
   'subscription.tested': 'SUB006I',
   'subscription.redelivered': 'SUB007I',
+  'tool.observed': 'TOL001I',
+  'tool.changed': 'TOL002I',
+  'tool.approved': 'TOL003I',
+  'tool.approval_refused': 'TOL003E',
+  'tool.rejected': 'TOL004I',
+  'tool.labeled': 'TOL005I',
+  'tool.removed': 'TOL006I',
+  'tool_server.changed': 'TOL010I',
+  'agent.labeled': 'AGT001I',
+  'list.changed': 'LST001I',
+  'list.approved': 'LST002I',
+  'list.approval_refused': 'LST002E',
+  'list.rejected': 'LST003I',
+  'list.deleted': 'LST004I',
 } as const;
 export type AuditAction = keyof typeof AUDIT_ACTIONS;
 

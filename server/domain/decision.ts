@@ -84,6 +84,14 @@ export const RECORD_FIELDS = {
     description: 'null unless the decision is deny',
   },
   tool_name: { type: 'text', length: [1, 200], presence: 'required', shown: 'list', filter: true, label: 'Tool' },
+  tool_pin: {
+    type: 'text',
+    length: [0, 200],
+    presence: 'optional',
+    shown: 'detail',
+    label: 'Tool definition',
+    description: 'the hash of the definition of the tool that the agent saw',
+  },
   agent_id: {
     type: 'agent_name',
     presence: 'required',
@@ -130,7 +138,7 @@ export const RECORD_FIELDS = {
     byServer: true,
     shown: 'detail',
     label: 'Credential',
-    description: 'the credential that brought it',
+    description: 'the credential with which it was recorded',
   },
   proxy_seq: { type: 'sequence', presence: 'optional', shown: 'detail', label: 'Number at the proxy' },
   source_ip: { type: 'text', length: [0, 200], presence: 'optional', shown: 'detail', label: 'Source address' },
@@ -191,6 +199,12 @@ type OptionalField = FieldsWith<{ presence: 'optional' }>;
 export type DecisionEvent = { event_id: string } & {
   [K in Exclude<FieldName, OptionalField>]: FieldValue<K>;
 } & { [K in OptionalField]?: FieldValue<K> | undefined };
+
+/**
+ * An event in which every field is named, one that does not apply as undefined. Decision points make their events in this
+ * form, so that a new field does not compile until each of them says what it records there.
+ */
+export type CompleteEvent = { [K in keyof Required<DecisionEvent>]: DecisionEvent[K] };
 
 export type FilterField = FieldsWith<{ filter: true }>;
 export const FILTER_FIELDS = FIELD_NAMES.filter((name) => fieldOf(name).filter) as FilterField[];

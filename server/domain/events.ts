@@ -1,5 +1,6 @@
 import { z } from 'zod';
 import { HOLD_KIND_NAMES } from './hold-kinds.ts';
+import { CHANGE_REASONS, type ChangeCode } from './tools.ts';
 
 /*
  * The events that subscribers receive. A new one is a row of EVENTS, with its payload where no other event has the same,
@@ -23,6 +24,7 @@ const EscrowPayload = z
     action_type: z.string(),
     tool_server: z.string().nullable(),
     tool_name: z.string().nullable(),
+    tool_pin: z.string().nullable().describe('the definition of the tool that the agent saw'),
     method: z.string().nullable(),
     resource: z.string().nullable(),
     arguments: z
@@ -119,6 +121,37 @@ const LossAcceptedPayload = z
   })
   .meta({ id: 'LossAcceptedPayload' });
 
+const tool_server = z.string().describe('with what cannot be seen in a form that can, as every name of a tool here');
+
+/** Names of tools are written by whoever runs their server, and descriptions are not told at all. */
+const ToolsPayload = z
+  .object({
+    ...common,
+    tool_server,
+    count: z.int().describe('how many tools it is about'),
+    tools: z
+      .array(
+        z.object({
+          name: z.string(),
+          pin: z.string(),
+          status: z.string(),
+          change: z.enum(['same', 'descriptive', 'introduced']),
+          reasons: z.array(z.enum(Object.keys(CHANGE_REASONS) as [ChangeCode, ...ChangeCode[]])),
+          same_arguments_as: z
+            .string()
+            .optional()
+            .describe('another tool of the server with arguments of the same form'),
+        }),
+      )
+      .describe('the first 20 of them'),
+    actor_id,
+  })
+  .meta({ id: 'ToolsPayload' });
+
+const ToolPayload = z
+  .object({ ...common, tool_server, tool_name: z.string(), pin: z.string(), actor_id })
+  .meta({ id: 'ToolPayload' });
+
 const ProxyPayload = z
   .object({ ...common, proxy_id: z.string(), last_seen_at: z.iso.datetime() })
   .meta({ id: 'ProxyPayload' });
@@ -157,7 +190,7 @@ export const EVENTS = {
     votable: true,
   },
   'escrow.vote_cast': {
-    description: 'somebody voted on a hold',
+    description: 'a person voted on a hold',
     title: 'A vote was cast',
     payload: EscrowPayload,
     votable: true,
@@ -183,7 +216,7 @@ export const EVENTS = {
     payload: EscrowPayload,
   },
   'escrow.consumed': {
-    description: 'the held action was let through, once',
+    description: 'the release of a hold was used for its action',
     title: 'Carried out',
     payload: EscrowPayload,
   },
@@ -254,12 +287,12 @@ export const EVENTS = {
     forPrograms: true,
   },
   'forensics.chain_closed': {
-    description: 'a chain lacks records that it is known to have had; it takes no more until an operator acts',
+    description: 'a chain lacks records that are known to have existed; it accepts no more until an operator acts',
     title: 'A chain is closed: records that were acknowledged are missing',
     payload: ChainClosedPayload,
   },
   'forensics.loss_accepted': {
-    description: 'an operator accepted that records of a chain are lost; the chain goes on without them',
+    description: 'an operator accepted that records of a chain are lost; the chain continues without them',
     title: 'The loss of records of a chain was accepted',
     payload: LossAcceptedPayload,
   },
@@ -267,6 +300,21 @@ export const EVENTS = {
     description: 'a proxy has been silent for more than three poll intervals',
     title: 'A proxy is silent',
     payload: ProxyPayload,
+  },
+  'tool.observed': {
+    description: 'a tool server lists tools that have not been reviewed',
+    title: 'New tools wait for review',
+    payload: ToolsPayload,
+  },
+  'tool.changed': {
+    description: 'the description of a tool differs from the approved one',
+    title: 'Approved tools have changed',
+    payload: ToolsPayload,
+  },
+  'tool.approved': {
+    description: 'the definition of a tool was approved',
+    title: 'Tool approved',
+    payload: ToolPayload,
   },
   'subscription.disabled': {
     description: 'a destination failed for too long, or no longer exists, and nothing more is sent there',

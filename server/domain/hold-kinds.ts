@@ -71,7 +71,7 @@ export const HOLD_KINDS = {
     label: 'Released by time unless rejected',
     description: 'released at its time unless an approver rejects it before',
     heldFor: 'until its time is over',
-    summary: 'held for {delay}, then released unless somebody rejects it',
+    summary: 'held for {delay}, then released unless it is rejected',
     summaryWithApprovals: ', or released earlier by {approvals}',
     strictness: 0,
     leastApprovals: 0,

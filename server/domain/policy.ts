@@ -3,6 +3,8 @@
  */
 import type { Annotations, Seats } from './annotations.ts';
 import type { HoldKind } from './hold-kinds.ts';
+import type { BundleList } from './lists.ts';
+import type { BundleRegistry } from './tools.ts';
 
 /** One statement of a bundle. The Cedar text is authoritative, the rest is derived from it. */
 export interface BundleStatement {
@@ -56,6 +58,9 @@ export interface BundleContent {
   action_entities: Record<string, string[]>;
   /** Sorted by id. */
   policies: BundleStatement[];
+  registry: BundleRegistry;
+  /** The reference lists that the statements name, sorted by name. */
+  lists: BundleList[];
 }
 
 /** A place in a policy text with what is wrong there. Line and column are 1-based, columns count UTF-16 units. */
@@ -65,11 +70,24 @@ export interface Diagnostic {
   message: string;
 }
 
-/** Action types that every tenant has, by the group that a policy may name instead (`action in Action::"write"`). */
+/**
+ * Action types that every tenant has, by the group that a policy may name instead (`action in Action::"write"`). Those
+ * after the first line of each group are of MCP: what a client asks a server for besides tools, what a server asks its
+ * client for (`roots_list`, `sampling`, `elicitation`), and any other method (`mcp_request`).
+ */
 export const ACTION_TYPES = {
-  write: ['api_call', 'tool_call', 'message_send', 'payment'],
-  read: ['db_query', 'file_read'],
+  write: [
+    ...['api_call', 'tool_call', 'message_send', 'payment'],
+    ...['task_update', 'sampling', 'elicitation', 'mcp_request'],
+  ],
+  read: [...['db_query', 'file_read'], ...['resource_read', 'prompt_get', 'completion', 'task_read', 'roots_list']],
 } as const;
+
+/** Actions of MCP that call no tool: a method stands in the place of its name. */
+export const METHOD_ACTIONS: ReadonlySet<string> = new Set([
+  ...['resource_read', 'prompt_get', 'completion', 'task_read', 'task_update'],
+  ...['sampling', 'elicitation', 'roots_list', 'mcp_request'],
+]);
 
 /** The action that an agent wants to take, as the decision sees it. */
 export interface ActionRequest {
@@ -78,6 +96,8 @@ export interface ActionRequest {
   action_type: string;
   tool_name: string;
   tool_server?: string | undefined;
+  /** The definition of the tool that the caller sees: undefined where nobody says, null where it has none. */
+  tool_pin?: string | null | undefined;
   method?: string | undefined;
   /** A URL (its host and path become context.host and context.path) or a plain path. */
   resource?: string | undefined;
@@ -101,6 +121,8 @@ export interface ActionRequest {
 export interface HeldContent {
   tool_server: string | null;
   tool_name: string | null;
+  /** The hash of the definition that the agent saw. */
+  tool_pin: string | null;
   method: string | null;
   resource: string | null;
   arguments: unknown;
@@ -114,7 +136,7 @@ export interface HeldContent {
 export type HeldPart = 'arguments' | 'context';
 
 /** The action as approvers see it. */
-export interface ShownAction extends HeldContent {
+export interface ActionView extends HeldContent {
   action_type: string;
   estimated_value: number | null;
   value_currency: string | null;

@@ -60,20 +60,27 @@ export function refusal(access: Access, principal: Principal | null): Refusal | 
   if (!principal) return { code: 'UNAUTHENTICATED', detail: 'no valid credential was given' };
   switch (principal.kind) {
     case 'api_key': {
-      if (!access.keys) return { code: 'KEY_SCOPE', detail: 'no API key reaches this route: sign in' };
+      if (!access.keys) return { code: 'KEY_SCOPE', detail: callers(access) };
       const allowed: readonly Scope[] = [...access.keys, 'admin'];
       if (principal.scopes.some((scope) => allowed.includes(scope))) return undefined;
       return { code: 'KEY_SCOPE', detail: `the key needs one of the scopes ${allowed.join(', ')}` };
     }
     case 'agent_key':
-      return access.agent ? undefined : { code: 'KEY_SCOPE', detail: 'agent keys do not reach this route' };
+      return access.agent ? undefined : { code: 'KEY_SCOPE', detail: callers(access) };
     case 'session':
       if (access.role === 'any' || (access.role && hasRole(principal.roles, access.role))) return undefined;
-      return {
-        code: 'FORBIDDEN',
-        detail: access.role ? `this needs the role ${access.role}` : 'this is not for signed-in people',
-      };
+      return { code: 'FORBIDDEN', detail: access.role ? `this needs the role ${access.role}` : callers(access) };
   }
+}
+
+/** Which credentials a route takes: what to try next after using one of another kind. */
+function callers({ keys, role, agent }: Access): string {
+  const kinds = [
+    agent && 'an agent key',
+    keys && `an API key with the scope ${[...keys, 'admin'].join(' or ')}`,
+    role && (role === 'any' ? 'a signed-in person' : `a signed-in person with the role ${role}`),
+  ];
+  return `this route takes ${kinds.filter(Boolean).join(', or ')}`;
 }
 
 /** Whether one of the roles is `least` or a higher one. */

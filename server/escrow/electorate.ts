@@ -4,7 +4,7 @@ import type { HoldSnapshot } from '../../machines/escrow.ts';
 import { hasRole, type Role } from '../domain/principal.ts';
 import { type Electorate, tally } from './quorum.ts';
 
-/** What decides who may vote, besides the roles. */
+/** The settings that decide, besides the roles, who may vote. */
 export interface VoteSettings {
   approver_groups: Readonly<Record<string, readonly string[]>>;
   policy_author_may_vote: boolean;

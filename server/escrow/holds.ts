@@ -17,14 +17,15 @@ import {
 } from '../../machines/escrow.ts';
 import { type Seats, seatsOf } from '../domain/annotations.ts';
 import type { Doer } from '../domain/audit.ts';
+import type { ErrorCode } from '../domain/errors.ts';
 import { type HoldKind, holdKind } from '../domain/hold-kinds.ts';
-import type { RuleReference, ShownAction } from '../domain/policy.ts';
-import { AppError, type ErrorCode } from '../errors.ts';
+import type { ActionView, RuleReference } from '../domain/policy.ts';
+import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
-import { visible } from '../policy/evaluation/shown.ts';
+import { visible } from '../policy/evaluation/approver-view.ts';
 import { electorateOf, keyPeople, tallyOf, type VoteSettings } from './electorate.ts';
 import { RELEASES } from './kinds.ts';
 import { tally } from './quorum.ts';
@@ -36,9 +37,9 @@ export interface HoldRequest {
   agent_role: string;
   agent_id: string;
   /** The action as approvers see it; `action_hash` binds it. */
-  action: ShownAction;
+  action: ActionView;
   action_hash: string;
-  /** What the agent says of it. Approvers see it apart from the action. */
+  /** The agent's own description. Approvers see it apart from the action. */
   action_summary: string;
   risk_score?: number | undefined;
   hold_type: HoldKind;
@@ -66,7 +67,7 @@ const USE_REFUSALS: ReadonlySet<string> = new Set<ErrorCode>([
   'HASH_MISMATCH',
   'INVALID_STATUS',
 ]);
-const ERASED = 'its arguments were erased when their retention ended: nobody can see what would be approved';
+const ERASED = 'its arguments were erased when their retention ended: what would be approved can no longer be seen';
 
 const SYSTEM: Doer = { actor: { type: 'system', id: 'control-plane' } };
 
@@ -108,7 +109,7 @@ export class Holds {
 
   /**
    * Holds an agent's action, or finds the hold that is still open for the same agent and action: however many identical
-   * requests arrive at once, they share one hold.
+   * requests arrive together, they share one hold.
    */
   async open(tenantId: string, request: HoldRequest, by: Doer): Promise<{ hold: HoldView; opened: boolean }> {
     return this.#retry(() =>
@@ -284,8 +285,8 @@ export class Holds {
     });
   }
 
-  /** Records that a hold was consumed for a decision that was then not recorded: nobody acted on it. */
-  async consumedInVain(tenantId: string, id: string, detail: string): Promise<void> {
+  /** Records that a hold was consumed for a decision that was then not recorded: the agent did not act on it. */
+  async consumedWithoutRecord(tenantId: string, id: string, detail: string): Promise<void> {
     await this.#db.transaction(tenantId, (em) =>
       this.#audit(em, tenantId, {
         ...SYSTEM,
@@ -345,7 +346,7 @@ export class Holds {
 
   /**
    * The holds of all tenants whose time has come, the most overdue first; where there are none, the milliseconds until
-   * the next one's time. They are not locked: `wake` looks again.
+   * the next one's time. They are not locked: `wake` checks again.
    */
   async due(limit: number, except: readonly string[] = []): Promise<{ holds: DueHold[]; next: number | null }> {
     // now() and not clock_timestamp(): only a stable value is looked up in the index
@@ -414,7 +415,7 @@ export class Holds {
   }
 
   /**
-   * The loser of a race to open the same hold looks again: the winner's hold may have ended by then, and it is the
+   * The loser of a race to open the same hold tries again: the winner's hold may have ended by then, and it is the
    * loser's turn.
    */
   async #retry<T>(attempt: () => Promise<T>): Promise<T> {

@@ -9,10 +9,11 @@ import type { Principal } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Fault } from '../lib/faults.ts';
+import { approverView } from '../policy/evaluation/approver-view.ts';
 import { joinedTerms } from '../policy/evaluation/hold-terms.ts';
-import { shownAction } from '../policy/evaluation/shown.ts';
+import { DEFINITION_RULE, definitionRule } from '../policy/evaluation/registry.ts';
 import type { SignedRules } from '../policy/signed-rules.ts';
-import { text } from '../rpc/fields.ts';
+import { text, toolPin } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import type { HoldRequest, Holds } from './holds.ts';
 import { HOLD_ORDERS, type HoldQueries } from './queries.ts';
@@ -33,6 +34,7 @@ const HoldOut = z
     action_type: z.string(),
     tool_server: z.string().nullable(),
     tool_name: z.string().nullable(),
+    tool_pin: z.string().nullable().describe('the definition of the tool that the agent saw'),
     method: z.string().nullable(),
     resource: z.string().nullable(),
     arguments_preview: z.unknown().describe('masked, at most 32 KiB; invisible characters are made visible'),
@@ -151,6 +153,7 @@ const CreateIn = z.strictObject({
   session_id: text(200).optional(),
   tool_server: text(200).optional(),
   tool_name: text(200).optional(),
+  tool_pin: toolPin.optional(),
   method: text(200).optional(),
   resource: text(8000).optional(),
   arguments_preview: z.unknown().optional(),
@@ -374,7 +377,8 @@ export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: Si
 
 /** What a proxy asks for, completed by the rules that it names. TERMS_REFUSED when it asks for less than they do. */
 async function requested(signedRules: SignedRules, tenantId: string, input: CreateInput): Promise<HoldRequest> {
-  const { action_type, tool_server, tool_name, method, resource, estimated_value, value_currency } = input;
+  const { action_type, tool_server, tool_name, tool_pin, method, resource } = input;
+  const { estimated_value, value_currency } = input;
   const { arguments_preview, context_preview, cut = [], bundle_hash, rule_ids, ...rest } = input;
   const asked = {
     ...rest,
@@ -390,9 +394,9 @@ async function requested(signedRules: SignedRules, tenantId: string, input: Crea
   const action = exact(() => {
     // what is shown is well formed; what was sent must be as well
     canonicalJson([arguments_preview ?? null, context_preview ?? null]);
-    return shownAction(
+    return approverView(
       {
-        ...{ action_type, tool_server, tool_name, method, resource, estimated_value, value_currency },
+        ...{ action_type, tool_server, tool_name, tool_pin, method, resource, estimated_value, value_currency },
         arguments: arguments_preview,
         context: context_preview,
       },
@@ -405,7 +409,9 @@ async function requested(signedRules: SignedRules, tenantId: string, input: Crea
   const known = await signedRules.of(tenantId, bundle_hash);
   if (!known)
     throw refused({ pointer: '/bundle_hash', message: 'is not a bundle that was signed here and has not ended' });
-  const rules = [...new Set(rule_ids)].map((id) => known.get(id));
+  // what the tool registry asks for is in no bundle: it follows from the call
+  const ofRegistry = tool_name === undefined ? undefined : definitionRule({ tool_server, tool_name, tool_pin });
+  const rules = [...new Set(rule_ids)].map((id) => (id === DEFINITION_RULE ? ofRegistry : known.get(id)));
   const unknown = rules.indexOf(undefined);
   if (unknown >= 0)
     throw refused({ pointer: `/rule_ids/${unknown}`, message: 'is not a rule of the bundle with @escrow' });

@@ -38,6 +38,7 @@ export function holdView(hold: HoldRow, now: number, votes: VoteView[] = []) {
     action_type: hold.actionType,
     tool_server: shown.tool_server,
     tool_name: shown.tool_name,
+    tool_pin: shown.tool_pin,
     method: shown.method,
     resource: shown.resource,
     arguments_preview: shown.arguments,
@@ -134,6 +135,7 @@ export function eventPayload(hold: HoldRow) {
     notify_targets,
     tool_server: shown.tool_server,
     tool_name: shown.tool_name,
+    tool_pin: shown.tool_pin,
     method: shown.method,
     resource: shown.resource,
     arguments: beginning(shown.arguments),
@@ -150,7 +152,7 @@ function beginning(value: unknown): string | null {
 }
 
 /**
- * The time that holds go by, in milliseconds: the database's, so that the processes of a cluster agree. With a clock given,
+ * The time by which holds are judged, in milliseconds: the database's, so that the processes of a cluster agree. With a clock given,
  * that clock's: for tests that move it.
  */
 export async function timeOf(em: EntityManager, clock: Clock | undefined): Promise<number> {

@@ -3,17 +3,16 @@ import { openLoss } from '../chain/note.ts';
 import { RECORD_ALG } from '../chain/record.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { keyFingerprint, keyThumbprint, sha256Tag } from '../lib/crypto.ts';
+import { isWrittenTar, readTar } from '../lib/tar.ts';
 import { openBundle } from '../policy/bundle.ts';
 import {
   bundleName,
   fileSums,
-  isWrittenTar,
   type LossRecord,
   MANIFEST,
   type Manifest,
   openNotes,
   RangeCheck,
-  readTar,
   SIGNATURE,
   sameSums,
   splitNotes,

@@ -4,7 +4,8 @@ import { lstatSync, readdirSync, readFileSync, realpathSync, statSync } from 'no
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
-import { ArchiveError, MANIFEST } from './archive.ts';
+import { ArchiveError } from '../lib/tar.ts';
+import { MANIFEST } from './archive.ts';
 import {
   checkBundle,
   checkPackage,

@@ -1,8 +1,8 @@
 const TEXT = 1;
 const CONTINUATION = 0;
 const CLOSE = 8;
-/** More than a step with its machine's definition has. */
-const MOST_BYTES = 4 * 1024 * 1024;
+/** Larger than any step with the definition of its machine. */
+const MAX_BYTES = 4 * 1024 * 1024;
 
 /** The receiving half of a WebSocket (RFC 6455) without extensions: the text messages of one client. */
 export class Messages {
@@ -15,7 +15,7 @@ export class Messages {
     this.#onText = onText;
   }
 
-  /** False when the connection must end: the client has closed it, or sends what is not allowed or too long. */
+  /** False if the connection must end: the client closed it, broke the protocol or exceeded the size limit. */
   push(chunk: Buffer): boolean {
     this.#rest = this.#rest.length === 0 ? chunk : Buffer.concat([this.#rest, chunk]);
     for (;;) {
@@ -28,13 +28,13 @@ export class Messages {
   }
 
   #take({ opcode, final, payload }: Frame): boolean {
-    // pings and pongs: nobody waits for an answer
+    // pings and pongs need no answer here
     if (opcode > CLOSE) return true;
     if (opcode !== (this.#parts ? CONTINUATION : TEXT)) return false;
     this.#parts ??= [];
     this.#parts.push(payload);
     this.#size += payload.length;
-    if (this.#size > MOST_BYTES) return false;
+    if (this.#size > MAX_BYTES) return false;
     if (!final) return true;
     const text = Buffer.concat(this.#parts).toString();
     this.#parts = undefined;
@@ -55,13 +55,13 @@ interface Frame {
 function readFrame(data: Buffer): Frame | 'more' | 'wrong' {
   if (data.length < 2) return 'more';
   const [first, second] = [data[0]!, data[1]!];
-  // clients mask, and nobody has asked for an extension
+  // clients must mask, and no extension was negotiated
   if (second < 128 || (first & 0x70) !== 0) return 'wrong';
   const short = second & 127;
   const header = short === 126 ? 4 : short === 127 ? 10 : 2;
   if (data.length < header + 4) return 'more';
   const size = short === 126 ? data.readUInt16BE(2) : short === 127 ? Number(data.readBigUInt64BE(2)) : short;
-  if (size > MOST_BYTES) return 'wrong';
+  if (size > MAX_BYTES) return 'wrong';
   const length = header + 4 + size;
   if (data.length < length) return 'more';
   const mask = data.subarray(header, header + 4);

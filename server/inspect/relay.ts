@@ -5,10 +5,10 @@ import type { AddressInfo } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { Messages } from './messages.ts';
 
-/** What is kept for viewers that come later; the oldest goes first. */
-const MOST_KEPT = 3000;
-/** A viewer that has so much ahead of it is let go of: it comes again and is shown what is kept. */
-const MOST_BUFFERED = 16 * 1024 * 1024;
+/** Steps kept for viewers that connect later; the oldest is dropped first. */
+const MAX_KEPT = 3000;
+/** A viewer with this much unsent data is disconnected; it reconnects and gets the kept steps. */
+const MAX_BUFFERED = 16 * 1024 * 1024;
 
 const FILES: Record<string, { type: string; name: string }> = {
   '/': { type: 'text/html; charset=utf-8', name: 'viewer.html' },
@@ -25,9 +25,9 @@ const HEADERS = {
 };
 
 /**
- * Takes the steps that servers stream over WebSocket (`SVC_INSPECT`) and shows them on a page, to which it sends them as
- * server-sent events. It listens on the loopback address alone. Pages of other sites get nothing out of it and put
- * nothing in: it answers to its own name only, and servers, unlike browsers, send no `Origin`.
+ * Receives the steps that servers stream over WebSocket (`SVC_INSPECT`) and forwards them to its page as server-sent
+ * events. It listens on the loopback address only. Pages of other sites can neither read nor send anything: it accepts
+ * only its own host name, and refuses WebSockets with an `Origin`, which browsers always send.
  */
 export class Relay {
   readonly #server: Server;
@@ -37,7 +37,7 @@ export class Relay {
   #count = 0;
   readonly #onMessage: (text: string) => void;
 
-  /** `onMessage` gets what the viewers get. */
+  /** `onMessage` gets the same messages as the viewers. */
   constructor(onMessage: (text: string) => void = () => undefined) {
     this.#onMessage = onMessage;
     this.#server = createServer((request, response) => this.#answer(request, response));
@@ -53,13 +53,13 @@ export class Relay {
     return (this.#server.address() as AddressInfo).port;
   }
 
-  /** Cuts the connections of the servers that stream. */
-  hangUp(): void {
+  /** Disconnects the servers. */
+  disconnectSources(): void {
     for (const socket of this.#sources) socket.destroy();
   }
 
   async close(): Promise<void> {
-    this.hangUp();
+    this.disconnectSources();
     for (const viewer of this.#viewers) viewer.end();
     const closed = new Promise((resolve) => this.#server.close(resolve));
     this.#server.closeAllConnections();
@@ -118,16 +118,16 @@ export class Relay {
     }
     const number = ++this.#count;
     this.#kept.push({ number, text });
-    if (this.#kept.length > MOST_KEPT) this.#kept.shift();
+    if (this.#kept.length > MAX_KEPT) this.#kept.shift();
     for (const viewer of this.#viewers) {
-      if (viewer.writableLength > MOST_BUFFERED) viewer.destroy();
+      if (viewer.writableLength > MAX_BUFFERED) viewer.destroy();
       else viewer.write(eventOf(number, text));
     }
     this.#onMessage(text);
   }
 }
 
-/** A message of server-sent events. JSON has line ends only between its tokens, where they mean nothing. */
+/** A server-sent event. Line breaks in JSON occur only between tokens, where they are insignificant. */
 function eventOf(number: number, text: string): string {
   return `id: ${number}\ndata: ${text.replace(/[\r\n]+/g, ' ')}\n\n`;
 }

@@ -1,16 +1,16 @@
-/** Shows the machines that stream their steps here, how each stands, and the events in their order. */
+/** Shows the state machines of the connected servers, their current states, and their events in order. */
 
-/** What the page keeps; the oldest goes first. */
-const MOST_STEPS = 2000;
+/** Steps kept on the page; the oldest is dropped first. */
+const MAX_STEPS = 2000;
 
 const at = (id) => document.getElementById(id);
 const [actorList, stepList, stateList, connection] = ['actors', 'steps', 'states', 'connection'].map(at);
 
 /** sessionId -> its definition, state, list item */
 const actors = new Map();
-let chosen;
+let selected;
 
-// everything that is shown is set as text: nothing of it is markup
+// all content is set as text, never as markup
 function element(name, text, properties = {}) {
   return Object.assign(document.createElement(name), { textContent: text, ...properties });
 }
@@ -19,7 +19,7 @@ function actorOf(sessionId) {
   let actor = actors.get(sessionId);
   if (!actor) {
     const button = element('button', '', { type: 'button', ariaPressed: 'false' });
-    button.addEventListener('click', () => choose(chosen === sessionId ? undefined : sessionId));
+    button.addEventListener('click', () => select(selected === sessionId ? undefined : sessionId));
     const item = element('li', '');
     item.append(button);
     actorList.append(item);
@@ -29,15 +29,15 @@ function actorOf(sessionId) {
   return actor;
 }
 
-function choose(sessionId) {
-  chosen = sessionId;
-  for (const [id, { button }] of actors) button.ariaPressed = String(id === chosen);
-  for (const step of stepList.children) step.hidden = chosen !== undefined && step.dataset.actor !== chosen;
+function select(sessionId) {
+  selected = sessionId;
+  for (const [id, { button }] of actors) button.ariaPressed = String(id === selected);
+  for (const step of stepList.children) step.hidden = selected !== undefined && step.dataset.actor !== selected;
   drawStates();
 }
 
 function drawStates() {
-  const { states, state } = actors.get(chosen) ?? { states: [] };
+  const { states, state } = actors.get(selected) ?? { states: [] };
   stateList.replaceChildren(
     ...states.map((name) => element('span', name, name === state ? { ariaCurrent: 'step' } : {})),
   );
@@ -48,7 +48,7 @@ function showStep(sessionId, { event, snapshot, createdAt }) {
   actor.state = String(snapshot.value);
   actor.button.textContent = `${sessionId}: ${actor.state}`;
   const { type, ...more } = event;
-  const step = element('li', '', { hidden: chosen !== undefined && sessionId !== chosen });
+  const step = element('li', '', { hidden: selected !== undefined && sessionId !== selected });
   step.dataset.actor = sessionId;
   const time = new Date(Number(createdAt)).toISOString();
   const details = element('details', '');
@@ -65,8 +65,8 @@ function showStep(sessionId, { event, snapshot, createdAt }) {
     details,
   );
   stepList.append(step);
-  if (stepList.children.length > MOST_STEPS) stepList.firstElementChild.remove();
-  if (sessionId === chosen) drawStates();
+  if (stepList.children.length > MAX_STEPS) stepList.firstElementChild.remove();
+  if (sessionId === selected) drawStates();
 }
 
 const source = new EventSource('/steps');
@@ -74,13 +74,13 @@ source.addEventListener('open', () => {
   connection.textContent = 'connected';
 });
 source.addEventListener('error', () => {
-  connection.textContent = 'the relay does not answer';
+  connection.textContent = 'the relay is not reachable';
 });
 source.addEventListener('message', ({ data }) => {
   const message = JSON.parse(data);
   if (message.type === '@xstate.actor') {
     actorOf(message.sessionId).states = Object.keys(JSON.parse(message.definition).states);
-    if (message.sessionId === chosen) drawStates();
+    if (message.sessionId === selected) drawStates();
   }
   if (message.type === '@xstate.snapshot') showStep(message.sessionId, message);
 });

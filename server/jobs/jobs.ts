@@ -8,6 +8,17 @@ export interface Job {
   run(signal: AbortSignal): Promise<void>;
 }
 
+/** Every ten minutes has each of `parts`, one after the other, forget what ended long ago. */
+export function forgetJob(name: string, parts: readonly { forget(): Promise<void> }[]): Job {
+  return {
+    name,
+    everySeconds: 600,
+    async run() {
+      for (const part of parts) await part.forget();
+    },
+  };
+}
+
 /** Runs each job over and over, never twice at once in this process. A job that fails is logged and runs again. */
 export function startJobs(jobs: readonly Job[], log: Log): { stop(): Promise<void> } {
   const stopped = new AbortController();

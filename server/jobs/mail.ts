@@ -4,6 +4,7 @@ import type { SecretBox } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
 import type { Letter, Mail, QueueMail } from '../lib/mail.ts';
+import type { Job } from './jobs.ts';
 
 /** Seconds until the next attempt, after each failed one; the last repeats until the letter expires. */
 const BACK_OFF = [5, 15, 60, 120, 300, 900, 3600];
@@ -50,6 +51,21 @@ export class MailQueue {
       [tenantId, id, this.#box.seal(JSON.stringify(letter), sealContext(tenantId, id)), now, until, now],
     );
   };
+
+  /**
+   * Sends what is queued. Before that, `queueMore` is called until it resolves to 0: it queues letters that requests have
+   * asked for, and resolves to how many requests it served.
+   */
+  job(queueMore: () => Promise<number>): Job {
+    return {
+      name: 'mail',
+      everySeconds: 1,
+      run: async (signal) => {
+        while (!signal.aborted && (await queueMore()) > 0);
+        while (!signal.aborted && (await this.sendDue()) > 0);
+      },
+    };
+  }
 
   /**
    * Sends letters that are due; resolves to how many were tried. Each is sent at least once: a process that dies between

@@ -2,7 +2,7 @@ import { z } from 'zod';
 import type { PlainRoute } from '../rpc/plain.ts';
 import type { Keyring } from './keyring.ts';
 
-/** The public keys, for everyone who checks what this server signed. */
+/** The public keys, for anyone who verifies what this server signed. */
 export function keyRoutes(keyring: () => Keyring): PlainRoute[] {
   return [
     {
@@ -24,7 +24,7 @@ export function keyRoutes(keyring: () => Keyring): PlainRoute[] {
       method: 'GET',
       path: '/.well-known/jwks.json',
       access: { public: true },
-      summary: 'All public keys as a JWK set, retired ones included',
+      summary: 'All public keys as a JWK set, including retired ones',
       tag: 'keys',
       answers: {
         200: {

@@ -1,4 +1,5 @@
 import { createPrivateKey, createPublicKey, type KeyObject } from 'node:crypto';
+import { inTransaction } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import type { Clock } from '../lib/clock.ts';
 import { keyFingerprint, keyThumbprint, newSigningKey, type SecretBox, spkiDer } from '../lib/crypto.ts';
@@ -14,20 +15,21 @@ export interface SigningKey {
   readonly retiredAt: Date | null;
 }
 
-/** What the database keeps of a signing key. */
+/** A signing key as stored. */
 export interface SigningKeyRow {
   kid: string;
   public_key: Buffer;
-  /** Sealed under the master key. */
+  /** Encrypted with the master key. */
   private_key: Buffer;
   created_at: Date;
   retired_at: Date | null;
 }
 
 /**
- * INVARIANT: what a key of the keyring signed is trusted, retired or not. So a row counts only when its private key opens
- * with the master key and belongs to its public key and name: a row that someone added holds no private key sealed with
- * the master key, and an altered row does not hold the private key of its public key. Throws SealedError.
+ * INVARIANT: everything that a key of the keyring signed is trusted, retired or not. A row is therefore valid only if
+ * its private key decrypts with the master key and matches the row's public key and name: an inserted row has no
+ * private key encrypted with the master key, and an altered row does not have the private key of its public key. Throws
+ * SealedError.
  */
 export function openSigningKey(box: SecretBox, row: SigningKeyRow): SigningKey & { readonly privateKey: KeyObject } {
   try {
@@ -35,37 +37,37 @@ export function openSigningKey(box: SecretBox, row: SigningKeyRow): SigningKey &
     const privateKey = createPrivateKey({ key: der, type: 'pkcs8', format: 'der' });
     const publicKey = createPublicKey(privateKey);
     if (!spkiDer(publicKey).equals(row.public_key) || keyThumbprint(publicKey) !== row.kid) {
-      throw new Error('the public key is another one');
+      throw new Error('the public key does not match');
     }
     const fingerprint = keyFingerprint(publicKey);
     return { kid: row.kid, publicKey, privateKey, fingerprint, createdAt: row.created_at, retiredAt: row.retired_at };
   } catch (cause) {
-    throw new SealedError(`the signing key ${row.kid} was not made with this master key, or was altered`, { cause });
+    throw new SealedError(`the signing key ${row.kid} was not created with this master key, or was altered`, { cause });
   }
 }
 
-/** The one key of the cache: all signing keys together. */
+/** The only key of the cache, for all signing keys together. */
 const ALL = 'all';
 
-/** All keys, the current one first, which can sign. */
+/** All keys, starting with the current one, which signs. */
 interface Open {
   keys: readonly SigningKey[];
   privateKey: KeyObject;
 }
 
-/** The master key does not open what this database holds. The server then starts sealed: it serves nothing. */
+/** The master key does not decrypt this database's keys. The server then starts sealed and serves nothing. */
 export class SealedError extends Error {}
 
 /**
- * The Ed25519 keys that sign bundles, checkpoints and packages. One is current; retired ones stay to verify what they
- * signed. Private keys are stored encrypted under the master key.
+ * The Ed25519 keys that sign bundles, checkpoints and packages. One is current; retired ones stay so that their
+ * signatures can be verified. Private keys are stored encrypted with the master key.
  */
 export class Keyring {
   readonly #db: Database;
   readonly #box: SecretBox;
   readonly #clock: Clock;
   readonly #lookups: Lookups<Open>;
-  /** As they were last read, also while they are read again. */
+  /** The keys as last loaded; kept while a reload is in progress. */
   #open!: Open;
   #ready: Promise<void> = Promise.resolve();
 
@@ -82,8 +84,8 @@ export class Keyring {
   }
 
   /**
-   * Opens the keys, making the first one in an empty database. Throws SealedError when the master key is not the one
-   * that this database was made with.
+   * Loads the keys, and creates the first one in an empty database. Throws SealedError if the database was created with
+   * another master key.
    */
   static async open(db: Database, box: SecretBox, clock: Clock): Promise<Keyring> {
     const keyring = new Keyring(db, box, clock);
@@ -91,14 +93,14 @@ export class Keyring {
     await keyring.#replace('when there is none');
     keyring.#open = await keyring.#load();
     db.notices.on('signing_keys', () => {
-      // INVARIANT: a failed reload keeps the keys that were open; the next use reports the fault
+      // INVARIANT: a failed reload keeps the loaded keys; the next use reports the fault
       keyring.#ready = keyring.#reload().then(() => undefined);
       keyring.#ready.catch(() => undefined);
     });
     return keyring;
   }
 
-  /** INVARIANT: of two reloads at a time, the one that began before a change does not end after the other. */
+  /** INVARIANT: of two concurrent reloads, one that began before a change does not finish after the other. */
   async #reload(): Promise<Open> {
     const loaded = await this.#lookups.get(ALL, () => this.#load());
     this.#open = this.#lookups.peek(ALL) ?? (this.#db.notices.healthy ? this.#open : loaded);
@@ -128,12 +130,12 @@ export class Keyring {
     if (!current) throw new SealedError('there is no current signing key');
     return {
       privateKey: current.privateKey,
-      // the current one first, whatever the clocks said when they were made
+      // the current one first, even if a clock was wrong when it was created
       keys: [...keys.filter((k) => !k.retiredAt), ...keys.filter((k) => k.retiredAt)],
     };
   }
 
-  /** Waits for a reload that a notice began. */
+  /** Waits for a reload that a notice started. */
   settled(): Promise<void> {
     return this.#ready;
   }
@@ -151,31 +153,29 @@ export class Keyring {
     return this.#open.keys.find((key) => key.kid === kid)?.publicKey;
   }
 
-  /** Makes a new current key and retires the one before. When it resolves, every process signs with the new key soon. */
+  /**
+   * Creates a new current key and retires the previous one. Other processes sign with the new key shortly after it
+   * resolves.
+   */
   async rotate(): Promise<SigningKey> {
     await this.#replace('always');
     this.#lookups.forget(ALL);
     const { keys } = await this.#reload();
-    // the notice may have begun another one
+    // the notice may have started another one
     await this.#ready;
     return keys[0]!;
   }
 
-  /** Under the table's lock, so that processes that start together make one first key. */
+  /** Takes the table's lock, so that processes that start together create only one first key. */
   async #replace(when: 'always' | 'when there is none'): Promise<void> {
     const { privateKey, publicKey } = newSigningKey();
     const kid = keyThumbprint(publicKey);
     const now = new Date(this.#clock.now());
     const der = privateKey.export({ type: 'pkcs8', format: 'der' }) as Buffer;
-    const client = await this.#db.owner.connect();
-    try {
-      await client.query('begin');
+    await inTransaction(this.#db.owner, async (client) => {
       await client.query('lock table signing_key in share row exclusive mode');
       const current = await client.query('select 1 from signing_key where retired_at is null');
-      if (when === 'when there is none' && current.rowCount !== 0) {
-        await client.query('rollback');
-        return;
-      }
+      if (when === 'when there is none' && current.rowCount !== 0) return;
       await client.query('update signing_key set retired_at = $1 where retired_at is null', [now]);
       await client.query('insert into signing_key (kid, public_key, private_key, created_at) values ($1, $2, $3, $4)', [
         kid,
@@ -184,12 +184,6 @@ export class Keyring {
         now,
       ]);
       await client.query(`select pg_notify('svc_notice', 'signing_keys * ')`);
-      await client.query('commit');
-    } catch (error) {
-      await client.query('rollback');
-      throw error;
-    } finally {
-      client.release();
-    }
+    });
   }
 }

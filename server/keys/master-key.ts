@@ -4,8 +4,8 @@ import path from 'node:path';
 import { type Config, parseMasterKey } from '../config.ts';
 
 /**
- * The master key: the one that is set, or else that of the data directory, which is made there once and can be read by
- * its owner only. Anyone who has the database and this key has every secret in it.
+ * The configured master key, or else the one in the data directory, which is created on first use and readable only by
+ * its owner. Anyone who has the database and this key has every secret in it.
  */
 export function masterKey(config: Pick<Config, 'masterKey' | 'dataDir'>): Buffer {
   if (config.masterKey) return config.masterKey;

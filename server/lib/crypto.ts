@@ -19,14 +19,14 @@ export function sha256Tag(data: string | Uint8Array): string {
   return `sha256:${sha256(data).toString('hex')}`;
 }
 
-/** Compares two secrets (or their hashes) without telling by time where they differ; unequal lengths are unequal. */
+/** Compares two secrets (or their hashes) in a time that does not depend on where they differ; unequal lengths are unequal. */
 export function equalSecret(a: Uint8Array, b: Uint8Array): boolean {
   return a.byteLength === b.byteLength && timingSafeEqual(a, b);
 }
 
 const BASE62 = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
 
-/** `length` characters of base62 from the system's generator, each of them uniform (bytes over 247 are thrown away). */
+/** `length` characters of base62 from the system's generator, each of them uniform (bytes over 247 are discarded). */
 export function randomBase62(length: number): string {
   let out = '';
   while (out.length < length) {
@@ -76,7 +76,7 @@ export function publicKeyOf(privateKey: KeyObject): KeyObject {
  */
 export class SecretBox {
   readonly #key: Buffer;
-  /** Tells which master key sealed a secret, without telling anything about the key. */
+  /** Identifies the master key that sealed a secret, and reveals nothing about the key. */
   readonly keyId: Buffer;
 
   constructor(masterKey: Uint8Array) {

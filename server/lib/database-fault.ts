@@ -1,5 +1,5 @@
 /**
- * Which errors mean that the database cannot serve a statement now, so that the caller should come again, and not that
+ * Which errors mean that the database cannot serve a statement now, so that the caller should retry, and not that
  * the program or the request is wrong. Pure.
  */
 
@@ -11,7 +11,7 @@ const STATES = new Set([
   // idle in a transaction for too long, a transaction that took too long
   '25P03',
   '25P04',
-  // serialization failure, deadlock, a lock that did not come
+  // serialization failure, deadlock, a lock that was not granted in time
   '40001',
   '40P01',
   '55P03',
@@ -34,11 +34,11 @@ const SYSTEM = new Set([
   'ENOTFOUND',
   'EAI_AGAIN',
 ]);
-/** What `pg` says without a code. */
+/** Messages of `pg` without a code. */
 const TEXTS =
   /^(Connection terminated|timeout exceeded when trying to connect|Client has encountered a connection error|Client was closed|Cannot use a pool after calling end)/;
 
-/** Whether the error, or what caused it, is a fault of the database's. */
+/** Whether the error, or what caused it, is a fault of the database. */
 export function isDatabaseFault(error: unknown): boolean {
   for (let at = error, depth = 0; at instanceof Error && depth < 8; at = at.cause, depth++) {
     const { code, syscall } = at as { code?: unknown; syscall?: unknown };

@@ -7,9 +7,9 @@ import tls from 'node:tls';
 import ipaddr from 'ipaddr.js';
 
 /**
- * The only way out of the server for an address that someone else gave: webhooks, issuers, key sets, notify targets.
+ * The only way out of the server for an address that a tenant or another party gave: webhooks, issuers, key sets, notify targets.
  *
- * INVARIANT: the address that is dialled is the address that was checked. A name is resolved once per call, all its
+ * INVARIANT: the address that is dialed is the address that was checked. A name is resolved once per call, all its
  * addresses are judged, and the connection is made to those addresses; nothing resolves the name a second time, so an
  * answer that changes in between (DNS rebinding) changes nothing. A connection serves one request: it is never kept for
  * another one whose name may mean something else by then. Redirects are answers like any other and are not followed.
@@ -24,8 +24,8 @@ export type EgressFailure =
   | 'TOO_LARGE';
 
 /**
- * Why nothing came of a call. The message is a sentence for a person; it never holds an address that a name resolved to
- * (an outsider could read the inside's DNS through it), nor the URL's path, query or userinfo.
+ * Why a call failed. The message is a sentence for a person; it never holds an address that a name resolved to
+ * (an outsider could read internal DNS through it), nor the URL's path, query or userinfo.
  */
 export class EgressError extends Error {
   readonly failure: EgressFailure;
@@ -40,7 +40,7 @@ export class EgressError extends Error {
 export interface EgressAnswer {
   status: number;
   headers: Record<string, string | string[] | undefined>;
-  /** As it came: a Content-Encoding is not undone, so no small answer can become a big one here. */
+  /** As received: a Content-Encoding is not undone, so no small answer can become a big one here. */
   body: Buffer;
   /** The answer was longer than `maxBytes`, and the rest was not read. */
   truncated: boolean;
@@ -93,8 +93,8 @@ const FORBIDDEN_V4 = ranges(
 );
 
 /**
- * Of IPv6, only global unicast can be dialled at all: what lies outside is loopback, IPv4-compatible, discard-only,
- * local-use NAT64 (64:ff9b:1::/48), SRv6 (5f00::/16), unique local, link-local, site-local, multicast, or not given out.
+ * Of IPv6, only global unicast can be dialed at all: what lies outside is loopback, IPv4-compatible, discard-only,
+ * local-use NAT64 (64:ff9b:1::/48), SRv6 (5f00::/16), unique local, link-local, site-local, multicast, or unassigned.
  */
 const GLOBAL_V6 = ranges('2000::/3');
 const FORBIDDEN_V6 = ranges(
@@ -133,9 +133,9 @@ export class Egress {
   #own: { addresses: ReadonlySet<string>; until: number } | undefined;
 
   /**
-   * `allow`: CIDRs that may be dialled although they are forbidden (SVC_EGRESS_ALLOW). `dnsServers`: host:port; none:
+   * `allow`: CIDRs that may be dialed although they are forbidden (SVC_EGRESS_ALLOW). `dnsServers`: host:port; none:
    * those of the system. For tests: `ca`, certificates (PEM) that are trusted beside the system's, and `interfaces`, the
-   * network that this machine is said to be in.
+   * network interfaces of this machine.
    */
   constructor(options: {
     allow: readonly string[];
@@ -151,7 +151,7 @@ export class Egress {
 
   /**
    * What is asked when an address is saved: http or https, no userinfo, a name that resolves, and every address it has may
-   * be dialled. Throws EgressError. It promises nothing for later: `send` judges again, each time.
+   * be dialed. Throws EgressError. It promises nothing for later: `send` judges again, each time.
    */
   async check(url: string): Promise<void> {
     await within({ timeoutMs: TIMEOUT_MS }, (signal) => this.#addresses(parse(url), signal));
@@ -184,7 +184,7 @@ export class Egress {
 
   /**
    * The addresses to dial, each of them judged. One forbidden address among good ones blocks the name: which of them
-   * would be dialled is otherwise chance, and a name that is half inside is how a rebinding looks from here.
+   * would be dialed is otherwise chance, and a name that is half inside is how a rebinding looks from here.
    */
   async #addresses(url: URL, signal: AbortSignal): Promise<string[]> {
     const found = await this.#resolve(hostOf(url), signal);
@@ -202,10 +202,10 @@ export class Egress {
 
   #mayDial(text: string, own: ReadonlySet<string>): boolean {
     const given = ipaddr.parse(text);
-    // where the packets will go: ::ffff:a.b.c.d is dialled as IPv4
+    // where the packets will go: ::ffff:a.b.c.d is dialed as IPv4
     const address = given instanceof ipaddr.IPv6 && given.isIPv4MappedAddress() ? given.toIPv4Address() : given;
     if (contains(this.#allow, address)) return true;
-    // in a container or on a rented machine they may be public by number, and are a way around its firewall all the same
+    // in a container or on a rented machine they may be public by number, and still bypass its firewall
     if (own.has(address.toNormalizedString())) return false;
     if (address instanceof ipaddr.IPv4) return !contains(FORBIDDEN_V4, address);
     if (contains(NAT64, address)) {
@@ -240,7 +240,7 @@ export class Egress {
 
   /**
    * A resolver for one call, so that giving up on it gives up on nothing else. It asks DNS servers itself: the system's
-   * getaddrinfo would hold one of the process's few threads for as long as a tenant's name server likes to be silent.
+   * getaddrinfo would hold one of the process's few threads for as long as a tenant's name server stays silent.
    */
   #resolver(signal: AbortSignal): Resolver {
     const resolver = new Resolver({ timeout: 2000, tries: 2 });
@@ -303,7 +303,7 @@ function exchange(
     let stage: 'connecting' | 'securing' | 'open' = 'connecting';
     const fail = (error: Error) => reject(failureOf(error, stage));
     const options: https.RequestOptions & { autoSelectFamily: boolean; autoSelectFamilyAttemptTimeout: number } = {
-      // a name is "looked up" in what was resolved and judged; an address is dialled as it is, and is the one judged
+      // a name is "looked up" in what was resolved and judged; an address is dialed as it is, and is the one judged
       host,
       lookup: (_host, { all }, done) => (all ? done(null, found) : done(null, found[0]!.address, found[0]!.family)),
       port: url.port || (secure ? 443 : 80),

@@ -9,9 +9,9 @@ interface Entry<T> {
 }
 
 /**
- * What others publish and change now and then (discovery documents, key sets), fetched when it is needed. However many
- * ask, and for whatever they ask, the publisher sees one request at a time, and a bounded number of them: a failure is
- * remembered as well as an answer. A fresh answer serves the callers that it suffices while a newer one is fetched, and is never
+ * What other parties publish and change now and then (discovery documents, key sets), fetched when it is needed.
+ * However many callers ask, the publisher sees one request at a time, and a bounded number of them: a failure is
+ * remembered as well as an answer. A fresh answer serves the callers for whom it is enough while a newer one is fetched, and is never
  * lost to a failure to do so.
  */
 export class Fetched<T> {
@@ -39,7 +39,7 @@ export class Fetched<T> {
   }
 
   /**
-   * For one to whom the fresh answer did not suffice: a newer one, or undefined when it was renewed too short a time ago.
+   * For a caller for whom the fresh answer was not enough: a newer one, or undefined when it was renewed too short a time ago.
    * Rejects as `fetch` did, and for `failedMs` after that.
    */
   async renew(key: string, fetch: () => Promise<T>): Promise<T | undefined> {
@@ -52,7 +52,7 @@ export class Fetched<T> {
     return this.#fetch(entry, fetch);
   }
 
-  /** Asks now, whatever is known: for one who may cause it, such as an admin who saves an address. */
+  /** Asks now, whatever is known: for callers that may force a request, such as an admin who saves an address. */
   async ask(key: string, fetch: () => Promise<T>): Promise<T> {
     return this.#fetch(this.#entry(key), fetch);
   }

@@ -11,7 +11,7 @@ export interface LookupNotice {
 export interface NoticeSource {
   /** Whether every change that was announced until a moment ago has reached this process. */
   readonly healthy: boolean;
-  /** Since when it has heard everything. */
+  /** Since when it has received every notice. */
   readonly era: Era | undefined;
   on(topic: never, handler: (notice: LookupNotice) => unknown): unknown;
 }

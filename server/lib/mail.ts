@@ -81,7 +81,7 @@ export class Mail {
     this.#log.info({ mailId: id, file }, 'a mail was written to a file: set SMTP_URL to have mail sent');
   }
 
-  /** Resolves when the mail server lets this program in; at once where mails become files. */
+  /** Resolves when the mail server accepts this program's login; immediately where mails become files. */
   async verify(): Promise<void> {
     if (!this.#directory) await this.#transport.verify();
   }

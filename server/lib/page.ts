@@ -59,7 +59,7 @@ ${body}
 }
 
 /**
- * Headers of a page, over those of the API. Its address may hold a token: no other site is told more than the server's
+ * Headers of a page, over those of the API. Its address may hold a token: no other site learns more than the server's
  * origin, and no page links elsewhere. Not `no-referrer`: browsers would then send `Origin: null` with the page's form,
  * and the form would be refused as another site's.
  */

@@ -5,3 +5,24 @@ export async function pause(ms: number, signal: AbortSignal): Promise<void> {
   // the only error is the abort, which ends the pause like its time does
   await delay(ms, undefined, { signal }).catch(() => undefined);
 }
+
+/**
+ * Wakes a loop that looks for work. The loop calls `clear` before it looks and `pause` after it, so that a wake in between
+ * is not lost: the pause then ends before it begins.
+ */
+export class Wake {
+  #called = new AbortController();
+
+  call(): void {
+    this.#called.abort();
+  }
+
+  clear(): void {
+    if (this.#called.signal.aborted) this.#called = new AbortController();
+  }
+
+  /** Resolves after `ms` milliseconds, on a call since the last `clear`, or when `signal` is aborted. Never rejects. */
+  async pause(ms: number, signal: AbortSignal): Promise<void> {
+    await pause(ms, AbortSignal.any([this.#called.signal, signal]));
+  }
+}

@@ -29,7 +29,7 @@ export interface RateState {
 
 /**
  * Counts calls in fixed windows: in this process, and where there is a Redis for all processes together. The stricter
- * count holds, so that who deletes or resets the counters in Redis gets no more than the limit from each process.
+ * count holds, so that someone who deletes or resets the counters in Redis gets no more than the limit from each process.
  */
 export class RateLimiter {
   readonly #rule: RateRule;
@@ -50,7 +50,7 @@ export class RateLimiter {
         points: rule.limit,
         duration: rule.seconds,
         rejectIfRedisNotReady: true,
-        // who is over the limit is refused here until the window ends, without a round trip
+        // a caller over the limit is refused here until the window ends, without a round trip
         inMemoryBlockOnConsumed: rule.limit + 1,
       });
     this.#policy = `"${rule.name}";q=${rule.limit};w=${rule.seconds}`;
@@ -59,7 +59,7 @@ export class RateLimiter {
   async take(key: string): Promise<RateState> {
     let { state, allowed } = await consume(this.#own, key);
     if (allowed && this.#shared) {
-      // with Redis away the own count is all there is
+      // while Redis is unavailable, only this process's own count applies
       const shared = await consume(this.#shared, this.#redis!.hidden(key)).catch(() => undefined);
       if (shared && (!shared.allowed || shared.state.remainingPoints <= state.remainingPoints)) {
         ({ state, allowed } = shared);

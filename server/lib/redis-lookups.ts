@@ -9,7 +9,7 @@ import type { RedisLink } from './redis.ts';
  * Values are plain data that JSON can carry.
  */
 export class RedisLookups<V> implements SharedLookups<V> {
-  /** Redis did not answer: until when it is not asked. */
+  /** Until when Redis is not asked, after it did not answer. */
   #hangs = 0;
   readonly #redis: RedisLink;
   readonly #name: string;
@@ -21,7 +21,7 @@ export class RedisLookups<V> implements SharedLookups<V> {
     this.#horizon = horizon;
   }
 
-  /** Undefined while Redis is away: nothing can be stored then. A fault of the database rejects. */
+  /** Undefined while Redis is unavailable, when nothing can be stored. Rejects on a database error. */
   async horizon(): Promise<Horizon | undefined> {
     return this.#redis.commands.status === 'ready' ? this.#horizon() : undefined;
   }

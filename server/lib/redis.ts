@@ -3,9 +3,9 @@ import type { Redis } from 'ioredis';
 import type { RedisClientType } from 'redis';
 import type { Log } from './log.ts';
 
-/** A command that takes longer counts as failed; its sender goes on without Redis. */
+/** A command that takes longer counts as failed; its sender continues without Redis. */
 const COMMAND_MS = 500;
-/** A connection over which nothing came for so long is dead: every user of one sends something each second. */
+/** A connection that was silent for this long is dead: something is sent on each one every second. */
 const SILENCE_MS = 3000;
 const RECONNECT_MS = 2000;
 /** Keys whose values a process remembers until Redis says that they changed. */
@@ -22,19 +22,19 @@ type Clients = Pick<typeof import('ioredis'), 'Redis'> & Pick<typeof import('red
 
 /**
  * The connections of a process to Redis. None of them ever queues what cannot be sent now: with Redis away a command
- * fails at once, and its user knows what to do without it.
+ * fails immediately, and its caller knows what to do without it.
  *
  * Redis is shared and may hold whatever its administrator puts there. So everything that another process is to read is
  * encrypted and authenticated with a key that Redis does not have, derived from the master key, and bound to the name of
  * the place that it is meant for. Redis can lose, delay and repeat; it cannot read, change, move or invent. What would do
- * harm when it is repeated has to say itself when it was true.
+ * harm when it is repeated must itself say when it was true.
  */
 export class RedisLink {
   /** Scripts, messages, counters. */
   readonly commands: Redis;
   /** Receives messages; a connection of its own, because it only listens. */
   readonly subscriber: Redis;
-  /** Remembers what it has read, and is told by Redis when that changes (RESP3 client tracking). */
+  /** Remembers what it has read; Redis reports when that changes (RESP3 client tracking). */
   readonly tracked: RedisClientType;
   readonly #prefix: string;
   readonly #key: Buffer;
@@ -68,14 +68,15 @@ export class RedisLink {
       },
       clientSideCache: { ttl: TRACKED_MS, maxEntries: TRACKED_KEYS, evictPolicy: 'LRU', recordStats: false },
     }) as unknown as RedisClientType;
-    let told = true;
+    let healthy = true;
     const lost = (error: Error) => {
-      if (told && !this.#closed) options.log.warn({ err: error }, 'Redis is away; this process goes on without it');
-      told = false;
+      if (healthy && !this.#closed)
+        options.log.warn({ err: error }, 'Redis is unavailable; this process continues without it');
+      healthy = false;
     };
     this.commands.on('ready', () => {
-      if (!told) options.log.info('Redis is back');
-      told = true;
+      if (!healthy) options.log.info('Redis is back');
+      healthy = true;
     });
     // without a listener an error would end the process
     for (const client of [this.commands, this.subscriber]) client.on('error', lost);
@@ -83,15 +84,15 @@ export class RedisLink {
   }
 
   /**
-   * Connects. Resolves also when Redis is away: the connections come up when it does. `installation` keeps installations
-   * apart that share a Redis.
+   * Connects. Also resolves while Redis is unavailable: the connections open once it is back. `installation` separates
+   * installations that share a Redis.
    */
   static async open(url: string, options: RedisOptions): Promise<RedisLink> {
     // loaded here, since a process without Redis would pay a tenth of its start for them
     const [{ Redis }, { createClient }] = await Promise.all([import('ioredis'), import('redis')]);
     const link = new RedisLink(url, options, { Redis, createClient });
     const connecting = [link.commands.connect(), link.subscriber.connect(), link.tracked.connect()];
-    // failures were logged by the listener; reconnecting goes on behind
+    // failures were logged by the listener; reconnecting continues in the background
     await Promise.race([Promise.allSettled(connecting), new Promise((resolve) => setTimeout(resolve, 2500).unref())]);
     link.#watch = setInterval(() => link.#look(), 1000);
     return link;
@@ -102,7 +103,7 @@ export class RedisLink {
     return `${this.#prefix}:${parts.join(':')}`;
   }
 
-  /** A name in which what is named cannot be read: of whom Redis counts something is none of its business. */
+  /** A hashed name: Redis must not learn whose calls it counts. */
   hidden(text: string): string {
     return this.#mac('hidden', text).slice(0, 22);
   }
@@ -138,7 +139,7 @@ export class RedisLink {
   }
 
   /**
-   * What is read from the tracked connection may never touch the network, so that a dead one would go on answering. It
+   * What is read from the tracked connection may never touch the network, so that a dead one would keep answering. It
    * is asked each second, and opened again when it says nothing.
    */
   #look(): void {
@@ -148,7 +149,7 @@ export class RedisLink {
         () => {
           this.#heardAt = performance.now();
         },
-        () => undefined, // not heard: that is what counts
+        () => undefined, // no answer: that is what counts
       );
     }
     if (performance.now() - this.#heardAt < SILENCE_MS) return;

@@ -1,6 +1,6 @@
 /** What a browser may not do with an answer, whatever the answer holds. */
 export interface HeaderOptions {
-  /** Whether the server is reached by https: then browsers shall never use anything else. */
+  /** Whether the server is reached by https: then browsers must never use anything else. */
   https: boolean;
 }
 
@@ -23,7 +23,7 @@ function commonHeaders({ https }: HeaderOptions): Record<string, string> {
   };
 }
 
-/** Headers of an answer that is data: a browser that shows it all the same runs and loads nothing in it. */
+/** Headers of an answer that is data: a browser that shows it anyway runs and loads nothing in it. */
 export function apiHeaders(options: HeaderOptions): Record<string, string> {
   return {
     ...commonHeaders(options),

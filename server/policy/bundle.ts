@@ -1,19 +1,23 @@
 import { createHash, type KeyObject, verify } from 'node:crypto';
-import { gunzipSync, gzipSync } from 'node:zlib';
+import { gunzipSync } from 'node:zlib';
+import { type BundleList, LIST_NAME } from '../domain/lists.ts';
 import type { BundleContent, BundleStatement } from '../domain/policy.ts';
+import { type BundleRegistry, DRIFT_MODES, EMPTY_REGISTRY } from '../domain/tools.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { areAnnotations } from './language/annotations.ts';
+import { readHead } from './language/head.ts';
+import { tokens } from './language/scan.ts';
 
 /**
  * The bundle, version 1: `"SVCB" 0x01 | u32be length | detached compact JWS (RFC 7515 appendix F) | gzip(canonical
- * JSON)`. Its identity is the hash of the uncompressed canonical JSON, which holds no time; the output of gzip differs
- * between builds of zlib and is never hashed.
+ * JSON)`. It is identified by the hash of the uncompressed canonical JSON, which contains no timestamps. The gzip output
+ * differs between builds of zlib and is never hashed.
  */
 const MAGIC = Buffer.from('SVCB\x01', 'latin1');
 const TYPE = 'svc-bundle+jws';
-const MOST_UNPACKED_BYTES = 64 * 1024 * 1024;
-const MOST_HEADER_BYTES = 16 * 1024;
+const MAX_UNPACKED_BYTES = 64 * 1024 * 1024;
+const MAX_HEADER_BYTES = 16 * 1024;
 
 export interface BundleHeader {
   alg: 'EdDSA';
@@ -21,23 +25,23 @@ export interface BundleHeader {
   typ: typeof TYPE;
   content_hash: string;
   tenant: string;
-  /** Grows with every bundle of the tenant and scope set: a consumer refuses a lower one than it has seen. */
+  /** Increases with every bundle of the tenant and scope set. A consumer refuses one lower than it has seen. */
   seq: number;
-  /** ISO 8601 UTC. The consumer compares it with its own clock. */
+  /** ISO 8601 UTC. The consumer checks it against its own clock. */
   not_after: string;
 }
 
 export type BundleFault =
-  | 'format' // not a bundle, or of another version
+  | 'format' // not a bundle, or another version
   | 'header' // the JWS or its header is malformed, or has other members than version 1
   | 'algorithm' // not EdDSA with an Ed25519 key
-  | 'key' // no key is known by this kid
+  | 'key' // unknown kid
   | 'signature'
   | 'tenant' // another tenant's bundle
-  | 'rollback' // older than what was seen
-  | 'payload' // does not unpack, or to more than 64 MiB
+  | 'rollback' // older than one seen before
+  | 'payload' // cannot be decompressed, or exceeds 64 MiB
   | 'hash'
-  | 'content'; // not the canonical form of a version 1 content
+  | 'content'; // not the canonical form of version 1 content
 
 /** A bundle that must not be used. `reason` is stable; the message is for people. */
 export class BundleError extends Error {
@@ -60,8 +64,8 @@ export interface BundlePolicy {
 /**
  * The content of a tenant's bundle from its live policies.
  *
- * A filter keeps or drops whole policies (one statement's tag keeps all of its policy): to drop single statements
- * could drop a forbid that guards a permit it keeps. A policy with the scope `*` passes every filter.
+ * A filter keeps or drops whole policies, and the tag of one statement keeps its whole policy: dropping single
+ * statements could remove a forbid that guards a permit. A policy with the scope `*` passes every filter.
  */
 export function bundleContent(parts: {
   tenant: string;
@@ -70,8 +74,12 @@ export function bundleContent(parts: {
   schema: string;
   action_entities: Record<string, string[]>;
   cedar_lang: string;
+  /** What is known of tools and agents; scopes do not filter it. */
+  registry?: BundleRegistry;
+  /** The reference lists; those that no statement of the bundle names are left out. */
+  lists?: readonly BundleList[];
 }): BundleContent {
-  const { tenant, policies, schema, action_entities, cedar_lang } = parts;
+  const { tenant, policies, schema, action_entities, cedar_lang, registry = EMPTY_REGISTRY, lists = [] } = parts;
   const scopes = parts.scopes === null ? null : [...new Set(parts.scopes)].sort();
   const kept = policies.filter(({ statements }) => {
     const tags = new Set(statements.flatMap((statement) => statement.scopes));
@@ -91,19 +99,35 @@ export function bundleContent(parts: {
     ),
   );
   statements.sort((a, b) => (a.id < b.id ? -1 : 1));
-  return { format: 'svc-bundle/1', cedar_lang, tenant, scopes, schema, action_entities, policies: statements };
+  const named = lists.length > 0 ? listsNamed(statements) : new Set();
+  return {
+    format: 'svc-bundle/1',
+    cedar_lang,
+    tenant,
+    scopes,
+    schema,
+    action_entities,
+    policies: statements,
+    registry,
+    lists: lists.filter(({ name }) => named.has(name)).sort((a, b) => (a.name < b.name ? -1 : 1)),
+  };
 }
 
-/** `sha256:<hex>` of a content: `current_hash`, the ETag, and what records refer to. */
+/** The reference lists that statements read. */
+export function listsNamed(statements: readonly { cedar: string }[]): Set<string> {
+  return new Set(statements.flatMap(({ cedar }) => readHead(tokens(cedar)).facts.map(({ list }) => list)));
+}
+
+/** `sha256:<hex>` of the content, used as `current_hash`, as the ETag and in decision records. */
 export function contentHash(content: BundleContent): string {
   return sha256Tag(canonicalJson(content));
 }
 
-/** What is signed of a content, and what the signature covers. Throws a RangeError where it has no place in a bundle. */
+/** The header to sign for a content, and the text that the payload is the gzip of. Throws a RangeError if they do not fit the format. */
 export function unsignedBundle(
   content: BundleContent,
-  how: { seq: number; not_after: string; kid: string; level?: number },
-): { header: BundleHeader; payload: Buffer; hash: string; canonical: string } {
+  how: { seq: number; not_after: string; kid: string },
+): { header: BundleHeader; hash: string; canonical: string } {
   const canonical = canonicalJson(content);
   const hash = sha256Tag(canonical);
   const { seq, not_after, kid } = how;
@@ -116,12 +140,12 @@ export function unsignedBundle(
     tenant: content.tenant,
     typ: TYPE,
   };
-  if (!isHeader(header)) throw new RangeError('seq or not_after has no place in a bundle header');
+  if (!isHeader(header)) throw new RangeError('seq or not_after is not valid in a bundle header');
   if (!isContent(content)) throw new RangeError('the content is not that of a version 1 bundle');
-  return { header, payload: gzipSync(canonical, { level: how.level ?? 9 }), hash, canonical };
+  return { header, hash, canonical };
 }
 
-/** The bundle of a compact JWS over the payload, which is taken out of it. */
+/** Assembles a bundle from the payload and a compact JWS over it, which becomes detached. */
 export function assembleBundle(jws: string, payload: Buffer): Buffer {
   const [head, , signature] = jws.split('.');
   const detached = Buffer.from(`${head}..${signature}`, 'latin1');
@@ -131,8 +155,8 @@ export function assembleBundle(jws: string, payload: Buffer): Buffer {
 }
 
 /**
- * Opens a bundle: signature first, then unpacking with a limit, then the hash, then parsing. Throws a BundleError and
- * nothing else on every input. What the caller must still check is `header.not_after` against its clock.
+ * Opens a bundle: checks the signature, decompresses with a limit, checks the hash, then parses. For any bad input it
+ * throws a BundleError and nothing else. The caller must still check `header.not_after` against its clock.
  */
 export function openBundle(
   bytes: Uint8Array,
@@ -142,21 +166,21 @@ export function openBundle(
   const { head, header, signature, payload } = split(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength));
 
   const key = keyFor(header.kid);
-  if (!key) throw new BundleError('key', `no key is known as ${header.kid}`);
+  if (!key) throw new BundleError('key', `unknown signing key ${header.kid}`);
   if (key.asymmetricKeyType !== 'ed25519') throw new BundleError('algorithm', 'the key is not an Ed25519 key');
   if (!verify(null, signingInput(head, payload), key, signature)) {
-    throw new BundleError('signature', 'the signature does not fit');
+    throw new BundleError('signature', 'the signature is not valid');
   }
   if (expect.tenant !== undefined && header.tenant !== expect.tenant) {
     throw new BundleError('tenant', `the bundle is for ${header.tenant}`);
   }
   if (expect.min_seq !== undefined && header.seq < expect.min_seq) {
-    throw new BundleError('rollback', `the bundle has seq ${header.seq}, and ${expect.min_seq} was seen`);
+    throw new BundleError('rollback', `the bundle has seq ${header.seq}, lower than the ${expect.min_seq} seen before`);
   }
 
   const canonical = unpack(payload);
   const hash = `sha256:${createHash('sha256').update(canonical).digest('hex')}`;
-  if (hash !== header.content_hash) throw new BundleError('hash', 'the content has another hash');
+  if (hash !== header.content_hash) throw new BundleError('hash', 'the content does not match the hash in the header');
   const content = parse(canonical);
   if (content.tenant !== header.tenant) throw new BundleError('tenant', 'header and content name different tenants');
   return { header, hash, content };
@@ -168,17 +192,18 @@ function split(bytes: Buffer): { head: string; header: BundleHeader; signature: 
     throw new BundleError('format', 'this is not a version 1 bundle');
   }
   const end = start + bytes.readUInt32BE(MAGIC.length);
-  if (end > bytes.length || end - start > MOST_HEADER_BYTES) throw new BundleError('format', 'the length does not fit');
+  if (end > bytes.length || end - start > MAX_HEADER_BYTES)
+    throw new BundleError('format', 'the header length is not valid');
 
   const [head = '', empty, tail = '', ...more] = bytes.toString('latin1', start, end).split('.');
   const signature = Buffer.from(tail, 'base64url');
-  // The last character of a base64url text has unused bits: only the one canonical spelling is accepted (RFC 4648 §3.5).
+  // The last base64url character has unused bits; only the canonical encoding is accepted (RFC 4648 §3.5).
   const canonical = (text: string) => Buffer.from(text, 'base64url').toString('base64url') === text;
   if (empty !== '' || more.length > 0 || signature.length !== 64 || !canonical(head) || !canonical(tail)) {
     throw new BundleError('header', 'the JWS is not detached and compact');
   }
   const header = json(Buffer.from(head, 'base64url'), 'header');
-  if (typeof header !== 'object' || header === null) throw new BundleError('header', 'the header is no object');
+  if (typeof header !== 'object' || header === null) throw new BundleError('header', 'the header is not an object');
   const { alg, typ } = header as Record<string, unknown>;
   if (alg !== 'EdDSA') throw new BundleError('algorithm', 'the algorithm is not EdDSA');
   if (typ !== TYPE) throw new BundleError('format', `the type is not ${TYPE}`);
@@ -192,9 +217,9 @@ function signingInput(head: string, payload: Buffer): Buffer {
 
 function unpack(payload: Buffer): Buffer {
   try {
-    return gunzipSync(payload, { maxOutputLength: MOST_UNPACKED_BYTES });
+    return gunzipSync(payload, { maxOutputLength: MAX_UNPACKED_BYTES });
   } catch (cause) {
-    throw new BundleError('payload', `the content does not unpack: ${(cause as Error).message}`);
+    throw new BundleError('payload', `the content cannot be decompressed: ${(cause as Error).message}`);
   }
 }
 
@@ -209,7 +234,7 @@ function json(bytes: Buffer, fault: 'header' | 'content'): unknown {
 function parse(canonical: Buffer): BundleContent {
   const content = json(canonical, 'content');
   if (!isContent(content)) throw new BundleError('content', 'the content is not that of version 1');
-  // Twice the same member, or another spelling of one value: two parsers could read two things.
+  // Parsers may disagree about duplicate members or other spellings of a value, so only the canonical form is accepted.
   if (!Buffer.from(canonicalText(content)).equals(canonical)) {
     throw new BundleError('content', 'the content is not in canonical form');
   }
@@ -226,10 +251,20 @@ function canonicalText(content: BundleContent): string {
 
 const ISO_UTC = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{3})?Z$/;
 const HEADER_KEYS = ['alg', 'content_hash', 'kid', 'not_after', 'seq', 'tenant', 'typ'];
-const CONTENT_KEYS = ['action_entities', 'cedar_lang', 'format', 'policies', 'schema', 'scopes', 'tenant'];
+const CONTENT_KEYS = [
+  'action_entities',
+  'cedar_lang',
+  'format',
+  'lists',
+  'policies',
+  'registry',
+  'schema',
+  'scopes',
+  'tenant',
+];
 const STATEMENT_KEYS = ['annotations', 'cedar', 'effect', 'id', 'policy_id', 'scopes', 'version'];
 
-/** Closed: an unknown member, `crit` (RFC 7515 §4.1.11) among them, is something that this consumer cannot honor. */
+/** Unknown members are refused, including `crit` (RFC 7515 §4.1.11), because this consumer could not honor them. */
 function isHeader(value: object): value is BundleHeader {
   const header = value as Record<string, unknown>;
   return (
@@ -257,8 +292,58 @@ function isContent(value: unknown): value is BundleContent {
     actions !== null &&
     Object.values(actions).every(isTextList) &&
     Array.isArray(policies) &&
-    policies.every((one, n) => isStatement(one) && (n === 0 || policies[n - 1].id < one.id))
+    policies.every((one, n) => isStatement(one) && (n === 0 || policies[n - 1].id < one.id)) &&
+    isRegistry(content.registry) &&
+    isSorted(
+      content.lists,
+      'name',
+      (one) =>
+        isObject(one, ['name', 'values', 'version']) &&
+        LIST_NAME.test(String(one.name)) &&
+        Number.isSafeInteger(one.version) &&
+        isTextList(one.values) &&
+        one.values.every((value, n, values) => n === 0 || values[n - 1]! < value),
+    )
   );
+}
+
+const MODES: readonly unknown[] = [...DRIFT_MODES, 'default'];
+
+function isRegistry(value: unknown): boolean {
+  return (
+    isObject(value, ['agents', 'servers']) &&
+    isSorted(value.agents, 'id', (one) => isObject(one, ['id', 'labels']) && isTextList(one.labels)) &&
+    isSorted(
+      value.servers,
+      'id',
+      (one) =>
+        isObject(one, ['check_arguments', 'id', 'mode', 'reviewed', 'tools', 'trust']) &&
+        MODES.includes(one.mode) &&
+        typeof one.reviewed === 'boolean' &&
+        typeof one.check_arguments === 'boolean' &&
+        (one.trust === null || Number.isSafeInteger(one.trust)) &&
+        isSorted(
+          one.tools,
+          'name',
+          (tool) =>
+            isObject(tool, ['labels', 'name', 'pins', 'rejected', 'seen']) &&
+            [tool.labels, tool.pins, tool.rejected].every(isTextList) &&
+            ['approved', 'rejected', 'changed'].includes(tool.seen as string),
+        ),
+    )
+  );
+}
+
+/** A list of such members, each with a name, in ascending code units and none twice. */
+function isSorted(value: unknown, name: string, fits: (one: unknown) => boolean): boolean {
+  return (
+    Array.isArray(value) &&
+    value.every((one, n) => fits(one) && isText(one[name]) && (n === 0 || value[n - 1][name] < one[name]))
+  );
+}
+
+function isObject(value: unknown, keys: string[]): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && hasKeys(value as Record<string, unknown>, keys);
 }
 
 function isStatement(value: unknown): value is BundleStatement {

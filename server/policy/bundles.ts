@@ -1,49 +1,52 @@
 import type { KeyObject } from 'node:crypto';
+import type { EntityManager } from '@mikro-orm/postgresql';
 import type { Database } from '../../db/index.ts';
+import type { BundleRegistry } from '../domain/tools.ts';
 import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import type { Log } from '../lib/log.ts';
 import { Lookups } from '../lib/lookups.ts';
-import { bundleContent } from './bundle.ts';
+import { bundleContent, listsNamed } from './bundle.ts';
 import { cedarLanguageVersion } from './language/host.ts';
-import { actionEntities, type OwnActionTypes, schemaFor } from './language/schema.ts';
-import { approvedStatements, LIVE_POLICIES, type LivePolicy } from './live.ts';
+import { actionEntities, type CustomActionTypes, schemaFor } from './language/schema.ts';
+import { approvedLists, approvedStatements, LIVE_POLICIES, type LivePolicy, revisionHash } from './live.ts';
 import { packBundle } from './pack-bundle.ts';
 
-/** A bundle is valid for this long, and signed again after half of it. */
+/** A bundle is valid for this long, and is signed again after half that time. */
 const BUNDLE_SECONDS = 30 * 24 * 3600;
-/** Sets of scopes that one key may ask for: each has bundles of its own, which are kept because records name them. */
-const MOST_SETS_PER_KEY = 50;
-/** Sets of scopes of a tenant whose bundle is kept in memory; the least recently used is dropped first. */
-const MOST_IN_MEMORY = 100;
+/** Scope sets that one key may request. Each set has its own bundles, which are kept because records refer to them. */
+const MAX_SETS_PER_KEY = 50;
+/** Bundles per tenant kept in memory, one per scope set; the least recently used is evicted first. */
+const MAX_IN_MEMORY = 100;
 
 export interface PublishedBundle {
   hash: string;
   seq: number;
   bytes: Buffer;
   notAfter: Date;
-  /** The live version and text hash of each policy in it. */
+  /** The live version and text hash of each included policy. */
   policies: ReadonlyMap<string, { version: number; content_hash: string }>;
 }
 
 export interface KnownBundle {
-  /** It is the one in force for the scopes that it was built for. */
+  /** It is the bundle in force for its scope set. */
   current: boolean;
-  /** When it was built and signed: the one with this seq, or else the newest with its content. */
+  /** When the bundle with this seq, or else the newest with this hash, was built and signed. */
   builtAt: (seq?: number) => Date;
 }
 
 /**
- * The bundles of each tenant: one with all its live policies, and one per set of scopes that a proxy asks for. A bundle is
- * built when it is first requested after a change, stored, and served from memory until the next change.
+ * The bundles of each tenant: one with all live policies, and one per scope set that a proxy requests. A bundle is built
+ * on the first request after a change, stored, and served from memory until the next change.
  */
 export class Bundles {
   readonly #db: Database;
   readonly #clock: Clock;
   readonly #signer: () => { kid: string; privateKey: KeyObject };
-  readonly #actionTypes: (tenantId: string) => Promise<OwnActionTypes>;
+  readonly #actionTypes: (tenantId: string) => Promise<CustomActionTypes>;
+  readonly #registry: (em: EntityManager) => Promise<BundleRegistry>;
   readonly #log: Log;
   readonly #current: Lookups<PublishedBundle>;
   readonly #waiting = new Map<string, Set<() => void>>();
@@ -53,25 +56,28 @@ export class Bundles {
     db: Database;
     clock: Clock;
     signer: () => { kid: string; privateKey: KeyObject };
-    actionTypes: (tenantId: string) => Promise<OwnActionTypes>;
+    actionTypes: (tenantId: string) => Promise<CustomActionTypes>;
+    /** What is known of tools and agents, within the transaction. */
+    registry: (em: EntityManager) => Promise<BundleRegistry>;
     log: Log;
   }) {
     this.#db = parts.db;
     this.#clock = parts.clock;
     this.#signer = parts.signer;
     this.#actionTypes = parts.actionTypes;
+    this.#registry = parts.registry;
     this.#log = parts.log;
     const ofTenant = ({ tenantId }: { tenantId: string }) => tenantId;
     this.#current = new Lookups({
       notices: parts.db.notices,
       empties: { policies: ofTenant, settings: ofTenant, signing_keys: ofTenant },
       tags: (key) => [key.slice(0, key.indexOf(' '))],
-      // until half of its time is left, so that a proxy never gets one that ends soon
+      // until half of its validity is left, so that a proxy never gets one that expires soon
       until: ({ notAfter }) => notAfter.getTime() - (BUNDLE_SECONDS / 2) * 1000,
       now: () => this.#clock.now(),
-      perTag: MOST_IN_MEMORY,
+      perTag: MAX_IN_MEMORY,
     });
-    // after the cache, which is then empty for those who are woken
+    // registered after the cache, so that woken waiters find it already invalidated
     for (const topic of ['policies', 'settings', 'signing_keys'] as const) {
       parts.db.notices.on(topic, ({ tenantId }) => {
         for (const [tenant, wakers] of this.#waiting) {
@@ -82,8 +88,8 @@ export class Bundles {
   }
 
   /**
-   * The bundle in force for a set of scopes; null means all live policies. It is stored when this resolves. CONFLICT for a
-   * new set when the key `keyId` has asked for too many others.
+   * The bundle in force for a scope set; null means all live policies. It is stored when this resolves. CONFLICT when the
+   * set is new and the key `keyId` has already requested the maximum number of sets.
    */
   async current(tenantId: string, scopes: readonly string[] | null, keyId?: string): Promise<PublishedBundle> {
     const wanted = scopes && [...new Set(scopes)].sort();
@@ -96,15 +102,15 @@ export class Bundles {
     try {
       return await this.#current.get(`${tenantId} ${set}`, build);
     } catch (error) {
-      // the refusal was for another key's number of sets; this key has a limit of its own
+      // the shared build was refused because of another key's limit; try with this key's own
       if (own || !(error instanceof AppError && error.problem === 'CONFLICT')) throw error;
       return build();
     }
   }
 
   /**
-   * The current bundle as soon as its hash differs from `hash`; the same one when `seconds` have passed, the signal fires
-   * or `endWaiting` was called.
+   * Resolves to the current bundle as soon as its hash differs from `hash`, or to the unchanged one after `seconds`, when
+   * the signal aborts, or when `endWaiting` is called.
    */
   async waitForChange(
     tenantId: string,
@@ -116,7 +122,7 @@ export class Bundles {
   ): Promise<PublishedBundle> {
     const end = Date.now() + seconds * 1000;
     for (;;) {
-      // registered before the look, so that no change falls between look and wait
+      // registered before the check, so that no change is missed between check and wait
       const wakers = this.#waiting.get(tenantId) ?? new Set<() => void>();
       this.#waiting.set(tenantId, wakers);
       let wake = () => {};
@@ -139,13 +145,13 @@ export class Bundles {
     }
   }
 
-  /** Ends every `waitForChange`, now and from now on: the process is about to stop, and its callers ask another one. */
+  /** Ends all current and future `waitForChange` calls because the process is stopping. */
   endWaiting(): void {
     this.#stopping = true;
     for (const wakers of this.#waiting.values()) for (const wake of wakers) wake();
   }
 
-  /** What is known about the bundles with these hashes; an unknown hash is left out. */
+  /** The bundles with these hashes; unknown hashes are omitted. */
   async known(tenantId: string, hashes: readonly string[]): Promise<Map<string, KnownBundle>> {
     const rows = await this.#db.query<{ hash: string; scope_set: string; seq: number; built_at: Date }>(
       tenantId,
@@ -174,23 +180,30 @@ export class Bundles {
   ): Promise<PublishedBundle> {
     const types = await this.#actionTypes(tenantId);
     return this.#db.transaction(tenantId, async (em) => {
-      // one builder at a time, so that seq grows by one for each new content
+      // one builder at a time, so that seq increases by one for each new bundle
       await em.execute(`select pg_advisory_xact_lock(hashtextextended(?, 1))`, [`bundle ${tenantId} ${scopeSet}`]);
-      const live = await em.execute<LivePolicy[]>(LIVE_POLICIES);
+      const live = await em.execute<LivePolicy[]>(LIVE_POLICIES, [tenantId]);
+      const approved = await approvedStatements(tenantId, live, this.#log);
+      const named = listsNamed(approved.flatMap(({ statements }) => statements));
       const content = bundleContent({
         tenant: tenantId,
         scopes,
-        policies: await approvedStatements(tenantId, live, this.#log),
+        policies: approved,
         schema: schemaFor(types),
         action_entities: actionEntities(types),
         cedar_lang: cedarLanguageVersion(),
+        registry: await this.#registry(em),
+        lists: await approvedLists(em, tenantId, [...named], this.#log),
       });
       const hash = sha256Tag(canonicalJson(content));
       const included = new Set(content.policies.map((statement) => statement.policy_id));
       const policies = new Map(
         live
           .filter((policy) => included.has(policy.policy_id))
-          .map(({ policy_id, version, dsl_source }) => [policy_id, { version, content_hash: sha256Tag(dsl_source) }]),
+          .map(({ policy_id, version, dsl_source, tests_source }) => [
+            policy_id,
+            { version, content_hash: revisionHash(dsl_source, tests_source) },
+          ]),
       );
       const last = await em.execute<
         { seq: number; hash: string; kid: string; bytes: Buffer; not_after: Date | string; key_id: string | null }[]
@@ -220,8 +233,8 @@ export class Bundles {
           `select count(distinct scope_set)::integer as sets from policy_bundle where tenant_id = ? and key_id = ?`,
           [tenantId, keyId],
         );
-        if (sets >= MOST_SETS_PER_KEY) {
-          throw new AppError('CONFLICT', `a key may ask for at most ${MOST_SETS_PER_KEY} sets of scopes`);
+        if (sets >= MAX_SETS_PER_KEY) {
+          throw new AppError('CONFLICT', `a key may request at most ${MAX_SETS_PER_KEY} different scope sets`);
         }
       }
       const seq = Math.max(Number(newest?.seq ?? 0), floor) + 1;
@@ -239,7 +252,7 @@ export class Bundles {
           packed.bytes,
           new Date(now),
           notAfter,
-          // the key that first asked for this set
+          // the key that first requested this set
           newest ? newest.key_id : (keyId ?? null),
         ],
       );

@@ -3,19 +3,19 @@ import { AppError } from '../errors.ts';
 import { type PlainRoute, principalOf } from '../rpc/plain.ts';
 import type { Bundles } from './bundles.ts';
 
-const MOST_WAIT_SECONDS = 60;
+const MAX_WAIT_SECONDS = 60;
 
 const BUNDLE_HEADERS = {
   ETag: { description: 'The hash of the bundle, in quotes' },
   'X-Svc-Bundle-Hash': { description: 'sha256 of the uncompressed content: the identity of the bundle' },
   'X-Svc-Bundle-Seq': {
-    description: 'The number of the bundle; a proxy refuses a lower one than it has had',
+    description: 'The sequence number of the bundle; a proxy refuses a lower one than it has seen',
     schema: { type: 'integer' },
   },
-  'X-Svc-Poll-Seconds': { description: 'How often to ask', schema: { type: 'integer' } },
+  'X-Svc-Poll-Seconds': { description: 'How often to poll', schema: { type: 'integer' } },
 } as const;
 
-/** The bundle that proxies poll. 304 when they have it already; with `Prefer: wait=N` the answer may wait for a change. */
+/** The bundle that proxies poll. Answers 304 when it has not changed; with `Prefer: wait=N` it waits for a change. */
 export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) => Promise<number>): PlainRoute {
   return {
     method: 'GET',
@@ -35,7 +35,9 @@ export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) =>
     },
     headers: {
       request: {
-        'If-None-Match': { description: 'The entity tag of the bundle that the caller has, as `current_hash`' },
+        'If-None-Match': {
+          description: 'The entity tag of the bundle that the caller has; an alternative to `current_hash`',
+        },
         Prefer: { description: 'wait=N: wait up to N seconds, at most 60, for another bundle (RFC 7240)' },
       },
       answer: { 200: BUNDLE_HEADERS, 304: BUNDLE_HEADERS },
@@ -59,8 +61,8 @@ export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) =>
         } finally {
           reply.raw.off('close', leave);
         }
-        // a key that was revoked while it waited gets no more than one that asks now
-        if (!(await call.context.stillValid())) throw new AppError('UNAUTHENTICATED', 'the key is not valid any more');
+        // the key may have been revoked during the wait
+        if (!(await call.context.stillValid())) throw new AppError('UNAUTHENTICATED', 'the key is no longer valid');
         reply.header('preference-applied', `wait=${wait}`);
       }
       reply.headers({
@@ -90,7 +92,7 @@ function scopeList(text: string): string[] {
   return scopes;
 }
 
-/** The entity tags of If-None-Match (RFC 9110 §13.1.2), weak ones too, and `*` where that is said. */
+/** The entity tags of If-None-Match (RFC 9110 §13.1.2), weak ones included, or `*`. */
 function etagsOf(header: string | undefined): string[] {
   if (header?.trim() === '*') return ['*'];
   return Array.from((header ?? '').matchAll(/"([^"]*)"/g), ([, tag]) => tag!);
@@ -98,5 +100,5 @@ function etagsOf(header: string | undefined): string[] {
 
 function waitSeconds(header: string | string[] | undefined): number {
   const seconds = /(?:^|[,;\s])wait=(\d{1,4})(?:$|[,;\s])/.exec(String(header ?? ''))?.[1];
-  return Math.min(Number(seconds ?? 0), MOST_WAIT_SECONDS);
+  return Math.min(Number(seconds ?? 0), MAX_WAIT_SECONDS);
 }

@@ -1,20 +1,26 @@
 import type { KeyObject } from 'node:crypto';
+import { promisify } from 'node:util';
+import { gzip } from 'node:zlib';
 import { CompactSign } from 'jose';
 import type { BundleContent } from '../domain/policy.ts';
 import { assembleBundle, unsignedBundle } from './bundle.ts';
 
+const compress = promisify(gzip);
+
 /**
- * Signs a content; rejects with a RangeError where it has no place in a bundle. Store the bytes: packing it again may
- * compress differently. `level` is gzip's; 0 stores without compressing, which gives the same bytes on every machine.
+ * Signs and packs a content; rejects with a RangeError if it does not fit the format. Store the bytes, because packing
+ * again may compress differently. `level` is gzip's; level 0 gives the same bytes on every machine.
  *
- * Apart from `bundle.ts`, so that what only reads bundles, svc-verify above all, needs no more than Node.
+ * Separate from `bundle.ts`, so that programs that only read bundles, such as svc-verify, need no dependencies.
  */
 export async function packBundle(
   content: BundleContent,
   how: { seq: number; not_after: string; kid: string; privateKey: KeyObject; level?: number },
 ): Promise<{ bytes: Buffer; hash: string; canonical: string }> {
-  const { header, payload, hash, canonical } = unsignedBundle(content, how);
-  // the members of the header stand in canonical order already, and jose keeps it
+  const { header, hash, canonical } = unsignedBundle(content, how);
+  // in another thread: with large lists it takes seconds
+  const payload = await compress(canonical, { level: how.level ?? 6 });
+  // the header members are already in canonical order, which jose preserves
   const jws = await new CompactSign(payload).setProtectedHeader({ ...header }).sign(how.privateKey);
   return { bytes: assembleBundle(jws, payload), hash, canonical };
 }

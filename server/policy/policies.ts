@@ -1,6 +1,12 @@
 import { type EntityManager, LockMode, UniqueConstraintViolationException } from '@mikro-orm/postgresql';
-import { Policy, PolicyRevision, type PolicyRevisionRow, type PolicyRow } from '../../db/entities/index.ts';
-import type { Database, WriteAudit } from '../../db/index.ts';
+import {
+  Policy,
+  PolicyRevision,
+  type PolicyRevisionRow,
+  type PolicyRow,
+  ReferenceList,
+} from '../../db/entities/index.ts';
+import type { Database, Notify, WriteAudit } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
 import { addEvent } from '../../db/outbox.ts';
 import {
@@ -14,12 +20,14 @@ import {
 } from '../../machines/policy.ts';
 import type { Doer } from '../domain/audit.ts';
 import { isEventType } from '../domain/events.ts';
+import type { Diagnostic } from '../domain/policy.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
-import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
+import { REGISTRY_POLICY } from './evaluation/registry.ts';
+import { type Finding, type Tested, TestGate } from './gate.ts';
 import type { Compilation } from './language/compile.ts';
-import { ENFORCED } from './live.ts';
+import { ENFORCED, holdLiveSet, revisionHash } from './live.ts';
 import {
   type BareEvent,
   circumstancesOf,
@@ -31,17 +39,17 @@ import {
 } from './queries.ts';
 import type { PolicyTexts } from './texts.ts';
 
-/** Who acts, as policies and as the audit chain see it. */
+/** The actor, for the policy machine and for the audit record. */
 export type By = Who & Doer;
 
-/** Decisions and remarks that one version may have. */
-const MOST_REVIEWS = 500;
-/** Words of the routes, which cannot be ids. */
-const RESERVED = new Set(['bundle', 'validate', 'format', 'try']);
+/** Reviews and comments per version. */
+const MAX_REVIEWS = 500;
+/** Path segments of other routes and the name of the tool registry, which cannot be ids. */
+const RESERVED = new Set(['bundle', 'validate', 'format', 'try', REGISTRY_POLICY]);
 
 /**
- * The life of policies. Each change is one transaction: the policy's row is locked, the machine takes the event or the
- * refusal table says why not, and state, revision and audit record are stored together.
+ * Changes to policies. Each change is one transaction: it locks the policy's row, the machine accepts or refuses the
+ * event, and state, revision and audit record are stored together.
  */
 export class Policies {
   readonly #db: Database;
@@ -49,7 +57,8 @@ export class Policies {
   readonly #audit: WriteAudit;
   readonly #queries: PolicyQueries;
   readonly #texts: PolicyTexts;
-  readonly #rulesWithin: (em: EntityManager) => Promise<Rules>;
+  readonly #rulesWithin: (em: EntityManager, tenantId: string) => Promise<Rules>;
+  readonly #gate: TestGate;
   readonly #mostStatements: number;
 
   constructor(parts: {
@@ -58,9 +67,9 @@ export class Policies {
     audit: WriteAudit;
     queries: PolicyQueries;
     texts: PolicyTexts;
-    /** The tenant's rules, which do not change until the transaction ends. */
-    rulesWithin: (em: EntityManager) => Promise<Rules>;
-    /** Statements that the live policies of a tenant may have together. */
+    /** The tenant's rules, locked until the transaction ends. */
+    rulesWithin: (em: EntityManager, tenantId: string) => Promise<Rules>;
+    /** The maximum number of live statements per tenant. */
     mostStatements: number;
   }) {
     this.#db = parts.db;
@@ -68,12 +77,17 @@ export class Policies {
     this.#audit = parts.audit;
     this.#queries = parts.queries;
     this.#texts = parts.texts;
+    this.#gate = new TestGate(parts.texts);
     this.#rulesWithin = parts.rulesWithin;
     this.#mostStatements = parts.mostStatements;
   }
 
   /** A new policy in `draft`, version 1. CONFLICT when the id is taken, POLICY_INVALID when the text has errors. */
-  async create(tenantId: string, input: { id?: string | undefined; dsl_source: string }, by: By): Promise<PolicyView> {
+  async create(
+    tenantId: string,
+    input: { id?: string | undefined; dsl_source: string; tests_source?: string | null | undefined },
+    by: By,
+  ): Promise<PolicyView> {
     const now = new Date(this.#clock.now());
     const id = input.id ?? newId('pol', now.getTime());
     if (RESERVED.has(id)) {
@@ -81,7 +95,8 @@ export class Policies {
         faults: [{ pointer: '/id', message: `"${id}" is reserved` }],
       });
     }
-    const compiled = await this.#compile(tenantId, id, input.dsl_source);
+    const tests = input.tests_source ?? null;
+    const compiled = await this.#compile(tenantId, id, input.dsl_source, tests);
     return this.#db.transaction(tenantId, async (em, notify) => {
       const [snapshot, effects] = createPolicy(by.person);
       const policy = em.create(Policy, {
@@ -104,7 +119,7 @@ export class Policies {
         if (!(error instanceof UniqueConstraintViolationException)) throw error;
         throw new AppError('CONFLICT', 'a policy with this id already exists');
       }
-      const revision = this.#addRevision(em, policy, input.dsl_source, compiled, by, 'create', now);
+      const revision = this.#addRevision(em, policy, { source: input.dsl_source, tests, compiled }, by, 'create', now);
       await em.flush();
       await notify('revisions', id, [
         { event: { type: 'xstate.init' }, state: snapshot.value, context: snapshot.context },
@@ -114,28 +129,53 @@ export class Policies {
     });
   }
 
-  /** A new version of the text. Whether it is enforced at once is the tenant's rule. */
-  async update(tenantId: string, id: string, source: string, by: By): Promise<PolicyView> {
+  /**
+   * A new version of the text and the test suite; without `tests_source` the suite of the newest version stays, and null
+   * removes it. The tenant's rules decide whether the version is enforced immediately.
+   */
+  async update(
+    tenantId: string,
+    id: string,
+    input: { dsl_source: string; tests_source?: string | null | undefined },
+    by: By,
+  ): Promise<PolicyView> {
+    const { dsl_source: source, tests_source: tests } = input;
     await this.#queries.find(tenantId, id);
-    const compiled = await this.#compile(tenantId, id, source);
-    return this.#revise(tenantId, id, { type: 'update' }, { source, compiled }, by);
+    const compiled = await this.#compile(tenantId, id, source, tests ?? null);
+    return this.#revise(tenantId, id, { type: 'update' }, { source, tests, compiled }, by);
   }
 
-  /** A new version with the text of an old one. */
+  /** A new version with the text and the test suite of an old one. */
   async rollback(tenantId: string, id: string, target: number, by: By): Promise<PolicyView> {
     const old = await this.#queries.revision(tenantId, id, target);
-    // compiled again: the tenant's action types may have changed since
-    const compiled = await this.#compile(tenantId, id, old.dslSource);
-    return this.#revise(tenantId, id, { type: 'rollback', target }, { source: old.dslSource, compiled }, by);
+    // compiled again, because the tenant's action types may have changed since
+    const { dslSource: source, testsSource } = old;
+    const tests = testsSource ?? null;
+    const compiled = await this.#compile(tenantId, id, source, tests);
+    return this.#revise(tenantId, id, { type: 'rollback', target }, { source, tests, compiled }, by);
   }
 
   submit(tenantId: string, id: string, note: string | undefined, by: By): Promise<PolicyView> {
     return this.#decide(tenantId, id, { type: 'submit' }, by, { note: note ?? null });
   }
 
-  /** Of the newest version, or of one that was enforced by break glass, whose review this closes. */
-  approve(tenantId: string, id: string, version: number, comment: string | undefined, by: By): Promise<PolicyView> {
-    return this.#decide(tenantId, id, { type: 'approve', version }, by, { reason: comment });
+  /**
+   * Approves the newest version, or closes the review of a version that was enforced by break glass. POLICY_INVALID when
+   * the version would be enforced, and its text has errors by now: the tenant's action types may have changed.
+   */
+  async approve(
+    tenantId: string,
+    id: string,
+    version: number,
+    comment: string | undefined,
+    by: By,
+  ): Promise<PolicyView> {
+    const policy = await this.#queries.find(tenantId, id);
+    const invalid =
+      version === policy.version && policy.status !== 'deployed'
+        ? await this.#faults(tenantId, id, (await this.#queries.revision(tenantId, id, version)).dslSource)
+        : undefined;
+    return this.#decide(tenantId, id, { type: 'approve', version }, by, { reason: comment, invalid });
   }
 
   reject(tenantId: string, id: string, version: number, reason: string, by: By): Promise<PolicyView> {
@@ -146,36 +186,47 @@ export class Policies {
     return this.#decide(tenantId, id, { type: 'request_changes', version }, by, { reason: comment });
   }
 
-  /** A remark on the newest version. It decides nothing. */
+  /** Comments on the newest version without deciding anything. */
   comment(tenantId: string, id: string, version: number, comment: string, by: By): Promise<PolicyView> {
     return this.#decide(tenantId, id, { type: 'comment', version }, by, { remark: comment });
   }
 
-  /** The policy is in no bundle when this resolves. Its open reviews stay. */
+  /** The policy is in no bundle when this resolves. Its open reviews stay open. */
   revoke(tenantId: string, id: string, reason: string | undefined, by: By): Promise<PolicyView> {
     return this.#decide(tenantId, id, { type: 'revoke' }, by, { reason });
   }
 
-  /** The newest version is enforced at once, whatever its review says. Its review stays open. */
+  /** Enforces the newest version immediately, without a review. A review stays open. */
   breakGlass(tenantId: string, id: string, reason: string, by: By): Promise<PolicyView> {
     return this.#decide(tenantId, id, { type: 'break_glass' }, by, { reason });
   }
 
-  async #compile(tenantId: string, policyId: string, source: string): Promise<Compilation> {
+  /** One transaction, repeated until it has the results of the tests that it needs. */
+  #tested(
+    tenantId: string,
+    emergency: boolean,
+    work: (em: EntityManager, notify: Notify, tested: Tested | undefined) => Promise<PolicyView>,
+  ): Promise<PolicyView> {
+    return this.#gate.through(tenantId, emergency, (tested) =>
+      this.#db.transaction(tenantId, (em, notify) => work(em, notify, tested)),
+    );
+  }
+
+  async #compile(tenantId: string, policyId: string, source: string, tests: string | null): Promise<Compilation> {
     const compiled = await this.#texts.validate(tenantId, source, policyId);
-    if (compiled.errors.length > 0) {
-      throw new AppError('POLICY_INVALID', compiled.errors[0]!.message, {
-        faults: compiled.errors.slice(0, 20).map((error) => ({ pointer: '/dsl_source', ...error })),
-      });
-    }
+    const invalid = policyInvalid(compiled, await this.#texts.suiteFaults(tenantId, tests));
+    if (invalid) throw invalid;
     return compiled;
+  }
+
+  async #faults(tenantId: string, policyId: string, source: string): Promise<AppError | undefined> {
+    return policyInvalid(await this.#texts.validate(tenantId, source, policyId));
   }
 
   #addRevision(
     em: EntityManager,
     policy: PolicyRow,
-    source: string,
-    compiled: Compilation,
+    { source, tests, compiled }: { source: string; tests: string | null; compiled: Compilation },
     by: By,
     change: 'create' | 'update' | 'rollback',
     now: Date,
@@ -189,8 +240,10 @@ export class Policies {
       policyId: policy.id,
       version: policy.version,
       dslSource: source,
-      contentHash: sha256Tag(source),
+      testsSource: tests,
+      contentHash: revisionHash(source, tests),
       statementCount: compiled.statements.length,
+      lists: compiled.lists,
       authorId: by.person,
       change,
       rolledBackFrom,
@@ -200,15 +253,15 @@ export class Policies {
     });
   }
 
-  /** Stores the reviews that the machine asks for with their revisions. */
+  /** Adds the reviews among the effects to their revisions. */
   async #review(em: EntityManager, policy: PolicyRow, effects: PolicyEffect[], by: By, comment?: string) {
     const decided_at = new Date(this.#clock.now()).toISOString();
     for (const effect of effects) {
       if (effect.type !== 'review') continue;
       const { status, version } = effect.params;
       const revision = await em.findOneOrFail(PolicyRevision, { policyId: policy.id, version });
-      if (status === 'commented' && revision.reviews.length >= MOST_REVIEWS) {
-        throw new AppError('CONFLICT', 'the version has too many reviews and remarks');
+      if (status === 'commented' && revision.reviews.length >= MAX_REVIEWS) {
+        throw new AppError('CONFLICT', 'the version has reached the maximum number of reviews and comments');
       }
       revision.reviews = [
         ...revision.reviews,
@@ -221,11 +274,11 @@ export class Policies {
     tenantId: string,
     id: string,
     change: { type: 'update' } | { type: 'rollback'; target: number },
-    text: { source: string; compiled: Compilation },
+    text: { source: string; tests: string | null | undefined; compiled: Compilation },
     by: By,
   ): Promise<PolicyView> {
-    return this.#db.transaction(tenantId, async (em, notify) => {
-      const rules = await this.#rulesWithin(em);
+    return this.#tested(tenantId, false, async (em, notify, tested) => {
+      const rules = await this.#rulesWithin(em, tenantId);
       const policy = await lock(em, id);
       const before = await em.findOneOrFail(PolicyRevision, { policyId: id, version: policy.version });
       const enforced = policy.liveVersion ?? null;
@@ -234,16 +287,23 @@ export class Policies {
       await this.#review(em, policy, effects, by);
       policy.updatedAt = now;
       const target = change.type === 'rollback' ? change.target : null;
-      const revision = this.#addRevision(em, policy, text.source, text.compiled, by, change.type, now, target);
+      const tests = text.tests === undefined ? (before.testsSource ?? null) : text.tests;
+      const publishes = effects.some((effect) => effect.type === 'publish');
+      const version = { tenantId, policyId: id, text: text.source, tests };
+      const finding = publishes ? await this.#gate.find(em, version, rules, tested, false) : undefined;
+      if (finding?.refusal) throw finding.refusal;
+      const revision = this.#addRevision(em, policy, { ...text, tests }, by, change.type, now, target);
       await em.flush();
-      if (effects.some((effect) => effect.type === 'publish')) {
+      if (publishes) {
         await this.#assertQuota(em, policy, enforced);
+        await assertLists(em, policy, revision);
         await notify('policies');
       }
       await notify('revisions', id, [taken]);
       await this.#perform(em, policy, effects, by, {
         before: before.contentHash,
         after: revision.contentHash,
+        tests: finding?.words,
         detail: target === null ? undefined : `from version ${target}`,
       });
       return policyView(policy, revision);
@@ -255,22 +315,39 @@ export class Policies {
     id: string,
     event: BareEvent,
     by: By,
-    // `remark` is kept with the revision alone; `reason` is in the audit log as well
-    words: { reason?: string | undefined; remark?: string | undefined; note?: string | null },
+    // `remark` is stored with the revision only; `reason` also in the audit log
+    // `invalid` is thrown if the decision would enforce the version
+    words: {
+      reason?: string | undefined;
+      remark?: string | undefined;
+      note?: string | null;
+      invalid?: AppError | undefined;
+    },
   ): Promise<PolicyView> {
-    return this.#db.transaction(tenantId, async (em, notify) => {
-      const rules = await this.#rulesWithin(em);
+    const emergency = event.type === 'break_glass';
+    return this.#tested(tenantId, emergency, async (em, notify, tested) => {
+      const rules = await this.#rulesWithin(em, tenantId);
       const policy = await lock(em, id);
       const enforced = policy.liveVersion ?? null;
       const [effects, taken] = step(policy, { ...event, ...circumstancesOf(by, rules) });
       const revision = await em.findOneOrFail(PolicyRevision, { policyId: id, version: policy.version });
+      const publishes = effects.some((effect) => effect.type === 'publish');
+      if (publishes && words.invalid) throw words.invalid;
+      let finding: Finding | undefined;
+      if (event.type === 'submit' || (publishes && event.type !== 'revoke')) {
+        const { dslSource: text, testsSource } = revision;
+        const version = { tenantId, policyId: id, text, tests: testsSource ?? null };
+        finding = await this.#gate.find(em, version, rules, tested, emergency);
+        if (finding.refusal && !emergency) throw finding.refusal;
+      }
       if (words.note !== undefined) revision.note = words.note;
       await this.#review(em, policy, effects, by, words.remark ?? words.reason);
-      // a remark changes nothing
+      // a comment does not count as a change
       if (event.type !== 'comment') policy.updatedAt = new Date(this.#clock.now());
       await em.flush();
-      if (effects.some((effect) => effect.type === 'publish')) {
+      if (publishes) {
         await this.#assertQuota(em, policy, enforced);
+        await assertLists(em, policy, revision);
         await notify('policies');
       }
       await notify('revisions', id, [taken]);
@@ -280,6 +357,7 @@ export class Policies {
       await this.#perform(em, policy, effects, by, {
         after: revision.contentHash,
         detail,
+        tests: finding?.words,
         reason: words.reason,
         about,
       });
@@ -288,16 +366,17 @@ export class Policies {
   }
 
   /**
-   * Counts after the change, one such change at a time. A change that does not add statements is never refused, even where
-   * there are too many.
+   * Counts the live statements after the change, serialized by a lock. A change that adds none is never refused, even if
+   * the tenant is over the limit.
    */
   async #assertQuota(em: EntityManager, { tenantId, id }: PolicyRow, replaced: number | null): Promise<void> {
-    await em.execute('select pg_advisory_xact_lock(hashtextextended(?, 1))', [`live statements of ${tenantId}`]);
+    await holdLiveSet(em, tenantId);
     const counts = await em.execute<{ policy_id: string; live: boolean; n: number }[]>(
       `select r.policy_id, r.version = p.live_version as live, r.statement_count as n from policy p
        join policy_revision r on r.tenant_id = p.tenant_id and r.policy_id = p.id
-        and (r.version = p.live_version or (p.id = ? and r.version = ?))`,
-      [id, replaced],
+        and (r.version = p.live_version or (p.id = ? and r.version = ?))
+       where p.tenant_id = ?`,
+      [id, replaced, tenantId],
     );
     const sum = (rows: typeof counts) => rows.reduce((total, { n }) => total + n, 0);
     const live = sum(counts.filter((row) => row.live));
@@ -306,7 +385,7 @@ export class Policies {
     if (live <= this.#mostStatements || !grows) return;
     throw new AppError(
       'CONFLICT',
-      `quota live_statements: a tenant may have ${this.#mostStatements} live statements (SVC_LIVE_STATEMENTS), and this change would make it ${live}`,
+      `quota live_statements: this change would bring the tenant to ${live} live statements; the limit is ${this.#mostStatements} (SVC_LIVE_STATEMENTS)`,
     );
   }
 
@@ -320,7 +399,9 @@ export class Policies {
       after: string;
       reason?: string | undefined;
       detail?: string | undefined;
-      /** The version that was decided on; else the newest. */
+      /** What the tests said. */
+      tests?: string | undefined;
+      /** The version that was decided on; the newest if absent. */
       about?: number | undefined;
     },
   ): Promise<void> {
@@ -332,7 +413,7 @@ export class Policies {
       if (!isEventType(type)) continue;
       await addEvent(em, policy.tenantId, {
         type,
-        // a millisecond apart, so that the events of one transaction keep their order
+        // one millisecond apart, so that the events of a transaction keep their order
         at: now + n,
         payload: {
           policy_id: policy.id,
@@ -352,7 +433,7 @@ export class Policies {
         action: effect.params.action,
         severity: effect.params.severity,
         target: { type: 'policy', id: policy.id },
-        detail: [`version ${more.about ?? policy.version}`, more.detail, enforced && ENFORCED]
+        detail: [`version ${more.about ?? policy.version}`, more.detail, more.tests, enforced && ENFORCED]
           .filter(Boolean)
           .join(', '),
         reason: more.reason,
@@ -364,13 +445,33 @@ export class Policies {
   }
 }
 
+/** A version is enforced only where every list that it names has an approved version, and none is deleted meanwhile. */
+async function assertLists(em: EntityManager, policy: PolicyRow, { version, lists }: PolicyRevisionRow): Promise<void> {
+  if (policy.liveVersion !== version || lists.length === 0) return;
+  await holdLiveSet(em, policy.tenantId);
+  const known = await em.find(ReferenceList, { name: { $in: lists }, liveVersion: { $ne: null } });
+  const missing = lists.find((name) => known.every((list) => list.name !== name));
+  if (missing !== undefined) {
+    throw new AppError('CONFLICT', `the list ${missing} has no approved version: approve it first`);
+  }
+}
+
+function policyInvalid({ errors }: Compilation, suiteFaults: readonly Diagnostic[] = []): AppError | undefined {
+  const faults = [
+    ...errors.map((error) => ({ pointer: '/dsl_source', ...error })),
+    ...suiteFaults.map((error) => ({ pointer: '/tests_source', ...error })),
+  ];
+  if (faults.length === 0) return undefined;
+  return new AppError('POLICY_INVALID', faults[0]!.message, { faults: faults.slice(0, 20) });
+}
+
 async function lock(em: EntityManager, id: string): Promise<PolicyRow> {
   const policy = await em.findOne(Policy, { id }, { lockMode: LockMode.PESSIMISTIC_WRITE });
-  if (!policy) throw new AppError('NOT_FOUND', 'there is no such policy');
+  if (!policy) throw new AppError('NOT_FOUND', 'the policy does not exist');
   return policy;
 }
 
-/** Sends the event to the machine and puts the outcome into the row. Throws the refusal. */
+/** Sends the event to the machine and writes the new state into the row. Throws the machine's refusal. */
 function step(policy: PolicyRow, event: PolicyEvent): [PolicyEffect[], Step] {
   const refused = policyRefusal(policy.status, policy.machineContext, event);
   if (refused) throw new AppError(refused.code, refused.detail);

@@ -4,9 +4,9 @@ import type { Database } from '../../db/index.ts';
 import { type PolicyEvent, type PolicyState, policyRefusal } from '../../machines/policy.ts';
 import { hasRole, type Principal, personOf } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
-import type { OwnActionTypes } from './language/schema.ts';
+import type { CustomActionTypes } from './language/schema.ts';
 
-/** The actor of a change: the person who counts as author or approver, and what they may do. */
+/** The person who counts as author or approver of a change, and their rights. */
 export interface Who {
   person: string;
   /** A signed-in person, not a key. */
@@ -22,13 +22,17 @@ export function whoOf(principal: Principal): Who {
 export interface Rules {
   approval_required: boolean;
   self_approval: boolean;
-  action_types: OwnActionTypes;
+  tests_required: boolean;
+  min_coverage: number;
+  action_types: CustomActionTypes;
 }
 
 /** A policy with its newest revision. */
 export interface PolicyView {
   id: string;
   dsl_source: string;
+  /** The test suite of the newest revision. */
+  tests_source: string | null;
   status: PolicyState;
   version: number;
   content_hash: string;
@@ -39,7 +43,7 @@ export interface PolicyView {
   scopes: string[];
 }
 
-/** A break-glass deployment that waits for an approver other than its actor. */
+/** A break-glass deployment that still needs a review by someone other than its actor. */
 export interface OpenReview {
   version: number;
   actor: string;
@@ -47,10 +51,10 @@ export interface OpenReview {
   opened_at?: string;
 }
 
-/** Filters of the list: policies on which somebody must decide. */
+/** List filters for policies that need a decision. */
 export const REVIEWS = ['open', 'break_glass'] as const;
 
-/** Questions about stored policies and their versions; none of them changes one. */
+/** Read-only queries on policies and their versions. */
 export class PolicyQueries {
   readonly #db: Database;
   readonly #rules: (tenantId: string) => Promise<Rules>;
@@ -60,7 +64,7 @@ export class PolicyQueries {
     this.#rules = parts.rules;
   }
 
-  /** The most recently changed first; with `review`, those that are enforced without one come before them. */
+  /** Most recently changed first. With `review`, policies enforced by break glass come first. */
   async list(
     tenantId: string,
     filter: {
@@ -118,7 +122,7 @@ export class PolicyQueries {
     };
   }
 
-  /** The state of a policy's machine, and for each event why `who` would be refused now; null when they would not. */
+  /** The state of a policy's machine, and for each event why `who` would be refused now; null if allowed. */
   async standing(tenantId: string, id: string, who: Who) {
     const { status, machineContext: context, machineVersion } = await this.find(tenantId, id);
     const circumstances = circumstancesOf(who, await this.#rules(tenantId));
@@ -145,24 +149,29 @@ export class PolicyQueries {
   async version(tenantId: string, id: string, version: number) {
     const policy = await this.find(tenantId, id);
     const revision = await this.revision(tenantId, id, version);
-    return { policy_id: id, dsl_source: revision.dslSource, ...versionView(revision, policy.liveVersion ?? null) };
+    return {
+      policy_id: id,
+      dsl_source: revision.dslSource,
+      tests_source: revision.testsSource ?? null,
+      ...versionView(revision, policy.liveVersion ?? null),
+    };
   }
 
   async revision(tenantId: string, id: string, version: number): Promise<PolicyRevisionRow> {
     const revision = await this.#db.reader(tenantId).findOne(PolicyRevision, { policyId: id, version });
-    if (!revision) throw new AppError('NOT_FOUND', 'there is no such version of the policy');
+    if (!revision) throw new AppError('NOT_FOUND', 'the policy has no such version');
     return revision;
   }
 
   /** The stored policy. NOT_FOUND when the tenant has no such policy. */
   async find(tenantId: string, id: string): Promise<PolicyRow> {
     const policy = await this.#db.reader(tenantId).findOne(Policy, { id });
-    if (!policy) throw new AppError('NOT_FOUND', 'there is no such policy');
+    if (!policy) throw new AppError('NOT_FOUND', 'the policy does not exist');
     return policy;
   }
 }
 
-/** An event of the policy machine without its actor and the rules that apply. */
+/** An event of the policy machine without the actor and the tenant's rules. */
 export type BareEvent = PolicyEvent extends infer E
   ? E extends PolicyEvent
     ? Omit<E, keyof Circumstances>
@@ -184,6 +193,7 @@ export function policyView(policy: PolicyRow, newest: PolicyRevisionRow): Policy
   return {
     id: policy.id,
     dsl_source: newest.dslSource,
+    tests_source: newest.testsSource ?? null,
     status: policy.status,
     version: policy.version,
     content_hash: newest.contentHash,

@@ -1,11 +1,12 @@
 import { z } from 'zod';
-import { AgentName } from '../domain/agent-names.ts';
 import { actorOf } from '../domain/audit.ts';
 import { DECISIONS } from '../domain/decision.ts';
 import { HOLD_KIND_NAMES } from '../domain/hold-kinds.ts';
 import type { Principal } from '../domain/principal.ts';
 import { text } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
+import { REACHES, type SuiteRun } from './authoring/run-suite.ts';
+import { SUITE_LIMITS, TrialRequest } from './authoring/suite.ts';
 import type { Verdict } from './evaluation/evaluate.ts';
 import { LIMITS } from './language/scan.ts';
 import type { By, Policies } from './policies.ts';
@@ -16,8 +17,12 @@ const STATUSES = ['draft', 'pending_approval', 'deployed', 'revoked'] as const;
 const tag = 'policies';
 
 const PolicyId = text(64).regex(/^[A-Za-z0-9][A-Za-z0-9._-]*$/, 'must be letters, digits, ".", "_" and "-"');
-// a text over the limit is reported with its position; this only bounds what is read
+// the compiler reports a text over its limit with a position; this only bounds the request
 const Source = z.string().max(LIMITS.bytes * 4);
+const Tests = z
+  .string()
+  .max(SUITE_LIMITS.bytes + 1)
+  .describe('the test suite of the version, `svc-tests/1`, in YAML or JSON');
 const Version = z.int().min(1).max(2_147_483_647);
 const Id = { id: text(64) };
 
@@ -25,13 +30,14 @@ const PolicyOut = z
   .object({
     id: z.string(),
     dsl_source: z.string(),
+    tests_source: z.string().nullable().describe('the test suite of the newest version'),
     status: z.enum(STATUSES),
     version: z.int(),
     content_hash: z.string(),
     author_id: z.string(),
     created_at: z.iso.datetime(),
     updated_at: z.iso.datetime(),
-    live_version: z.int().nullable().describe('the version that proxies enforce; null when none is'),
+    live_version: z.int().nullable().describe('the version that proxies enforce; null when there is none'),
     scopes: z.array(z.string()),
   })
   .meta({ id: 'Policy' });
@@ -61,11 +67,14 @@ const VersionOut = z
 const OpenReviewOut = z
   .object({
     version: z.int(),
-    actor: z.string().describe('the person who broke the glass and cannot close the review'),
+    actor: z.string().describe('the person who enforced the version by break glass; they cannot close the review'),
     reason: z.string().optional(),
     opened_at: z.iso.datetime().optional(),
   })
-  .meta({ id: 'OpenReview', description: 'A break-glass deployment that waits for an approver other than its actor' });
+  .meta({
+    id: 'OpenReview',
+    description: 'A break-glass deployment that needs a review by an approver other than its actor',
+  });
 
 const DiagnosticOut = z.object({ line: z.int(), column: z.int(), message: z.string() }).meta({ id: 'Diagnostic' });
 
@@ -106,11 +115,74 @@ function verdictOut({ decision, rule_id, policy_id, deny_reason, masks, escrow }
   };
 }
 
+const ExpectationOut = z
+  .object({
+    decision: z.enum(DECISIONS),
+    rule: z.string().optional(),
+    rules: z.array(z.string()).optional(),
+    masks: z.array(z.string()).optional(),
+    hold: z
+      .object({
+        kind: z.enum(HOLD_KIND_NAMES).optional(),
+        approvals: z.int().optional(),
+        ttl_seconds: z.int().optional(),
+      })
+      .optional(),
+    reason: z.string().optional(),
+  })
+  .meta({ id: 'TestExpectation' });
+
+const SuiteRunOut = z
+  .object({
+    valid: z.boolean().describe('neither text has errors; otherwise nothing was run'),
+    errors: z.array(DiagnosticOut).describe('in the policy text'),
+    tests_errors: z.array(DiagnosticOut).describe('in the test suite'),
+    passed: z.int(),
+    failed: z.int(),
+    results: z.array(
+      z.object({
+        name: z.string(),
+        row: z.int().optional().describe('the row of the table of the test, counted from 1'),
+        ok: z.boolean(),
+        expected: ExpectationOut,
+        got: VerdictOut,
+        rule_ids: z.array(z.string()).describe('every rule that was hit'),
+        differences: z.array(z.string()).describe('what is not as expected, in words'),
+        detail: z.string().optional().describe('why the request could not be evaluated'),
+        line: z.int().describe('in the test suite'),
+        column: z.int(),
+      }),
+    ),
+    coverage: z.object({
+      percent: z.int().describe('the share of the statements that applied in at least one test, rounded down'),
+      statements: z.array(
+        z.object({
+          rule_id: z.string(),
+          line: z.int().describe('in the policy text'),
+          reach: z
+            .enum(REACHES)
+            .describe(
+              'decisive: a test was decided by it; hit: it applied in a test; reached: its scope fitted but its conditions did not; never: no test fits its scope',
+            ),
+        }),
+      ),
+    }),
+  })
+  .meta({ id: 'TestRun' });
+
+function suiteRunOut({ results, ...run }: SuiteRun): z.input<typeof SuiteRunOut> {
+  return {
+    valid: run.errors.length === 0 && run.tests_errors.length === 0,
+    ...run,
+    results: results.map(({ got, ...result }) => ({ ...result, got: verdictOut(got), rule_ids: got.rule_ids })),
+  };
+}
+
 /** Pipeline keys and authors write policies. */
 const write = { keys: ['pipeline'], role: 'author' } as const;
 const read = { keys: ['pipeline'], role: 'viewer' } as const;
 
-function by(ctx: Context & { principal: Principal }): By {
+export function by(ctx: Context & { principal: Principal }): By {
   return { ...whoOf(ctx.principal), actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId };
 }
 
@@ -118,7 +190,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
   return trpc.router({
     list: route('GET /v1/policies', read, {
       summary: 'List policies',
-      description: 'The most recently changed first. `agent_role` also finds policies that apply to every role.',
+      description: 'Most recently changed first. `agent_role` also finds policies that apply to every role.',
       tag,
     })
       .input(
@@ -128,7 +200,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
             .enum(REVIEWS)
             .optional()
             .describe(
-              'open: on which somebody must decide, those first where the glass was broken, then those in review; break_glass: the former alone',
+              'open: policies that need a decision, break-glass deployments first, then versions in review; break_glass: only break-glass deployments',
             ),
           agent_role: text(200).optional(),
           scope: text(100).optional(),
@@ -156,7 +228,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       status: 201,
       problems: ['POLICY_INVALID', 'CONFLICT'],
     })
-      .input(z.strictObject({ id: PolicyId.optional(), dsl_source: Source }))
+      .input(z.strictObject({ id: PolicyId.optional(), dsl_source: Source, tests_source: Tests.nullable().optional() }))
       .output(PolicyOut)
       .mutation(({ ctx, input }) => policies.create(ctx.tenantId, input, by(ctx))),
 
@@ -167,14 +239,14 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       .input(z.strictObject({ dsl_source: Source, id: PolicyId.optional() }))
       .output(z.object({ valid: z.boolean(), errors: z.array(DiagnosticOut), warnings: z.array(DiagnosticOut) }))
       .mutation(async ({ ctx, input }) => {
-        const { errors, warnings } = await texts.validate(ctx.tenantId, input.dsl_source, input.id);
+        const { errors, warnings } = await texts.lint(ctx.tenantId, input.dsl_source, input.id);
         return { valid: errors.length === 0, errors, warnings };
       }),
 
     try: route('POST /v1/policies/try', read, {
-      summary: 'What a policy text would decide on a request; nothing is saved or recorded',
+      summary: 'Try a policy text on a request; nothing is saved or recorded',
       description:
-        'The text replaces the live version of policy `id` among all live policies, or is tried by itself with `alone`. Rate limits count as not reached.',
+        'The text replaces the live version of policy `id` among all live policies, or is evaluated by itself with `alone`. Rate limits count as not reached.',
       tag,
     })
       .input(
@@ -182,21 +254,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
           id: PolicyId.optional(),
           dsl_source: Source,
           alone: z.boolean().default(false),
-          request: z.strictObject({
-            agent_id: AgentName,
-            agent_role: AgentName,
-            action_type: text(64),
-            tool_name: text(200),
-            tool_server: text(200).optional(),
-            method: text(32).optional(),
-            resource: text(2000).optional(),
-            arguments: z.record(z.string(), z.unknown()).optional(),
-            session_id: text(200).optional(),
-            estimated_value: z.number().min(0).max(1e14).optional(),
-            value_currency: text(10).optional(),
-            risk_score: z.number().min(0).max(1).optional().describe('absent counts as 1'),
-            context: z.record(z.string(), z.unknown()).optional(),
-          }),
+          request: TrialRequest,
         }),
       )
       .output(
@@ -211,7 +269,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
               policy_id: z.string(),
               effect: z.enum(['permit', 'forbid']),
               guardrail: z.boolean(),
-              line: z.int().optional().describe('in the tried text'),
+              line: z.int().optional().describe('in the submitted text'),
             }),
           ),
           detail: z.string().optional().describe('why the request could not be evaluated'),
@@ -228,6 +286,17 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
           ...(detail !== undefined && { detail }),
         };
       }),
+
+    test: route('POST /v1/policies/{id}/test', read, {
+      summary: 'Run the tests of a policy; nothing is saved or recorded',
+      description:
+        'The text replaces the live version of the policy among all live policies, unless the suite has `scope: policy`. Without `dsl_source` or `tests_source` those of the newest version are used.',
+      tag,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject({ ...Id, dsl_source: Source.optional(), tests_source: Tests.optional() }))
+      .output(SuiteRunOut)
+      .mutation(async ({ ctx, input: { id, ...input } }) => suiteRunOut(await texts.test(ctx.tenantId, id, input))),
 
     format: route('POST /v1/policies/format', read, { summary: 'Format a policy text; nothing is saved', tag })
       .input(z.strictObject({ dsl_source: Source }))
@@ -249,17 +318,25 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       .query(({ ctx, input }) => queries.get(ctx.tenantId, input.id)),
 
     update: route('PUT /v1/policies/{id}', write, {
-      summary: 'Write a new version',
+      summary: 'Create a new version',
       tag,
       problems: ['NOT_FOUND', 'POLICY_INVALID'],
     })
-      .input(z.strictObject({ ...Id, dsl_source: Source }))
+      .input(
+        z.strictObject({
+          ...Id,
+          dsl_source: Source,
+          tests_source: Tests.nullable()
+            .optional()
+            .describe('absent: the suite of the newest version stays; null: none'),
+        }),
+      )
       .output(PolicyOut)
-      .mutation(({ ctx, input }) => policies.update(ctx.tenantId, input.id, input.dsl_source, by(ctx))),
+      .mutation(({ ctx, input: { id, ...input } }) => policies.update(ctx.tenantId, id, input, by(ctx))),
 
     revoke: route('DELETE /v1/policies/{id}', write, {
       summary: 'Revoke a policy: proxies stop enforcing it',
-      description: 'Where the tenant requires approval, a signed-in admin must do this.',
+      description: 'If the tenant requires approval, this needs a signed-in admin.',
       tag,
       problems: ['NOT_FOUND', 'INVALID_STATUS'],
     })
@@ -268,7 +345,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       .mutation(({ ctx, input }) => policies.revoke(ctx.tenantId, input.id, input.reason, by(ctx))),
 
     rollback: route('POST /v1/policies/{id}/rollback', write, {
-      summary: 'Write the text of an old version as a new one',
+      summary: 'Create a new version with the text of an old one',
       tag,
       problems: ['NOT_FOUND', 'POLICY_INVALID'],
     })
@@ -281,7 +358,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       { keys: [], role: 'author' },
       {
         summary: 'Submit a draft for review',
-        description: 'Where the tenant requires approval, a signed-in person must do this.',
+        description: 'If the tenant requires approval, this needs a signed-in person.',
         tag,
         problems: ['NOT_FOUND', 'INVALID_STATUS'],
       },
@@ -294,11 +371,11 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       'POST /v1/policies/{id}/approve',
       { keys: [], role: 'approver' },
       {
-        summary: 'Approve the version that was reviewed, which is then enforced',
+        summary: 'Approve a version, which is then enforced',
         description:
-          'Where the tenant requires approval, a signed-in person who has neither written nor submitted the version must do this. With the version of an open review (`open_review`) it closes that review, whatever has become of the policy since: a signed-in person other than the one who broke the glass must do that, and what is enforced stays.',
+          'If the tenant requires approval, this needs a signed-in person who neither wrote nor submitted the version. With the version of an open review (`open_review`) it closes that review, whatever the current state of the policy: this needs a signed-in person other than the one who used break glass, and does not change what is enforced.',
         tag,
-        problems: ['NOT_FOUND', 'VERSION_CHANGED', 'INVALID_STATUS', 'SELF_APPROVAL'],
+        problems: ['NOT_FOUND', 'VERSION_CHANGED', 'INVALID_STATUS', 'SELF_APPROVAL', 'POLICY_INVALID'],
       },
     )
       .input(z.strictObject({ ...Id, version: Version, comment: text(2000).optional() }))
@@ -333,9 +410,9 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       'POST /v1/policies/{id}/break-glass',
       { keys: [], role: 'admin' },
       {
-        summary: 'Enforce the newest version at once, without approval',
+        summary: 'Enforce the newest version immediately, without approval',
         description:
-          'Audited as critical. A review stays open, also after newer versions and a revocation, until an approver other than the actor closes it.',
+          'Audited as critical. It opens a review, which stays open across newer versions and a revocation until an approver other than the actor closes it.',
         tag,
         problems: ['NOT_FOUND', 'INVALID_STATUS'],
       },
@@ -347,7 +424,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
     comment: route(
       'POST /v1/policies/{id}/comments',
       { keys: [], role: 'author' },
-      { summary: 'Comment on the newest version; decides nothing', tag, problems: ['NOT_FOUND', 'VERSION_CHANGED'] },
+      { summary: 'Comment on the newest version without deciding', tag, problems: ['NOT_FOUND', 'VERSION_CHANGED'] },
     )
       .input(z.strictObject({ ...Id, version: Version, comment: text(2000) }))
       .output(PolicyOut)
@@ -359,7 +436,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       problems: ['NOT_FOUND'],
     })
       .input(z.strictObject({ ...Id, version: Version }))
-      .output(VersionOut.extend({ policy_id: z.string(), dsl_source: z.string() }))
+      .output(VersionOut.extend({ policy_id: z.string(), dsl_source: z.string(), tests_source: z.string().nullable() }))
       .query(({ ctx, input }) => queries.version(ctx.tenantId, input.id, input.version)),
 
     diff: route('GET /v1/policies/{id}/diff', read, {
@@ -399,7 +476,9 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
             z.object({
               rule_id: z.string(),
               effect: z.enum(['permit', 'forbid']),
-              guardrail: z.boolean().describe('adds its obligation where another statement permits; never permits'),
+              guardrail: z
+                .boolean()
+                .describe('adds its obligation when another statement permits; never permits by itself'),
               line: z.int(),
               roles: z.array(z.string()),
               any_role: z.boolean(),

@@ -5,7 +5,7 @@ import type { Clock } from '../lib/clock.ts';
 import { openBundle } from './bundle.ts';
 
 /** Bundles whose rules are kept in memory. */
-const MOST_KEPT = 64;
+const MAX_KEPT = 64;
 
 interface Kept {
   rules: ReadonlyMap<string, BundleStatement>;
@@ -13,8 +13,8 @@ interface Kept {
 }
 
 /**
- * The rules with `@escrow` of the bundles that were signed for a tenant: the one in force, and each older one until the end
- * in its signed header, because proxies may still decide by it.
+ * The rules with `@escrow` in the bundles signed for a tenant: the bundle in force, and every older one until the expiry
+ * in its signed header, because proxies may still use it.
  */
 export class SignedRules {
   readonly #db: Database;
@@ -40,13 +40,13 @@ export class SignedRules {
       [tenantId, bundleHash],
     );
     if (!rows[0]) return undefined;
-    // the other columns are not trusted: the signed header has the end, the tenant and the hash
+    // expiry, tenant and hash come from the signed header; the other columns are not trusted
     const { header, hash, content } = openBundle(rows[0].bytes, this.#keyFor, { tenant: tenantId });
     const notAfter = Date.parse(header.not_after);
     if (hash !== bundleHash || notAfter <= this.#clock.now()) return undefined;
     const escrow = content.policies.filter(({ annotations }) => annotations.escrow !== undefined);
     const rules = new Map(escrow.map((rule) => [rule.id, rule]));
-    if (this.#kept.size >= MOST_KEPT) this.#kept.delete(this.#kept.keys().next().value!);
+    if (this.#kept.size >= MAX_KEPT) this.#kept.delete(this.#kept.keys().next().value!);
     this.#kept.set(name, { rules, notAfter });
     return rules;
   }

@@ -1,19 +1,31 @@
+import type { EntityManager } from '@mikro-orm/postgresql';
 import type { Database } from '../../db/index.ts';
+import type { BundleList } from '../domain/lists.ts';
 import type { ActionRequest, Diagnostic } from '../domain/policy.ts';
+import type { BundleRegistry } from '../domain/tools.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
-import { AuthorBusy, type AuthorLanguage, type Trial } from './authoring/author.ts';
+import { AuthorBusy, type AuthorLanguage, type SuiteJob, type Surroundings, type Trial } from './authoring/author.ts';
+import type { SuiteRun } from './authoring/run-suite.ts';
+import { listsNamed } from './bundle.ts';
 import type { Verdict } from './evaluation/evaluate.ts';
 import type { Compilation, CompiledStatement } from './language/compile.ts';
-import { actionEntities, schemaFor } from './language/schema.ts';
+import { actionEntities, type CustomActionTypes, schemaFor } from './language/schema.ts';
+import { type ListedTools, lintTools, toolsNamed } from './language/tool-lint.ts';
+import type { ListQueries } from './list-queries.ts';
 import { type PolicyQueries, type PolicyView, policyView, type Rules } from './queries.ts';
 
+/** A suite without tests. */
+const NO_TESTS = 'tests: []';
 /** A statement that matches no request: an agent always has an id. */
 const NO_RULE = 'forbid(principal == Agent::"", action, resource == Tool::"");';
 
+/** A text could be warned about more often than anyone reads. */
+const MAX_TOOL_WARNINGS = 50;
+
 /**
- * What the policy language says about texts, stored ones and drafts. Nothing is saved. UNAVAILABLE when the language's
- * worker has no time for a text.
+ * Checks, formats, tries out and compares policy texts, stored or drafted. Saves nothing. UNAVAILABLE when the worker is
+ * too busy.
  */
 export class PolicyTexts {
   readonly #db: Database;
@@ -21,6 +33,9 @@ export class PolicyTexts {
   readonly #language: AuthorLanguage;
   readonly #rules: (tenantId: string) => Promise<Rules>;
   readonly #queries: PolicyQueries;
+  readonly #registry: (em: EntityManager) => Promise<BundleRegistry>;
+  readonly #tools: (tenantId: string, names: readonly string[]) => Promise<ListedTools>;
+  readonly #lists: Pick<ListQueries, 'names' | 'valuesOf'>;
 
   constructor(parts: {
     db: Database;
@@ -28,57 +43,118 @@ export class PolicyTexts {
     language: AuthorLanguage;
     rules: (tenantId: string) => Promise<Rules>;
     queries: PolicyQueries;
+    /** What is known of tools and agents, as the reader or the transaction sees it. */
+    registry: (em: EntityManager) => Promise<BundleRegistry>;
+    /** What tool servers list, with the schemas of the tools of these names. */
+    tools: (tenantId: string, names: readonly string[]) => Promise<ListedTools>;
+    lists: Pick<ListQueries, 'names' | 'valuesOf'>;
   }) {
     this.#db = parts.db;
     this.#clock = parts.clock;
     this.#language = parts.language;
     this.#rules = parts.rules;
     this.#queries = parts.queries;
+    this.#registry = parts.registry;
+    this.#tools = parts.tools;
+    this.#lists = parts.lists;
   }
 
   /** Checks a text and saves nothing. */
   async validate(tenantId: string, source: string, policyId = 'policy'): Promise<Compilation> {
-    const { action_types } = await this.#rules(tenantId);
+    const [{ action_types }, lists] = await Promise.all([this.#rules(tenantId), this.#lists.names(tenantId)]);
     const compiled = await this.#ask((language) =>
-      language.compile(tenantId, policyId, source, schemaFor(action_types)),
+      language.compile(tenantId, policyId, source, schemaFor(action_types), lists),
     );
     return compiled.errors.length > 0 ? compiled : { ...compiled, errors: nulFaults(source, compiled) };
   }
 
+  /** The same, with warnings about tools and arguments that no tool server lists. */
+  async lint(tenantId: string, source: string, policyId?: string): Promise<Compilation> {
+    const compiled = await this.validate(tenantId, source, policyId);
+    if (compiled.errors.length > 0) return compiled;
+    const named = toolsNamed(source);
+    if (named.length === 0) return compiled;
+    const warnings = lintTools(source, await this.#tools(tenantId, named));
+    return { ...compiled, warnings: [...compiled.warnings, ...warnings.slice(0, MAX_TOOL_WARNINGS)] };
+  }
+
   /**
-   * What a text would decide on a request, and what the live policies decide now. With `alone` the text is tried by itself,
-   * else in place of the policy's live version among all live ones. Nothing is saved, counted or recorded.
+   * What a text would decide on a request, and what the live policies decide now. The text replaces the policy's live
+   * version among all live policies, or is evaluated by itself with `alone`. Nothing is saved, counted or recorded.
    */
   async tryOut(
     tenantId: string,
     input: { id?: string | undefined; dsl_source: string; alone: boolean; request: Omit<ActionRequest, 'now'> },
   ): Promise<Trial & { live: Verdict | null }> {
-    const { action_types } = await this.#rules(tenantId);
     const policyId = input.id ?? 'policy';
-    const rows = await this.#db.query<{ policy_id: string; version: number; dsl_source: string }>(
-      tenantId,
-      `select r.policy_id, r.version, r.dsl_source from policy p
-       join policy_revision r on r.tenant_id = p.tenant_id and r.policy_id = p.id and r.version = p.live_version
-       where p.tenant_id = $1`,
-      [tenantId],
-    );
-    const live = rows.map(({ policy_id, version, dsl_source }) => ({ policyId: policy_id, version, text: dsl_source }));
+    const { liveTexts: live, ...surroundings } = await this.#surroundings(tenantId, input.dsl_source);
     const common = {
-      schema: schemaFor(action_types),
-      actionEntities: actionEntities(action_types),
+      ...surroundings,
       request: { ...input.request, now: new Date(this.#clock.now()).toISOString() },
     };
-    const beside = input.alone ? [] : live.filter((one) => one.policyId !== policyId);
+    const liveTexts = input.alone ? [] : live.filter((one) => one.policyId !== policyId);
     const trial = await this.#ask((language) =>
-      language.tryOut(tenantId, { policyId, text: input.dsl_source, beside, ...common }),
+      language.tryOut(tenantId, { policyId, text: input.dsl_source, liveTexts, ...common }),
     );
-    // a text that permits nothing and forbids nothing is the same as no draft
+    // a statement that matches nothing stands for "no draft"
     const now =
       trial.verdict &&
       (await this.#ask((language) =>
-        language.tryOut(tenantId, { policyId: '', text: NO_RULE, beside: live, ...common }),
+        language.tryOut(tenantId, { policyId: '', text: NO_RULE, liveTexts: live, ...common }),
       ));
     return { ...trial, live: now?.verdict ?? null };
+  }
+
+  /** The faults of a test suite; none for null. */
+  async suiteFaults(tenantId: string, tests: string | null): Promise<Diagnostic[]> {
+    return tests === null ? [] : this.#ask((language) => language.suiteFaults(tenantId, tests));
+  }
+
+  /**
+   * Runs tests on a policy, which replaces its live version among all live policies. What is not given is taken from the
+   * newest version; NOT_FOUND when there is none. Nothing is saved, counted or recorded.
+   */
+  async test(
+    tenantId: string,
+    id: string,
+    input: { dsl_source?: string | undefined; tests_source?: string | undefined },
+  ): Promise<SuiteRun> {
+    let { dsl_source: text, tests_source: tests } = input;
+    if (text === undefined || tests === undefined) {
+      const { version } = await this.#queries.find(tenantId, id);
+      const newest = await this.#queries.revision(tenantId, id, version);
+      text ??= newest.dslSource;
+      tests ??= newest.testsSource ?? NO_TESTS;
+    }
+    const { liveTexts, ...surroundings } = await this.#surroundings(tenantId, text);
+    const others = liveTexts.filter((one) => one.policyId !== id);
+    return this.run(tenantId, { policyId: id, text, tests, liveTexts: others, ...surroundings });
+  }
+
+  /** The tests of a policy with all that they depend on, as the transaction sees it. */
+  async jobWithin(
+    em: EntityManager,
+    tenantId: string,
+    policy: Pick<SuiteJob, 'policyId' | 'text' | 'tests'>,
+    { action_types }: Rules,
+  ): Promise<SuiteJob> {
+    const rows = await em.execute<LiveText[]>(liveTexts('?'), [tenantId]);
+    const others = rows.filter(({ policy_id }) => policy_id !== policy.policyId);
+    const lists = await this.#lists.valuesOf(em, tenantId, listsOf(policy.text, others));
+    return { ...policy, ...surroundingsOf(others, action_types, await this.#registry(em), lists) };
+  }
+
+  /** Runs a test suite. */
+  run(tenantId: string, job: SuiteJob): Promise<SuiteRun> {
+    return this.#ask((language) => language.test(tenantId, job));
+  }
+
+  async #surroundings(tenantId: string, text: string): Promise<Surroundings> {
+    const { action_types } = await this.#rules(tenantId);
+    const rows = await this.#db.query<LiveText>(tenantId, liveTexts('$1'), [tenantId]);
+    const em = this.#db.reader(tenantId);
+    const lists = await this.#lists.valuesOf(em, tenantId, listsOf(text, rows));
+    return surroundingsOf(rows, action_types, await this.#registry(em), lists);
   }
 
   async format(tenantId: string, source: string): Promise<{ formatted?: string; errors: Diagnostic[] }> {
@@ -109,7 +185,7 @@ export class PolicyTexts {
     return { policy: policyView(policy, revision), statements };
   }
 
-  /** UNAVAILABLE when a text could not be checked now. */
+  /** Turns AuthorBusy into UNAVAILABLE. */
   async #ask<T>(job: (language: AuthorLanguage) => Promise<T>): Promise<T> {
     try {
       return await job(this.#language);
@@ -120,7 +196,39 @@ export class PolicyTexts {
   }
 }
 
-/** Where a text has NUL, as such or written as an escape in what is read of it: PostgreSQL holds it neither way. */
+interface LiveText {
+  policy_id: string;
+  version: number;
+  dsl_source: string;
+  lists: string[];
+}
+
+/** The reference lists that a text and the live ones name. */
+function listsOf(text: string, live: readonly LiveText[]): string[] {
+  return [...new Set([...listsNamed([{ cedar: text }]), ...live.flatMap(({ lists }) => lists)])];
+}
+
+/** Selects the texts of the live policies of the tenant that is bound to `parameter`. */
+const liveTexts = (parameter: '$1' | '?') => `select r.policy_id, r.version, r.dsl_source, r.lists from policy p
+  join policy_revision r on r.tenant_id = p.tenant_id and r.policy_id = p.id and r.version = p.live_version
+  where p.tenant_id = ${parameter} order by r.policy_id`;
+
+function surroundingsOf(
+  live: LiveText[],
+  types: CustomActionTypes,
+  registry: BundleRegistry,
+  lists: readonly BundleList[],
+): Surroundings {
+  return {
+    liveTexts: live.map(({ policy_id, version, dsl_source }) => ({ policyId: policy_id, version, text: dsl_source })),
+    schema: schemaFor(types),
+    actionEntities: actionEntities(types),
+    registry,
+    lists,
+  };
+}
+
+/** The positions of NUL in a text, literal or as an escape in an extracted value: PostgreSQL stores neither. */
 function nulFaults(source: string, { statements }: Compilation): Diagnostic[] {
   const message = 'the character NUL cannot be stored';
   const place = source.indexOf('\0');

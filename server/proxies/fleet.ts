@@ -11,7 +11,7 @@ export interface Heartbeat {
   version?: string | undefined;
   bundle_hash?: string | undefined;
   bundle_seq?: number | undefined;
-  /** Why the newest bundle that it fetched was not taken up; absent when it was. */
+  /** Why the proxy did not apply the newest bundle it fetched; absent if it did. */
   refused_bundle?: string | undefined;
   spooled_events?: number | undefined;
   started_at?: string | undefined;
@@ -19,12 +19,15 @@ export interface Heartbeat {
 
 /** A proxy that was silent for this many poll intervals counts as offline. */
 const SILENT_POLLS = 3;
-/** How far ahead of the database a proxy's bundle number is believed to be: a hostile one must not use them up. */
-const MOST_AHEAD = 1_000_000;
-const MOST_PER_TENANT = 1000;
-const MOST_PER_KEY = 100;
+/**
+ * How far a proxy's bundle number may be ahead of the database's and still be believed; otherwise a hostile proxy could
+ * use up the numbers.
+ */
+const MAX_AHEAD = 1_000_000;
+const MAX_PER_TENANT = 1000;
+const MAX_PER_KEY = 100;
 
-/** The proxies of a tenant: their last reports, and what they need to know beside the bundle. */
+/** A tenant's proxies: their last reports, and what they need to know besides the bundle. */
 export class Fleet {
   readonly #db: Database;
   readonly #clock: Clock;
@@ -35,9 +38,9 @@ export class Fleet {
   }
 
   /**
-   * Stores what a proxy reports about itself. A key has room for 100 names and a tenant for 1,000: beyond that, the ones
-   * that were silent for the longest are deleted. CONFLICT for a name under which another key's proxy was heard of just now: with it,
-   * one key could hide that another's proxy is gone.
+   * Stores a proxy's report. A key has room for 100 names and a tenant for 1,000; beyond that, those silent for the
+   * longest are deleted. CONFLICT for a name under which a proxy with another key has just reported; otherwise one key
+   * could hide that another key's proxy is gone.
    */
   async heartbeat(tenantId: string, keyId: string, heartbeat: Heartbeat, pollSeconds: number): Promise<void> {
     const now = this.#clock.now();
@@ -45,8 +48,8 @@ export class Fleet {
     const { proxy_id, ...rest } = heartbeat;
     const info = JSON.stringify(rest);
     await this.#db.transaction(tenantId, async (em, notify) => {
-      // A bundle that was never issued by this database comes from before a restore. The proxy refuses bundles with its
-      // number or a lower one, even revocations: bundles are numbered on from there.
+      // A bundle that this database never issued dates from before a restore. The proxy refuses bundles with its number
+      // or a lower one, even revocations, so numbering continues after it.
       if (rest.bundle_seq !== undefined) {
         const { bundle_seq: seq, bundle_hash: hash = null } = rest;
         const raisedBefore = new Date(now - pollSeconds * 1000);
@@ -56,9 +59,9 @@ export class Fleet {
              and coalesce(bundle_floor_at <= ?, true)
              and ? - greatest(bundle_floor, (select coalesce(max(seq), 0) from policy_bundle where tenant_id = ?)) <= ?
            returning 1`,
-          // once per poll interval: each time makes a new bundle for every proxy, and a hostile key can name a new number
-          // with each heartbeat
-          [seq, at, tenantId, seq, tenantId, seq, hash, raisedBefore, seq, tenantId, MOST_AHEAD],
+          // at most once per poll interval: each raise makes a new bundle for every proxy, and a hostile key can report
+          // a new number with each heartbeat
+          [seq, at, tenantId, seq, tenantId, seq, hash, raisedBefore, seq, tenantId, MAX_AHEAD],
         );
         if (raised.length > 0) await notify('policies');
       }
@@ -73,23 +76,23 @@ export class Fleet {
          values (?, ?, ?, ?, ?, ?) on conflict (tenant_id, id) do nothing returning id`,
         [tenantId, proxy_id, keyId, info, at, at],
       );
-      if (added.length === 0) throw new AppError('CONFLICT', 'a proxy with another key has this name');
+      if (added.length === 0) throw new AppError('CONFLICT', 'a proxy with another key uses this name');
       await em.execute(
         `delete from proxy_instance where tenant_id = ? and id in (
            select id from (select id, row_number() over (order by last_seen_at desc, id = ? desc, id) as nth,
              row_number() over (partition by key_id order by last_seen_at desc, id = ? desc, id) as nth_of_key
              from proxy_instance where tenant_id = ?) ranked
            where nth > ? or nth_of_key > ?)`,
-        [tenantId, proxy_id, proxy_id, tenantId, MOST_PER_TENANT, MOST_PER_KEY],
+        [tenantId, proxy_id, proxy_id, tenantId, MAX_PER_TENANT, MAX_PER_KEY],
       );
     });
   }
 
-  /** The proxies, the most recently seen first. `stale`: silent for three poll intervals. */
+  /** The proxies, most recently seen first. `stale`: silent for three poll intervals. */
   async list(tenantId: string, pollSeconds: number) {
     const rows = await this.#db
       .reader(tenantId)
-      .find(ProxyInstance, {}, { orderBy: { lastSeenAt: 'desc', id: 'asc' }, limit: MOST_PER_TENANT });
+      .find(ProxyInstance, {}, { orderBy: { lastSeenAt: 'desc', id: 'asc' }, limit: MAX_PER_TENANT });
     const staleBefore = this.#clock.now() - SILENT_POLLS * pollSeconds * 1000;
     return rows.map((row) => ({
       proxy_id: row.id,
@@ -101,8 +104,8 @@ export class Fleet {
   }
 
   /**
-   * Notifies subscribers of proxies that have fallen silent, once until each sends a heartbeat again. Resolves to the
-   * number of such proxies. May run in several processes at once.
+   * Notifies subscribers of proxies that have fallen silent, once per proxy until its next heartbeat. Resolves to the
+   * number of such proxies. Safe to run in several processes concurrently.
    */
   async notifyOffline(tenantId: string, pollSeconds: number): Promise<number> {
     const now = this.#clock.now();
@@ -137,7 +140,7 @@ export class Fleet {
     return rows.map(({ tenant_id }) => tenant_id);
   }
 
-  /** The SHA-256 of each agent key that works, with its agent. */
+  /** The SHA-256 of each valid agent key, with its agent. */
   async agentKeys(tenantId: string) {
     const rows = await this.#db
       .reader(tenantId)

@@ -1,6 +1,6 @@
 import { z } from 'zod';
 import { TokenIssuer } from '../auth/sso/token-issuers.ts';
-import { isReservedProxyId } from '../chain/record.ts';
+import { isReservedProxyId } from '../domain/proxy-ids.ts';
 import { AppError } from '../errors.ts';
 import type { Bundles } from '../policy/bundles.ts';
 import { text } from '../rpc/fields.ts';
@@ -14,7 +14,7 @@ const heartbeat = {
   version: text(100).optional(),
   bundle_hash: text(100).optional(),
   bundle_seq: z.int().min(0).optional(),
-  refused_bundle: text(100).optional().describe('why the newest bundle was not taken up; absent when it was'),
+  refused_bundle: text(100).optional().describe('why the newest bundle was not applied; absent if it was'),
   spooled_events: z.int().min(0).optional(),
   started_at: z.iso.datetime().optional(),
 };
@@ -43,7 +43,7 @@ export function fleetRouter(
     list: route(
       'GET /v1/proxies',
       { keys: [], role: 'viewer' },
-      { summary: 'List proxies, the most recently seen first', tag },
+      { summary: 'List proxies, most recently seen first', tag },
     )
       .input(z.strictObject({}))
       .output(
@@ -58,11 +58,13 @@ export function fleetRouter(
               up_to_date: z
                 .boolean()
                 .nullable()
-                .describe('enforces the newest bundle; null when it named none that is known here'),
+                .describe('enforces the newest bundle; null if it reported no bundle known to the server'),
               bundle_built_at: z.iso
                 .datetime()
                 .nullable()
-                .describe('when the bundle that it enforces was built; null when it named none that is known here'),
+                .describe(
+                  'when the bundle that it enforces was built; null if it reported no bundle known to the server',
+                ),
             }),
           ),
         }),
@@ -86,7 +88,7 @@ export function fleetRouter(
     config: route(
       'GET /v1/proxy-config',
       { keys: ['proxy'] },
-      { summary: 'What a proxy must know beside the bundle: agent keys by hash, token issuers', tag },
+      { summary: 'What a proxy needs besides the bundle: agent keys by hash, token issuers', tag },
     )
       .input(z.strictObject({}))
       .output(

@@ -1,33 +1,35 @@
-import { readFileSync } from 'node:fs';
 import { hostname } from 'node:os';
 import path from 'node:path';
 import { createSecureContext } from 'node:tls';
 import { z } from 'zod';
-import { isReservedProxyId } from '../chain/record.ts';
+import { isReservedProxyId } from '../domain/proxy-ids.ts';
 import { faultLines } from '../lib/faults.ts';
+import {
+  ConfigError,
+  cidrs,
+  dnsServers,
+  type Environment,
+  fileOf,
+  httpUrl,
+  int,
+  list,
+  logLevel,
+  type SettingHelp,
+  SettingsReader,
+  secretOf,
+  settingsHelp,
+} from '../lib/settings.ts';
+import { CredentialError, filledHeaders } from './credentials.ts';
 
-const int = (fallback: number, min: number, max: number) => z.coerce.number().int().min(min).max(max).default(fallback);
-const list = z
-  .string()
-  .default('')
-  .transform((text) =>
-    text
-      .split(',')
-      .map((item) => item.trim())
-      .filter(Boolean),
-  );
-const secret = (kind: string, form: RegExp) =>
+const key = (kind: string, form: RegExp) =>
   z.string().trim().regex(form, `is not ${kind} (a secret is not shown here)`).optional();
 const PROXY_KEY = /^svc_key_[0-9A-Za-z]{38}$/;
 const AGENT_KEY = /^svc_agent_[0-9A-Za-z]{38}$/;
 
 /** Every setting of the proxy, with its default and what `--help` and docs/proxy.md say about it. */
 const environment = z.object({
-  SVC_URL: z
-    .url({ protocol: /^https?$/, error: 'must be an http or https address' })
-    .default('http://localhost:8080')
-    .describe('address of the control plane'),
-  SVC_PROXY_KEY: secret('an API key', PROXY_KEY).describe('API key with the scope proxy'),
+  SVC_URL: httpUrl.default('http://localhost:8080').describe('address of the control plane'),
+  SVC_PROXY_KEY: key('an API key', PROXY_KEY).describe('API key with the scope proxy'),
   SVC_PROXY_KEY_FILE: z
     .string()
     .optional()
@@ -63,28 +65,46 @@ const environment = z.object({
   ),
   SVC_PROXY_OUTCOME_SECONDS: int(5, 0, 3600).describe('how long an event waits for what became of its action'),
   SVC_PROXY_BODY_BYTES: int(1024 * 1024, 1024, 64 * 1024 * 1024).describe('largest body of a request'),
+  SVC_PROXY_MESSAGE_BYTES: int(64 * 1024 * 1024, 1024, 512 * 1024 * 1024).describe(
+    'longest message of an MCP server, and of a client of `svc-proxy mcp`; a longer one fails alone',
+  ),
   SVC_PROXY_MASK_BYTES: int(8 * 1024 * 1024, 1024, 256 * 1024 * 1024).describe('largest answer that is masked'),
   SVC_PROXY_UPSTREAM_SECONDS: int(60, 1, 3600).describe('how long an upstream may take to begin its answer'),
   SVC_PROXY_TRUST: list.describe('addresses of reverse proxies whose X-Forwarded-For is believed'),
   SVC_PROXY_NAMES: list.describe(
     'host names by which MCP clients reach the proxy, and of web pages that may; default: loopback alone where it listens there, else any',
   ),
-  SVC_AGENT_KEY: secret('an agent key', AGENT_KEY).describe('agent key of the client of `svc-proxy mcp`'),
+  SVC_PROXY_METRICS_ADDR: z
+    .string()
+    .regex(/^(?:(?:[\w.-]+|\[[\da-fA-F:.]+\]):)?\d{1,5}$/, 'must be a port, or host:port')
+    .optional()
+    .describe('where `svc-proxy mcp` serves /metrics; a port alone is on the loopback address'),
+  SVC_PROXY_METRICS_FILE: z
+    .string()
+    .optional()
+    .describe('file that `svc-proxy mcp` writes its metrics to every 15 s; {server} stands for the name of the server'),
+  SVC_AGENT_KEY: key('an agent key', AGENT_KEY).describe('agent key of the client of `svc-proxy mcp`'),
   SVC_AGENT_KEY_FILE: z.string().optional().describe('file that holds the agent key'),
-  SVC_EGRESS_ALLOW: list
-    .pipe(z.array(z.union([z.cidrv4(), z.cidrv6()], { error: 'must be CIDRs, such as 10.1.0.0/16' })))
-    .describe('CIDRs of private addresses that key sets of token issuers may be fetched from anyway'),
-  SVC_DNS_SERVERS: list
-    .pipe(z.array(z.string().regex(/^(?:[\d.]+|\[[\da-fA-F:.]+\]):\d{1,5}$/, 'must be host:port, the host an address')))
-    .describe('host:port of the DNS servers to ask for token issuers; default: those of the system'),
-  LOG_LEVEL: z.enum(['trace', 'debug', 'info', 'warn', 'error', 'silent']).default('info').describe('what is logged'),
+  SVC_EGRESS_ALLOW: cidrs.describe(
+    'CIDRs of private addresses that key sets of token issuers may be fetched from anyway',
+  ),
+  SVC_DNS_SERVERS: dnsServers.describe(
+    'host:port of the DNS servers to ask for token issuers; default: those of the system',
+  ),
+  LOG_LEVEL: logLevel,
 });
 
 const Header = z.string().regex(/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/, 'is not the name of a header');
+/** Names of headers with their values. */
+export const HeaderTable = z.record(
+  Header,
+  // biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
+  z.string().regex(/^[^\x00-\x08\x0a-\x1f\x7f]*$/, 'has a control character'),
+);
 /** Of a request's headers only those are forwarded whose names every program reads in the same way. */
 const PlainHeader = z.string().regex(/^[0-9A-Za-z-]+$/, 'must be the name of a header, of letters, digits and "-"');
 /** Where the arguments of an action hold its value, for policies (`context.amount`) and for approvers. */
-const Value = z.strictObject({
+export const Value = z.strictObject({
   from: z.string().min(1).max(1024),
   divide_by: z.number().positive().default(1),
   currency: z
@@ -105,17 +125,20 @@ const common = {
   timeout_seconds: z.number().positive().max(3600).optional(),
   value: Value.optional(),
 };
-const Upstream = z.url({ protocol: /^https?$/, error: 'must be an http or https address' });
-
 const HttpRoute = z.strictObject({
   ...common,
-  to: Upstream,
+  to: httpUrl,
   tool: z.string().min(1).max(200).optional(),
   action_type: z.string().min(1).max(64).default('api_call'),
   decide_on_headers: z.array(PlainHeader).max(20).default([]),
   opaque_bodies: z.boolean().default(false),
 });
-const McpRoute = z.strictObject({ ...common, mcp: Upstream, wait_seconds: z.number().min(0).max(3600).default(0) });
+const McpRoute = z.strictObject({
+  ...common,
+  mcp: httpUrl,
+  wait_seconds: z.number().min(0).max(3600).default(0),
+  others: z.enum(['enforce', 'record']).default('enforce'),
+});
 const RouteTable = z.strictObject({
   routes: z
     .array(z.union([HttpRoute, McpRoute]))
@@ -144,58 +167,46 @@ export interface ProxyConfig {
   readonly spoolBytes: number;
   readonly outcomeMs: number;
   readonly bodyBytes: number;
+  readonly messageBytes: number;
   readonly maskBytes: number;
   readonly upstreamMs: number;
   readonly trust: readonly string[];
   /** In lower case. */
   readonly names: readonly string[];
   readonly agentKey: string | undefined;
+  /** Where `svc-proxy mcp` shows its metrics. */
+  readonly metricsAddress: { host: string; port: number } | undefined;
+  readonly metricsFile: string | undefined;
   readonly egressAllow: readonly string[];
   readonly dnsServers: readonly string[];
   readonly logLevel: string;
   readonly hostname: string;
 }
 
-export class ConfigError extends Error {
-  override readonly name = 'ConfigError';
-}
-
 /**
  * Reads the settings and the files that they name. Throws one ConfigError that lists every fault; none shows a secret.
  * `routes` says whether there must be a route table.
  */
-export function readConfig(env: Record<string, string | undefined>, needs: { routes: boolean }): ProxyConfig {
-  const given = Object.fromEntries(Object.entries(env).filter(([, value]) => value?.trim()));
-  const parsed = environment.safeParse(given);
-  const faults = parsed.success ? [] : faultLines(parsed.error);
-  const attempt = <T>(what: () => T): T | undefined => {
-    try {
-      return what();
-    } catch (error) {
-      faults.push((error as Error).message);
-      return undefined;
-    }
-  };
+export function readConfig(env: Environment, needs: { routes: boolean }): ProxyConfig {
+  const reader = new SettingsReader(environment, env);
+  const { given } = reader;
 
   const keyOf = () => oneOf(given, 'SVC_PROXY_KEY', PROXY_KEY);
-  if (attempt(keyOf) === undefined && faults.length === 0)
-    faults.push('SVC_PROXY_KEY or SVC_PROXY_KEY_FILE: is needed');
-  const agentKey = attempt(() => oneOf(given, 'SVC_AGENT_KEY', AGENT_KEY));
-  const pubkeys = attempt(() => fileOf(given, 'SVC_PROXY_PUBKEY_FILE'));
+  if (reader.attempt(keyOf) === undefined && reader.faultless)
+    reader.fault('SVC_PROXY_KEY or SVC_PROXY_KEY_FILE: is needed');
+  const agentKey = reader.attempt(() => oneOf(given, 'SVC_AGENT_KEY', AGENT_KEY));
+  const pubkeys = reader.attempt(() => fileOf(given, 'SVC_PROXY_PUBKEY_FILE'));
   const tls = () => readTls(given);
-  attempt(tls);
-  const table = attempt(() => fileOf(given, 'SVC_PROXY_ROUTES'));
-  if (needs.routes && given.SVC_PROXY_ROUTES === undefined) faults.push('SVC_PROXY_ROUTES: is needed');
-  const routes = needs.routes && table !== undefined ? attempt(() => readRoutes(table, given)) : [];
+  reader.attempt(tls);
+  const table = reader.attempt(() => fileOf(given, 'SVC_PROXY_ROUTES'));
+  if (needs.routes && given.SVC_PROXY_ROUTES === undefined) reader.fault('SVC_PROXY_ROUTES: is needed');
+  const routes = needs.routes && table !== undefined ? reader.attempt(() => readRoutes(table, given)) : [];
 
-  if (!parsed.success || !routes || faults.length > 0) {
-    throw new ConfigError(`Wrong settings:\n  ${[...new Set(faults)].join('\n  ')}`);
-  }
-  const e = parsed.data;
+  const e = reader.done();
   return {
     url: e.SVC_URL.replace(/\/+$/, ''),
     key: () => keyOf() as string,
-    routes,
+    routes: routes!,
     host: e.SVC_PROXY_HOST,
     port: e.SVC_PROXY_PORT,
     tls: given.SVC_PROXY_TLS_CERT_FILE === undefined ? undefined : () => tls() as { cert: string; key: string },
@@ -207,11 +218,14 @@ export function readConfig(env: Record<string, string | undefined>, needs: { rou
     spoolBytes: e.SVC_PROXY_SPOOL_MB * 1024 * 1024,
     outcomeMs: e.SVC_PROXY_OUTCOME_SECONDS * 1000,
     bodyBytes: e.SVC_PROXY_BODY_BYTES,
+    messageBytes: e.SVC_PROXY_MESSAGE_BYTES,
     maskBytes: e.SVC_PROXY_MASK_BYTES,
     upstreamMs: e.SVC_PROXY_UPSTREAM_SECONDS * 1000,
     trust: e.SVC_PROXY_TRUST,
     names: e.SVC_PROXY_NAMES.map((name) => name.toLowerCase()),
     agentKey,
+    metricsAddress: e.SVC_PROXY_METRICS_ADDR === undefined ? undefined : addressOf(e.SVC_PROXY_METRICS_ADDR),
+    metricsFile: e.SVC_PROXY_METRICS_FILE,
     egressAllow: e.SVC_EGRESS_ALLOW,
     dnsServers: e.SVC_DNS_SERVERS,
     logLevel: e.LOG_LEVEL,
@@ -219,35 +233,29 @@ export function readConfig(env: Record<string, string | undefined>, needs: { rou
   };
 }
 
+function addressOf(text: string): { host: string; port: number } {
+  const at = text.lastIndexOf(':');
+  return {
+    host: text.slice(0, Math.max(at, 0)).replace(/^\[(.*)\]$/, '$1') || '127.0.0.1',
+    port: Number(text.slice(at + 1)),
+  };
+}
+
 /** The settings with their defaults and meanings, for `--help` and docs/proxy.md. */
-export function proxySettingsHelp(): { name: string; meaning: string; fallback: string }[] {
-  return Object.entries(environment.shape).map(([name, schema]) => {
-    const fallback = schema.safeParse(undefined);
-    const value = fallback.success ? fallback.data : undefined;
-    return { name, meaning: schema.description ?? '', fallback: value === undefined ? '' : String(value) };
-  });
+export function proxySettingsHelp(): SettingHelp[] {
+  return settingsHelp(environment);
 }
 
-/** A secret given as it is or by file; undefined when neither is there. */
-function oneOf(env: Record<string, string | undefined>, name: string, form: RegExp): string | undefined {
-  if (env[name] && env[`${name}_FILE`]) throw new Error(`${name} and ${name}_FILE: give only one`);
-  if (env[name]) return env[name].trim();
-  const text = fileOf(env, `${name}_FILE`)?.trim();
-  if (text !== undefined && !form.test(text)) throw new Error(`${name}_FILE: the file does not hold such a key`);
-  return text;
-}
-
-function fileOf(env: Record<string, string | undefined>, name: string): string | undefined {
-  const file = env[name];
-  if (!file) return undefined;
-  try {
-    return readFileSync(file, 'utf8');
-  } catch (error) {
-    throw new Error(`${name}: the file cannot be read (${(error as NodeJS.ErrnoException).code})`);
+/** A key given as it is, which the table has checked, or by file; undefined when neither is there. */
+function oneOf(env: Environment, name: string, form: RegExp): string | undefined {
+  const secret = secretOf(env, name);
+  if (secret && secret.from !== name && !form.test(secret.text)) {
+    throw new Error(`${secret.from}: the file does not hold such a key`);
   }
+  return secret?.text;
 }
 
-function readTls(env: Record<string, string | undefined>): { cert: string; key: string } | undefined {
+function readTls(env: Environment): { cert: string; key: string } | undefined {
   const cert = fileOf(env, 'SVC_PROXY_TLS_CERT_FILE');
   const key = fileOf(env, 'SVC_PROXY_TLS_KEY_FILE');
   if (cert === undefined && key === undefined) return undefined;
@@ -262,7 +270,7 @@ function readTls(env: Record<string, string | undefined>): { cert: string; key: 
   return { cert, key };
 }
 
-function readRoutes(text: string, env: Record<string, string | undefined>): Route[] {
+function readRoutes(text: string, env: Environment): Route[] {
   const faults: string[] = [];
   let json: unknown;
   try {
@@ -287,20 +295,18 @@ function readRoutes(text: string, env: Record<string, string | undefined>): Rout
     if (target.username || target.password)
       fault(`${'to' in route ? 'to' : 'mcp'}: credentials go into headers, as \${NAME}`);
     if ('to' in route && (target.search || target.hash)) fault('to: has a query or a fragment');
-    const headers = Object.fromEntries(
-      Object.entries(route.headers).map(([name, value]) => {
-        if (/^(?:host|content-length|connection|transfer-encoding|upgrade|te|trailer)$/i.test(name)) {
-          fault(`headers.${name}: is the proxy's own`);
-        }
-        const filled = value.replace(/\$\{(\w+)\}/g, (_, variable: string) => {
-          if (!env[variable]) fault(`headers.${name}: the environment has no ${variable}`);
-          return env[variable] ?? '';
-        });
-        // biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
-        if (/[\x00-\x08\x0a-\x1f\x7f]/.test(filled)) fault(`headers.${name}: has a control character`);
-        return [name.toLowerCase(), filled];
-      }),
-    );
+    const headers = filledHeaders(route.headers, env);
+    for (const name of Object.keys(headers)) {
+      if (/^(?:host|content-length|connection|transfer-encoding|upgrade|te|trailer)$/.test(name)) {
+        fault(`headers.${name}: is the proxy's own`);
+      }
+      try {
+        void headers[name];
+      } catch (error) {
+        if (!(error instanceof CredentialError)) throw error;
+        fault(`headers.${name}: ${error.detail}`);
+      }
+    }
     const name = route.path.replace(/\/?\*$/, '').slice(1) || target.hostname;
     if ('mcp' in route) return { ...route, headers, server: route.server ?? name };
     const decide_on_headers = route.decide_on_headers.map((header) => header.toLowerCase());

@@ -1,9 +1,7 @@
 import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
-import { Counter, Gauge, Histogram, Registry } from 'prom-client';
-import { systemClock } from '../lib/clock.ts';
+import { type Clock, systemClock } from '../lib/clock.ts';
 import { randomBase62 } from '../lib/crypto.ts';
-import { Egress } from '../lib/egress.ts';
 import type { Log } from '../lib/log.ts';
 import { Agents } from './agents.ts';
 import type { ProxyConfig } from './config.ts';
@@ -13,6 +11,7 @@ import { Governance } from './governance.ts';
 import { Holds } from './holds.ts';
 import { Sender } from './sender.ts';
 import { Spool } from './spool.ts';
+import { ToolRegistry } from './tool-registry.ts';
 
 const PROXY_VERSION = '1.0.0';
 const LAST_SENDING_MS = 5_000;
@@ -29,107 +28,54 @@ export interface Core {
   enforcer: Enforcer;
   holds: Holds;
   spool: Spool;
-  metrics: Registry;
-  count: (code: string) => void;
+  tools: ToolRegistry;
+  /** Resolves when the control plane was asked once, or could not be reached; nothing is to be decided before. */
+  begun: Promise<void>;
   stop(): Promise<void>;
 }
 
+/** What is counted of a proxy. */
+export interface Meters {
+  /** Called once, before anything is counted. */
+  watch(parts: { spool: Spool; governance: Governance; clock: Clock }): void;
+  ruled: Enforcer['onRuling'];
+  /** A request ended without a decision. */
+  refused(code: string): void;
+  sent: Sender['onSent'];
+  polled: Governance['onPoll'];
+}
+
 /**
- * Starts everything that decides and records. Resolves also where the control plane cannot be reached, with what is kept
- * on disk. When `interrupted` fires, it no longer waits for answers.
+ * Starts everything that decides and records, with what is kept on disk where the control plane cannot be reached. When
+ * `interrupted` fires, it no longer waits for answers.
  */
-export async function start(config: ProxyConfig, log: Log, interrupted: AbortSignal): Promise<Core> {
+export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, meters?: Meters): Core {
   const clock = systemClock;
   const { spool, slot } = ownSpool(config, log);
   const proxyId = slot === 0 ? idOf(config) : `${idOf(config)}.${slot}`;
   const control = new ControlPlane(config.url, config.key);
   interrupted.addEventListener('abort', () => control.close());
   const governance = new Governance({ ...config, control, clock, log });
-  const egress = new Egress({ allow: config.egressAllow, dnsServers: config.dnsServers });
-  const agents = new Agents({ governance, egress, clock });
+  const agents = new Agents({
+    governance,
+    async tokens() {
+      const [{ Tokens }, { Egress }] = await Promise.all([import('./tokens.ts'), import('../lib/egress.ts')]);
+      const egress = new Egress({ allow: config.egressAllow, dnsServers: config.dnsServers });
+      return new Tokens({ issuers: () => governance.tokenIssuers, egress, clock });
+    },
+  });
   const holds = new Holds(control);
   const enforcer = new Enforcer({ governance, spool, holds, proxyId, clock, log });
+  const tools = new ToolRegistry({ control, known: () => enforcer.registry, log });
   const sender = new Sender({ spool, control, log });
 
-  const metrics = new Registry();
-  const registers = [metrics];
-  const decisions = new Counter({
-    name: 'svc_proxy_decisions_total',
-    help: 'Decisions',
-    labelNames: ['decision'],
-    registers,
-  });
-  const seconds = new Histogram({
-    name: 'svc_proxy_decision_seconds',
-    help: 'From the request read to the decision recorded',
-    buckets: [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5],
-    registers,
-  });
-  const refusals = new Counter({
-    name: 'svc_proxy_refusals_total',
-    help: 'Requests that ended without a decision',
-    labelNames: ['code'],
-    registers,
-  });
-  const sent = new Counter({
-    name: 'svc_proxy_events_sent_total',
-    help: 'Events that the control plane stored',
-    registers,
-  });
-  const aside = new Counter({
-    name: 'svc_proxy_events_aside_total',
-    help: 'Events that the control plane refused for good, kept in refused.jsonl',
-    registers,
-  });
-  const polls = new Counter({
-    name: 'svc_proxy_polls_total',
-    help: 'Polls of the control plane',
-    labelNames: ['what', 'result'],
-    registers,
-  });
-  const gauge = (name: string, help: string, value: () => number) => {
-    new Gauge({
-      name: `svc_proxy_${name}`,
-      help,
-      registers,
-      collect() {
-        this.set(value());
-      },
-    });
-  };
-  gauge('events_decided', 'Events recorded by this proxy in its life', () => spool.decided);
-  gauge('events_acknowledged', 'Events acknowledged in its life', () => spool.acknowledged);
-  gauge('spool_events', 'Events not acknowledged yet', () => spool.pending);
-  gauge('spool_bytes', 'Bytes of the spool', () => spool.bytes);
-  gauge('bundle_seq', 'The number of the bundle in force', () => governance.bundle?.seq ?? 0);
-  gauge('bundle_refused', '1 while the newest bundle was refused and the last good one stays', () =>
-    governance.refusedBundle ? 1 : 0,
-  );
-  gauge('bundle_age_seconds', 'Since the control plane last answered a poll; -1 for never', () =>
-    governance.polledAt === 0 ? -1 : (clock.now() - governance.polledAt) / 1000,
-  );
-  gauge('bundle_good_for_seconds', 'Until the end of the bundle in force', () =>
-    governance.bundle ? (governance.bundle.notAfter - clock.now()) / 1000 : 0,
-  );
-  enforcer.onRuling = (decision, took) => {
-    decisions.inc({ decision });
-    seconds.observe(took);
-  };
-  sender.onSent = (stored, kept) => {
-    sent.inc(stored);
-    aside.inc(kept);
-  };
+  meters?.watch({ spool, governance, clock });
+  enforcer.onRuling = (decision, took) => meters?.ruled(decision, took);
+  sender.onSent = (stored, kept) => meters?.sent(stored, kept);
   governance.onPoll = (what, result) => {
-    polls.inc({ what, result });
+    meters?.polled(what, result);
     if (result === 'ok') sender.nudge();
   };
-
-  await governance.start();
-  sender.start();
-  log.info(
-    { proxy: proxyId, control: config.url, pending: spool.pending, ready: governance.ready },
-    'the proxy decides',
-  );
 
   const started = new Date(clock.now()).toISOString();
   const beat = () =>
@@ -149,11 +95,26 @@ export async function start(config: ProxyConfig, log: Log, interrupted: AbortSig
     await beat();
     if (!stopped) timer = setTimeout(heart, governance.pollSeconds * 1000);
   };
-  const beating = heart();
-  let orphans = sendOrphans(config, control, log);
-  const orphanTimer = setInterval(() => {
-    orphans = orphans.then(() => sendOrphans(config, control, log));
-  }, ORPHANS_MS);
+  let beating: Promise<void> | undefined;
+  let orphans: Promise<void> | undefined;
+  let orphanTimer: NodeJS.Timeout | undefined;
+  let asked = false;
+  const begin = async () => {
+    await governance.start();
+    asked = true;
+    if (stopped) return;
+    sender.start();
+    log.info(
+      { proxy: proxyId, control: config.url, pending: spool.pending, ready: governance.ready },
+      'the proxy decides',
+    );
+    beating = heart();
+    orphans = sendOrphans(config, control, log);
+    orphanTimer = setInterval(() => {
+      orphans = orphans?.then(() => sendOrphans(config, control, log));
+    }, ORPHANS_MS);
+  };
+  const begun = begin();
 
   return {
     config,
@@ -164,10 +125,13 @@ export async function start(config: ProxyConfig, log: Log, interrupted: AbortSig
     enforcer,
     holds,
     spool,
-    metrics,
-    count: (code) => refusals.inc({ code }),
+    tools,
+    begun,
     async stop() {
       stopped = true;
+      // nothing was decided yet, so there is nothing to send
+      if (!asked) control.close();
+      await begun;
       clearInterval(orphanTimer);
       clearTimeout(timer);
       // events that are being sent may still arrive; nothing else is worth waiting for
@@ -176,7 +140,7 @@ export async function start(config: ProxyConfig, log: Log, interrupted: AbortSig
       await sender.stop(LAST_SENDING_MS);
       clearTimeout(cut);
       control.close();
-      await Promise.all([beating, governed, orphans]);
+      await Promise.all([beating, governed, orphans, tools.stop()]);
       await spool.close();
     },
   };

@@ -1,11 +1,13 @@
 import { type Decision, type Permit, permits } from '../domain/decision.ts';
 import type { ActionRequest } from '../domain/policy.ts';
+import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
-import { doubted, type RateHit } from '../policy/evaluation/evaluate.ts';
+import { ambiguousMatch, type Match, type RateHit } from '../policy/evaluation/evaluate.ts';
 import { type Mask, parseMask } from '../policy/evaluation/masks.ts';
-import { decide, InexactAction, type UseRefusal } from '../policy/evaluation/protocol.ts';
+import { decide, InexactAction, type PointFields, type UseRefusal } from '../policy/evaluation/protocol.ts';
+import type { Registry } from '../policy/evaluation/registry.ts';
 import type { Agent } from './agents.ts';
 import type { ValueRule } from './config.ts';
 import { ControlPlaneError, type Hold } from './control-plane.ts';
@@ -20,7 +22,16 @@ import { actionValue } from './value.ts';
 export interface Attempt
   extends Pick<
     ActionRequest,
-    'action_type' | 'tool_name' | 'tool_server' | 'method' | 'resource' | 'arguments' | 'session_id' | 'source_ip'
+    | 'action_type'
+    | 'tool_name'
+    | 'tool_server'
+    | 'tool_pin'
+    | 'method'
+    | 'resource'
+    | 'arguments'
+    | 'context'
+    | 'session_id'
+    | 'source_ip'
   > {
   agent: Agent;
   /** Where the arguments hold the value of the action. */
@@ -31,13 +42,23 @@ export interface Attempt
   escrowId?: string | undefined;
   /** A released hold of this very action is used without being named: for clients that can only repeat their call. */
   resume?: boolean;
+  /** Why it is denied whatever the policies say, where that is so. */
+  refused?: string;
   /** Why the action cannot be held, where that is so: then what a policy would hold is denied. */
   unholdable?: string;
 }
 
 /** What was decided. Its record is on the disk. */
 export type Ruling = { eventId: string } & (
-  | { decision: Permit; masks: readonly Mask[]; done: (outcome: string) => void }
+  | {
+      decision: Permit;
+      masks: readonly Mask[];
+      /** A hold was consumed for it. */
+      spent: boolean;
+      /** Would the very same rules permit it now? */
+      stands: () => boolean;
+      done: (outcome: string) => void;
+    }
   | { decision: 'deny'; reason: string; standstill?: Standstill | 'control_plane_away' }
   | { decision: 'escrow'; hold: Hold; reason: string | undefined }
   | { decision: 'rate_limited'; retryAfter: number }
@@ -116,9 +137,15 @@ export class Enforcer {
     return { denied: standing.engine.deniesAlways(request), masked: standing.engine.mayMask(request) };
   }
 
+  /** What the bundle in force says of tools and agents; undefined where there is none. */
+  get registry(): Registry | undefined {
+    const { standing } = this.#governance;
+    return typeof standing === 'string' ? undefined : standing.engine.registry;
+  }
+
   async #rule(attempt: Attempt, began: number): Promise<Ruling> {
     const now = this.#clock.now();
-    const { agent, escrowId, resume, summary, unholdable, value, ...action } = attempt;
+    const { agent, escrowId, refused, resume, summary, unholdable, value, ...action } = attempt;
     const { doubt, ...valued } = value ? actionValue(action.arguments, value) : {};
     const request: ActionRequest = {
       ...action,
@@ -132,12 +159,13 @@ export class Enforcer {
     const governing = typeof standing === 'string' ? undefined : standing;
     let standstill = typeof standing === 'string' ? (standing as keyof typeof STANDSTILLS) : undefined;
     const eventId = newId('evt', now);
+    let matched: { asked: ActionRequest; rules: string } | undefined;
 
     const { verdict, hold, changed, stored } = await decide<Hold, number>(
       {
         ...{ request, eventId, escrowId, resume, unholdable },
         bundleHash: governing?.hash,
-        standstill: standstill && STANDSTILLS[standstill],
+        standstill: standstill ? STANDSTILLS[standstill] : refused,
       },
       {
         session: () =>
@@ -145,8 +173,9 @@ export class Enforcer {
             ? this.#counters.session(agent.id, request.session_id, now)
             : undefined,
         match: (asked) => {
-          const match = doubt === undefined ? governing!.engine.match(asked) : doubted(doubt);
+          const match = doubt === undefined ? governing!.engine.match(asked) : ambiguousMatch(doubt);
           if (match.detail) this.#log.warn({ detail: match.detail }, 'a request could not be evaluated');
+          matched = { asked, rules: rulesOf(match) };
           return match;
         },
         count: (rates) => this.#count(rates, agent.id, now),
@@ -175,11 +204,22 @@ export class Enforcer {
             );
           }),
         withdraw: ({ id }) => this.#withdraw(id),
-        consumedInVain: async ({ id }) =>
+        consumedWithoutRecord: async ({ id }) =>
           this.#log.error({ hold: id, eventId }, 'a hold was consumed for a decision without a record'),
         elapsed: () => Math.round((performance.now() - began) * 1000),
         record: (fields) => {
-          const event = { ...fields, event_type: `decision.${fields.decision}`, proxy_id: this.#proxyId };
+          const own: PointFields = {
+            proxy_id: this.#proxyId,
+            // the control plane knows which credential brings the event; a bundle has no hashes of single policies
+            key_id: undefined,
+            policy_content_hash: undefined,
+            // the spool numbers the event, and adds the next two when the action has ended
+            proxy_seq: undefined,
+            outcome: undefined,
+            total_latency_ms: undefined,
+            confidence: undefined,
+          };
+          const event = { ...fields, ...own, event_type: `decision.${fields.decision}` };
           return this.#spool.append(() => event, permits(fields.decision));
         },
       },
@@ -207,6 +247,13 @@ export class Enforcer {
           eventId,
           decision: verdict.decision,
           masks: (verdict.masks ?? []).map(parseMask),
+          spent: hold !== undefined,
+          stands: () => {
+            const { standing: current } = this.#governance;
+            if (typeof current === 'string' || !matched) return false;
+            const asked = { ...matched.asked, now: new Date(this.#clock.now()).toISOString() };
+            return rulesOf(current.engine.match(asked)) === matched.rules;
+          },
           done: (outcome) =>
             this.#spool.settle(stored, { outcome, total_latency_ms: Math.round(performance.now() - began) }),
         };
@@ -242,6 +289,14 @@ export class Enforcer {
       this.#log.error({ err, hold: id }, 'a hold without a record could not be cancelled');
     }
   }
+}
+
+/** What a decision rests on: the texts of its rules. */
+function rulesOf({ outcome, hits }: Match): string {
+  return canonicalJson([
+    outcome,
+    ...hits.map(({ id, cedar, annotations }) => ({ id, cedar, annotations: { ...annotations } })),
+  ]);
 }
 
 const USE_REFUSALS: Record<UseRefusal, [status: number, detail?: string]> = {

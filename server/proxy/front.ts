@@ -6,6 +6,7 @@ import type { Log } from '../lib/log.ts';
 import { applyMasks } from '../policy/evaluation/masks.ts';
 import { type Agent, AgentError, type Agents, isPlain } from './agents.ts';
 import type { HttpRoute, McpRoute, ProxyConfig } from './config.ts';
+import { CredentialError } from './credentials.ts';
 import type { Enforcer, Ruling } from './decide.ts';
 import { retryAfter } from './holds.ts';
 import { Refusal, sendProblem } from './problem.ts';
@@ -176,15 +177,15 @@ export class HttpFront {
     });
   }
 
-  async #forwardDecided(call: Call): Promise<void> {
-    const { request, response, method, route, query } = call;
+  async #forwardDecided(came: Omit<Call, 'own'>): Promise<void> {
+    const { request, response, method, route, query } = came;
     if (route.decide_on_headers.length > 0) checkHeaders(request, route.decide_on_headers);
-    const url = upstreamUrl(route, call.rest, query);
+    const url = upstreamUrl(route, came.rest, query);
     const streamed = route.opaque_bodies && isStreamed(request, this.#config.bodyBytes);
     const waits = !streamed && !request.complete;
     const body = streamed ? undefined : await this.#read(request, route);
     // a body may take minutes to come, and the credential may have been revoked since
-    const agent = waits ? await call.identify() : call.agent;
+    const agent = waits ? await came.identify() : came.agent;
     const parameters = query.length > 1 ? members(new URLSearchParams(query.slice(1))) : undefined;
     if (overridesMethod(parameters, body?.value)) {
       throw new Refusal(400, 'VALIDATION_FAILED', 'the request names another method among its parameters');
@@ -195,6 +196,8 @@ export class HttpFront {
       ...(body?.value !== undefined && { body: body.value }),
       ...(streamed && { body: { streamed: true } }),
     };
+    // before anything is decided: a request that cannot be forwarded is not to be permitted
+    const call: Call = { ...came, own: this.#ownHeaders(route) };
     const ruled = this.#enforcer.rule({
       agent,
       action_type: route.action_type,
@@ -230,6 +233,16 @@ export class HttpFront {
     }
     const headers = masks.length === 0 ? unmasked : this.#upstreams.headers(call, url, body, masks);
     await this.#upstreams.forward({ call, url, headers, bytes, masks, done });
+  }
+
+  #ownHeaders(route: HttpRoute): Record<string, string> {
+    try {
+      return { ...route.headers };
+    } catch (error) {
+      if (!(error instanceof CredentialError)) throw error;
+      this.#log.error({ path: route.path, detail: error.detail }, error.message);
+      throw new Refusal(502, 'UPSTREAM_FAILED', error.message);
+    }
   }
 
   /** The whole body, decoded and understood. Throws a Refusal. */

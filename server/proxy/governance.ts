@@ -1,18 +1,19 @@
 import { createHmac, createPublicKey, hkdfSync, type KeyObject } from 'node:crypto';
-import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync } from 'node:fs';
 import path from 'node:path';
-import { setTimeout as delay } from 'node:timers/promises';
 import type { BundleContent } from '../domain/policy.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { equalSecret, keyThumbprint } from '../lib/crypto.ts';
 import type { Log } from '../lib/log.ts';
+import { pause } from '../lib/pause.ts';
+import { ConfigError } from '../lib/settings.ts';
 import { BundleError, type BundleHeader, openBundle } from '../policy/bundle.ts';
 import { PolicyEngine } from '../policy/evaluation/evaluate.ts';
 import { parseMask } from '../policy/evaluation/masks.ts';
 import { readsSession } from '../policy/evaluation/protocol.ts';
-import { ConfigError } from './config.ts';
 import { type ControlPlane, ControlPlaneError, type ProxyConfiguration } from './control-plane.ts';
+import { writeAtomically } from './files.ts';
 
 /** Why there is nothing to decide by, so that everything is denied. */
 export type Standstill =
@@ -212,7 +213,7 @@ export class Governance {
   /** All requests with unknown keys share the next look-up, so that made-up keys cannot make the proxy ask more often. */
   #lookAgain(): Promise<void> {
     this.#looking ??= (async () => {
-      await this.#rest(Math.max(0, this.#lookedAt + LOOK_AGAIN_MS - performance.now()));
+      await pause(Math.max(0, this.#lookedAt + LOOK_AGAIN_MS - performance.now()), this.#stop.signal);
       this.#looking = undefined;
       this.#lookedAt = performance.now();
       await this.#pollConfiguration().catch((error) => this.#failed('configuration', error));
@@ -230,25 +231,26 @@ export class Governance {
     let failures = 0;
     while (!this.#stop.signal.aborted) {
       const began = performance.now();
-      let pause = this.#pollSeconds * 1000;
+      let pauseMs = this.#pollSeconds * 1000;
       try {
         const waited = await this.#pollBundle(Math.min(this.#pollSeconds, MOST_WAIT_SECONDS));
         failures = 0;
         // the control plane has waited already; where it answered at once, there is a change to look behind
-        if (waited) pause = Math.max(0, 100 - (performance.now() - began));
+        if (waited) pauseMs = Math.max(0, 100 - (performance.now() - began));
       } catch (error) {
         if (this.#stop.signal.aborted) return;
         this.#failed('bundle', error);
-        pause = backoff(failures++, this.#pollSeconds);
+        pauseMs = backoff(failures++, this.#pollSeconds);
       }
-      await this.#rest(pause);
+      await pause(pauseMs, this.#stop.signal);
     }
   }
 
   async #configurationLoop(): Promise<void> {
     let failures = 0;
     while (!this.#stop.signal.aborted) {
-      await this.#rest(failures > 0 ? backoff(failures - 1, this.#pollSeconds) : this.#pollSeconds * 1000);
+      const pauseMs = failures > 0 ? backoff(failures - 1, this.#pollSeconds) : this.#pollSeconds * 1000;
+      await pause(pauseMs, this.#stop.signal);
       if (this.#stop.signal.aborted) return;
       try {
         await this.#pollConfiguration();
@@ -258,10 +260,6 @@ export class Governance {
         failures++;
       }
     }
-  }
-
-  async #rest(ms: number): Promise<void> {
-    await delay(ms, undefined, { signal: this.#stop.signal }).catch(() => undefined);
   }
 
   /** Asks for the bundle and takes it up. True when the control plane supports waiting for a change. */
@@ -510,10 +508,4 @@ function headerOf(bytes: Buffer): Partial<Record<keyof BundleHeader, unknown>> {
 
 function backoff(failures: number, pollSeconds: number): number {
   return Math.min(500 * 2 ** failures, pollSeconds * 1000) * (0.8 + Math.random() * 0.4);
-}
-
-function writeAtomically(file: string, content: string | Buffer): void {
-  const draft = `${file}.${process.pid}`;
-  writeFileSync(draft, content, { mode: 0o600 });
-  renameSync(draft, file);
 }

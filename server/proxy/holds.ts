@@ -1,4 +1,4 @@
-import type { HoldTerms, ShownAction } from '../domain/policy.ts';
+import type { ActionView, HoldTerms } from '../domain/policy.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import type { ControlPlane, Hold } from './control-plane.ts';
@@ -19,7 +19,7 @@ export interface HeldAction {
   action_hash: string;
   policy_id: string | null;
   /** Masked as it will be shown. */
-  shown: ShownAction;
+  shown: ActionView;
 }
 
 /**

@@ -1,4 +1,5 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
+import { ERRORS } from '../domain/errors.ts';
 
 /** The request is answered with a problem instead of its action. */
 export class Refusal extends Error {
@@ -24,29 +25,23 @@ interface RefusalDetails {
   eventId?: string;
 }
 
-export const TITLES: Readonly<Record<string, string>> = {
-  VALIDATION_FAILED: 'The request is malformed',
-  UNAUTHENTICATED: 'No valid credential',
-  FORBIDDEN: 'The caller may not do this',
-  DENIED: 'The policies deny this action',
-  AGENT_MISMATCH: 'The hold belongs to another agent',
-  NOT_FOUND: 'There is no such resource',
-  METHOD_NOT_ALLOWED: 'The route has no such method',
-  INVALID_STATUS: 'The resource is in a status that does not allow this',
-  ALREADY_CONSUMED: 'The hold was consumed already',
-  POLICY_CHANGED: 'The policy now asks for more than was approved',
-  ESCROW_EXPIRED: 'The hold has expired',
-  PAYLOAD_TOO_LARGE: 'The body is too large',
-  UNSUPPORTED_MEDIA_TYPE: 'The body has an unsupported type or encoding',
-  HASH_MISMATCH: 'The hold was approved for another request',
-  ESCROW_HELD: 'The action is held',
-  RATE_LIMITED: 'Too many requests',
-  INTERNAL: 'The proxy failed',
-  MASKING_FAILED: 'What must be masked cannot be',
-  UPSTREAM_FAILED: 'The upstream failed',
-  UPSTREAM_TIMEOUT: 'The upstream did not answer in time',
-  UNAVAILABLE: 'The proxy cannot do this now',
-};
+const TITLES: ReadonlyMap<string, string> = new Map([
+  ...Object.entries(ERRORS).map(([code, { title }]) => [code, title] as const),
+  // codes that only the proxy has
+  ['DENIED', 'The policies deny this action'],
+  ['ESCROW_HELD', 'The action is held'],
+  ['MASKING_FAILED', 'What must be masked cannot be'],
+  ['UPSTREAM_FAILED', 'The upstream failed'],
+  ['UPSTREAM_TIMEOUT', 'The upstream did not answer in time'],
+  // and those in which it names itself
+  ['INTERNAL', 'The proxy failed'],
+  ['UNAVAILABLE', 'The proxy cannot do this now'],
+]);
+
+/** The title of a code, which the control plane and the proxy share. A code of a newer control plane stands for itself. */
+export function titleOf(code: string): string {
+  return TITLES.get(code) ?? code;
+}
 
 /**
  * Answers with a problem document (RFC 9457) that has the same members as the control plane's. Of the headers that were
@@ -61,10 +56,9 @@ export function sendProblem(
   more: { retryAfter?: number | undefined; escrowId?: string | undefined } & Record<string, unknown> = {},
 ): void {
   const { retryAfter, escrowId, ...members } = more;
-  const title = TITLES[code] ?? code;
   const body = JSON.stringify({
     type: `urn:svc:error:${code.toLowerCase()}`,
-    title,
+    title: titleOf(code),
     status,
     code,
     ...(detail !== '' && { detail }),

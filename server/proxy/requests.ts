@@ -5,7 +5,8 @@ import { promisify } from 'node:util';
 import { brotliDecompress, gunzip, inflate } from 'node:zlib';
 import { nestsDeeper } from '../lib/json-depth.ts';
 import { repeatsMember } from '../lib/json-members.ts';
-import { ConfigError, type HttpRoute, type Route } from './config.ts';
+import { ConfigError } from '../lib/settings.ts';
+import type { HttpRoute, Route } from './config.ts';
 import { Refusal } from './problem.ts';
 
 /**

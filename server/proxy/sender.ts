@@ -1,5 +1,6 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import type { Log } from '../lib/log.ts';
+import { pause, Wake } from '../lib/pause.ts';
 import { type ControlPlane, ControlPlaneError } from './control-plane.ts';
 import type { Batch, Spool } from './spool.ts';
 
@@ -20,11 +21,13 @@ export class Sender {
   readonly #control: ControlPlane;
   readonly #log: Log;
   readonly #stop = new AbortController();
-  #wake = () => {};
-  #retry = () => {};
+  /** The spool has changed. */
+  readonly #changed = new Wake();
+  /** The control plane has answered something. */
+  readonly #answered = new Wake();
   #running: Promise<void> | undefined;
   #failures = 0;
-  /** Told of every batch that was acknowledged: how many of it were stored, and how many put aside. */
+  /** Called for every batch that was acknowledged, with how many of its events were stored and how many put aside. */
   onSent: (stored: number, aside: number) => void = () => {};
 
   constructor(parts: { spool: Spool; control: ControlPlane; log: Log }) {
@@ -34,20 +37,20 @@ export class Sender {
   }
 
   start(): void {
-    this.#spool.onChange = () => this.#wake();
+    this.#spool.onChange = () => this.#changed.call();
     this.#running = this.#run();
   }
 
   /** The control plane has just answered something: what it was not there for is tried again now. */
   nudge(): void {
-    this.#retry();
+    this.#answered.call();
   }
 
   /** Sends what is pending for at most this long, as long as it is accepted, then stops. The rest stays in the spool. */
   async stop(mostMs: number): Promise<void> {
     const end = Date.now() + mostMs;
     while (this.#running && this.#spool.pending > 0 && this.#failures === 0 && Date.now() < end) {
-      this.#wake();
+      this.#changed.call();
       await delay(25);
     }
     this.#stop.abort();
@@ -69,9 +72,11 @@ export class Sender {
   }
 
   async #run(): Promise<void> {
-    while (!this.#stop.signal.aborted) {
-      let pause = GATHER_MS;
+    const { signal } = this.#stop;
+    while (!signal.aborted) {
+      let pauseMs = GATHER_MS;
       let unreachable = false;
+      this.#changed.clear();
       try {
         const batch = await this.#spool.batch(MOST_EVENTS, MOST_BYTES);
         if (batch) {
@@ -81,33 +86,19 @@ export class Sender {
           if (batch.events.length === MOST_EVENTS) continue;
         } else {
           // an event may be waiting for what became of its action, which wakes nobody
-          await this.#sleep(this.#spool.pending > 0 ? GATHER_MS : LONGEST_PAUSE_MS, (wake) => {
-            this.#wake = wake;
-          });
+          await this.#changed.pause(this.#spool.pending > 0 ? GATHER_MS : LONGEST_PAUSE_MS, signal);
         }
       } catch (error) {
         if (!(error instanceof ControlPlaneError)) this.#log.error({ err: error }, 'events could not be sent');
         else if (this.#failures === 0) this.#log.warn({ detail: error.message }, 'events are not taken; they are kept');
         unreachable = error instanceof ControlPlaneError && error.status === 0;
         const asked = error instanceof ControlPlaneError ? (error.retryAfterSeconds ?? 0) * 1000 : 0;
-        pause =
+        pauseMs =
           Math.min(Math.max(GATHER_MS * 2 ** this.#failures++, asked), LONGEST_PAUSE_MS) * (0.8 + Math.random() * 0.4);
       }
-      await this.#sleep(pause, (wake) => {
-        if (unreachable) this.#retry = wake;
-      });
+      this.#answered.clear();
+      await (unreachable ? this.#answered.pause(pauseMs, signal) : pause(pauseMs, signal));
     }
-  }
-
-  /** Until the time is over, the sender is stopped, or what `arm` is given is called. */
-  async #sleep(ms: number, arm: (wake: () => void) => void): Promise<void> {
-    const woken = new Promise<void>(arm);
-    const timer = new AbortController();
-    const signal = AbortSignal.any([timer.signal, this.#stop.signal]);
-    await Promise.race([woken, delay(ms, undefined, { signal }).catch(() => undefined)]);
-    timer.abort();
-    this.#wake = () => {};
-    this.#retry = () => {};
   }
 
   async #send(batch: Batch): Promise<void> {

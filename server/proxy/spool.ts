@@ -16,8 +16,8 @@ import {
   writeSync,
 } from 'node:fs';
 import path from 'node:path';
-import { DatabaseSync } from 'node:sqlite';
 import { crc32 } from 'node:zlib';
+import { type Lock, lockDirectory } from './lock.ts';
 
 /** The spool has no room, or its disk failed: nothing may be permitted, since it could not be recorded. */
 export class SpoolError extends Error {
@@ -77,7 +77,7 @@ const sync = (fd: number) =>
  */
 export class Spool {
   readonly #dir: string;
-  readonly #lock: DatabaseSync;
+  readonly #lock: Lock;
   readonly #maxBytes: number;
   readonly #segmentBytes: number;
   readonly #outcomeWaitMs: number;
@@ -107,7 +107,7 @@ export class Spool {
   /** Called when there may be something to send. */
   onChange: () => void = () => {};
 
-  private constructor(dir: string, lock: DatabaseSync, options: SpoolOptions) {
+  private constructor(dir: string, lock: Lock, options: SpoolOptions) {
     this.#dir = dir;
     this.#lock = lock;
     this.#maxBytes = options.maxBytes;
@@ -463,22 +463,6 @@ export interface SpoolOptions {
   outcomeWaitMs: number;
   now?: () => number;
   warn?: (message: string) => void;
-}
-
-/**
- * The kernel's lock on a directory, which ends with the process however that ends; undefined when another process has
- * it. Node has no call for it, but its SQLite does.
- */
-function lockDirectory(dir: string): DatabaseSync | undefined {
-  const lock = new DatabaseSync(path.join(dir, 'lock'), { timeout: 0 });
-  try {
-    lock.exec('pragma journal_mode = memory; pragma locking_mode = exclusive; begin exclusive');
-    return lock;
-  } catch (error) {
-    lock.close();
-    if (/locked|busy/i.test((error as Error).message)) return undefined;
-    throw error;
-  }
 }
 
 function lengthWithoutZeros(bytes: Buffer, from: number): number {

@@ -72,6 +72,8 @@ export interface Call {
   /** The same agent, if its credential still works. */
   identify: () => Promise<Agent>;
   credential: Credential;
+  /** The route's own headers, as they were when the call came. */
+  own: Readonly<Record<string, string>>;
   sourceIp: string;
 }
 
@@ -121,16 +123,11 @@ export class Upstreams {
   }
 
   /** The headers of the request to the upstream. */
-  headers(
-    { request, route, credential, sourceIp }: Call,
-    url: URL,
-    body: ReadBody | undefined,
-    masks: readonly Mask[],
-  ) {
+  headers({ request, credential, own, sourceIp }: Call, url: URL, body: ReadBody | undefined, masks: readonly Mask[]) {
     const headers = endToEnd(request.headers);
-    const own = Object.keys(route.headers).map((name) => name.replace(/[^a-z0-9]/g, '-'));
+    const replaced = Object.keys(own).map((name) => name.replace(/[^a-z0-9]/g, '-'));
     for (const name of Object.keys(headers)) {
-      if (REPLACED.includes(name) || REPLACED_KINDS.test(name) || own.includes(name) || !isPlainHeader(name)) {
+      if (REPLACED.includes(name) || REPLACED_KINDS.test(name) || replaced.includes(name) || !isPlainHeader(name)) {
         delete headers[name];
       }
     }
@@ -144,7 +141,7 @@ export class Upstreams {
       for (const name of ['range', 'if-range', 'accept-encoding']) delete headers[name];
       headers['accept-encoding'] = 'identity';
     }
-    Object.assign(headers, route.headers);
+    Object.assign(headers, own);
     headers.host = url.host;
     if (sourceIp) headers['x-forwarded-for'] = sourceIp;
     if (request.headers.host) headers['x-forwarded-host'] = request.headers.host;

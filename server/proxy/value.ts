@@ -1,5 +1,5 @@
 import type { ActionRequest } from '../domain/policy.ts';
-import { inDoubt, shownPath, wantOf } from '../policy/evaluation/doubt.ts';
+import { displayPath, isAmbiguous, pathRead } from '../policy/evaluation/ambiguity.ts';
 import { type Arguments, exactDecimal, flatten, RequestError } from '../policy/evaluation/request.ts';
 import type { ValueRule } from './config.ts';
 
@@ -23,19 +23,19 @@ export function actionValue(
     throw error;
   }
   const { from, currency_from } = rule;
-  if (inDoubt(flat, wantOf(from, ['num']))) return { doubt: shownPath(from) };
+  if (isAmbiguous(flat, pathRead(from, ['num']))) return { doubt: displayPath(from) };
   const number = flat.num.get(from);
   if (number === undefined) return {};
   const amount = Number(number) / rule.divide_by;
   // of more digits than a floating-point number holds, what is left could be below a limit
-  if (exactDecimal(Number(number)) !== number) return { doubt: shownPath(from) };
-  if (!(amount >= 0 && amount <= MOST_VALUE)) return { doubt: shownPath(from) };
-  if (currency_from !== undefined && inDoubt(flat, wantOf(currency_from, ['str']))) {
-    return { doubt: shownPath(currency_from) };
+  if (exactDecimal(Number(number)) !== number) return { doubt: displayPath(from) };
+  if (!(amount >= 0 && amount <= MOST_VALUE)) return { doubt: displayPath(from) };
+  if (currency_from !== undefined && isAmbiguous(flat, pathRead(currency_from, ['str']))) {
+    return { doubt: displayPath(currency_from) };
   }
   const currency = currency_from === undefined ? rule.currency : flat.str.get(currency_from);
   if (currency_from !== undefined && currency !== undefined && currency.length > 10) {
-    return { doubt: shownPath(currency_from) };
+    return { doubt: displayPath(currency_from) };
   }
   return { estimated_value: amount, ...(currency !== undefined && { value_currency: currency }) };
 }

@@ -8,6 +8,9 @@ export const text = (max: number, min = 1) =>
     .max(max)
     .refine((s) => s.isWellFormed() && !s.includes('\0'), 'must be well-formed text without NUL');
 
+/** The hash of the definition of a tool. */
+export const toolPin = z.string().regex(/^sha256:[0-9a-f]{64}$/, 'must be sha256: and 64 hexadecimal digits');
+
 /** An address of the form that browsers accept, in lower case. */
 export const emailAddress = z
   .string()

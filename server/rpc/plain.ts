@@ -1,7 +1,8 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { z } from 'zod';
+import { ERRORS, type ErrorCode } from '../domain/errors.ts';
 import type { Access, Principal } from '../domain/principal.ts';
-import { AppError, ERRORS, type ErrorCode } from '../errors.ts';
+import { AppError } from '../errors.ts';
 import { html, PAGE_HEADERS, page, wantsPage } from '../lib/page.ts';
 import { assertAccess, type Context, type Limit, type RouteHeaders, toAppError } from './procedure.ts';
 
@@ -43,7 +44,7 @@ export interface PlainDescription {
   problems?: readonly ErrorCode[];
   headers?: RouteHeaders;
   /** Served outside the API, also while the server is sealed: without credential, limits and the common problems. */
-  beside?: true;
+  standalone?: true;
 }
 
 export interface PlainAnswer {

@@ -1,8 +1,9 @@
 import { initTRPC, TRPCError } from '@trpc/server';
 import type { OpenApiMeta } from 'trpc-to-openapi';
 import { z } from 'zod';
+import type { ErrorCode } from '../domain/errors.ts';
 import { type Access, type Principal, refusal } from '../domain/principal.ts';
-import { AppError, type ErrorCode, problemBody } from '../errors.ts';
+import { AppError, problemBody } from '../errors.ts';
 import { isDatabaseFault } from '../lib/database-fault.ts';
 import { faultsOf } from '../lib/faults.ts';
 
@@ -23,11 +24,13 @@ export interface Context {
  * What a call counts against, where that is not the common limit of its session or key: `sign_in` is by network address
  * and asks for no credential, `export` by person, `subscription_test` by tenant, the others by credential.
  */
-export type Limit = 'evaluate' | 'ingest' | 'export' | 'subscription_test' | 'sign_in';
+export type Limit = 'evaluate' | 'ingest' | 'export' | 'subscription_test' | 'tools' | 'sign_in';
 
 export type Meta = OpenApiMeta & {
   access?: Access;
   limit?: Limit;
+  /** The most bytes of a REST body, where that is not the common bound. */
+  bodyBytes?: number;
   /** The status of success, 200 when absent. */
   status?: 200 | 201 | 202 | 204;
   /** The errors that this route answers beside the common ones. */
@@ -88,6 +91,7 @@ interface RouteSpec {
   tag: string;
   status?: Meta['status'];
   limit?: Limit;
+  bodyBytes?: number;
   problems?: readonly ErrorCode[];
   headers?: RouteHeaders;
 }
@@ -118,6 +122,7 @@ function metaOf(line: Line, access: Access, spec: RouteSpec): Meta {
     },
     access,
     ...(spec.limit && { limit: spec.limit }),
+    ...(spec.bodyBytes && { bodyBytes: spec.bodyBytes }),
     ...(spec.status && { status: spec.status }),
     ...(spec.problems && { problems: spec.problems }),
     ...(spec.headers && { headers: spec.headers }),
@@ -165,11 +170,11 @@ export function toAppError(error: unknown, where: 'body' | 'query' = 'body'): Ap
 }
 
 /** The first faults of a request; a long list of them helps nobody. */
-const MOST_FAULTS = 20;
+const MAX_FAULTS = 20;
 
 function validationError(error: z.core.$ZodError, where: 'body' | 'query'): AppError {
   const faults = faultsOf(error)
-    .slice(0, MOST_FAULTS)
+    .slice(0, MAX_FAULTS)
     .map(({ pointer, message }) => ({ pointer: where === 'query' ? `?${pointer.slice(1)}` : pointer, message }));
   return new AppError('VALIDATION_FAILED', undefined, { faults });
 }

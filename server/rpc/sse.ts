@@ -2,7 +2,7 @@ import type { OutgoingHttpHeaders } from 'node:http';
 import type { FastifyReply } from 'fastify';
 
 /** A listener that leaves this many bytes unread is disconnected; it may connect again. */
-const MOST_UNREAD = 64 * 1024;
+const MAX_UNREAD = 64 * 1024;
 
 export interface EventStream {
   /** Sends one event; does nothing once the stream has ended. */
@@ -30,7 +30,7 @@ export function openEventStream(reply: FastifyReply): EventStream | undefined {
   return {
     send(event, data) {
       if (raw.writableEnded) return;
-      if (raw.writableLength > MOST_UNREAD) raw.destroy();
+      if (raw.writableLength > MAX_UNREAD) raw.destroy();
       else raw.write(`event: ${event}\ndata: ${JSON.stringify(data)}\n\n`);
     },
     end: () => raw.end(),

@@ -4,30 +4,30 @@ import { type Egress, type EgressAnswer, EgressError } from '../lib/egress.ts';
 import type { Message } from './destinations/destination.ts';
 import { adapterOf } from './destinations/index.ts';
 
-/** What came of an attempt. */
+/** The outcome of one delivery attempt. */
 export interface Outcome {
   delivered: boolean;
   result: DeliveryResult;
-  /** In plain words, for the person who has to fix it. */
+  /** A sentence for the person who has to fix the problem. */
   reason: string;
   http_status: number | null;
   duration_ms: number;
 }
 
-/** The same, with what the workers must heed. */
+/** An outcome with the fields that only the delivery workers use. */
 export interface AttemptOutcome extends Outcome {
-  /** The destination says that there is nothing at its address: 404 or 410. It may be a mistake that somebody corrects. */
+  /** The destination answered 404 or 410. This may be a temporary mistake. */
   gone: boolean;
-  /** Milliseconds for which the destination wants to be left alone. */
+  /** Milliseconds to wait, as requested by the destination. */
   retryAfter?: number;
 }
 
-/** The longest pause that a destination can ask for. */
+/** The longest pause that a destination can request. */
 const MAX_RETRY_AFTER_MS = 3600_000;
 
 /**
- * Sends one event to one destination, once, within 10 s. Never throws for what the destination does; rejects with the
- * signal's reason when that ends it.
+ * Makes one attempt to send an event to a destination, within 10 s. Failures of the destination are returned as outcomes;
+ * it rejects only with the signal's reason when aborted.
  */
 export async function attempt(
   egress: Egress,
@@ -48,20 +48,22 @@ export async function attempt(
     answer = await egress.send({ url: to.url, method: 'POST', body, headers, ...(to.signal && { signal: to.signal }) });
   } catch (error) {
     if (!(error instanceof EgressError)) throw error;
-    // nothing is refused for its length here
+    // a delivery has no size limit of its own, so TOO_LARGE is an error of the destination
     const result = error.failure === 'TOO_LARGE' ? 'DESTINATION_ERROR' : error.failure;
     return { delivered: false, result, reason: error.message, http_status: null, duration_ms: duration(), gone: false };
   }
   const { status } = answer;
   const result = resultOf(status);
   const retryAfter = retryAfterOf(answer);
-  const said = destination.said?.(answer);
+  const error = destination.errorIn?.(answer);
   const reason =
-    result === 'DELIVERED' ? (destination.note?.(status) ?? `The destination answered ${status}.`) : wordsOf(status);
+    result === 'DELIVERED'
+      ? (destination.note?.(status) ?? `The destination answered ${status}.`)
+      : failureText(status);
   return {
     delivered: result === 'DELIVERED',
     result,
-    reason: result !== 'DELIVERED' && said ? `${reason} It said: ${said}.` : reason,
+    reason: result !== 'DELIVERED' && error ? `${reason} It said: ${error}.` : reason,
     http_status: status,
     duration_ms: duration(),
     gone: status === 404 || status === 410,
@@ -75,20 +77,21 @@ function resultOf(status: number): DeliveryResult {
   return status === 404 ? 'NOT_FOUND' : 'DESTINATION_ERROR';
 }
 
-function wordsOf(status: number): string {
+function failureText(status: number): string {
   const answered = `The destination answered ${status}`;
-  if (status === 401 || status === 403) return `${answered}: it does not let this request in.`;
+  if (status === 401 || status === 403) return `${answered}: access was denied. Check its URL and credentials.`;
   if (status === 404) return `${answered}: there is nothing at this address.`;
-  if (status === 410) return `${answered}: this address is gone for good.`;
+  if (status === 410) return `${answered}: this address was permanently removed.`;
   if (status === 413) return `${answered}: the event is too large for it.`;
-  if (status === 429) return `${answered}: it gets more than it wants to take.`;
-  if (status >= 300 && status < 400) return `${answered}, a redirect; those are not followed. Enter the final address.`;
-  if (status >= 500) return `${answered}: it has a fault of its own.`;
-  if (status < 200) return `${answered}, which is no answer to a request like this.`;
-  return `${answered}: it did not take the event.`;
+  if (status === 429) return `${answered}: it is receiving too many requests.`;
+  if (status >= 300 && status < 400)
+    return `${answered}, a redirect. Redirects are not followed; enter the final address.`;
+  if (status >= 500) return `${answered}: it has an internal error.`;
+  if (status < 200) return `${answered}, which is not a valid answer to this request.`;
+  return `${answered}: it did not accept the event.`;
 }
 
-/** `Retry-After` in seconds or as a date, of an answer that asks for a pause. */
+/** `Retry-After`, in seconds or as a date, of a 429 or 503 answer. */
 function retryAfterOf({ status, headers }: EgressAnswer): number | undefined {
   if (status !== 429 && status !== 503) return undefined;
   const value = headers['retry-after'];

@@ -17,6 +17,7 @@ import type { Egress } from '../lib/egress.ts';
 import type { Log } from '../lib/log.ts';
 import type { QueueMail } from '../lib/mail.ts';
 import { html, page } from '../lib/page.ts';
+import { pause, Wake } from '../lib/pause.ts';
 import { type AttemptOutcome, attempt } from './attempt.ts';
 import type { DeliveryRow } from './deliveries.ts';
 import { typeOfTarget } from './destinations/index.ts';
@@ -25,27 +26,27 @@ import { OutcomeWriter, UNFLUSHED } from './outcomes.ts';
 import { openDestination } from './subscription-row.ts';
 import type { Subscriptions, SubscriptionView } from './subscriptions.ts';
 
-/** Longer than an attempt and its commit can take. Who dies with a lease leaves the destination to others after this. */
+/** Longer than an attempt and its commit can take. After a crash, other processes take over when the lease expires. */
 const LEASE_MS = 30_000;
-/** With less than this left, a lease is renewed before the next attempt. */
+/** A lease with less than this left is renewed before the next attempt. */
 const LEAST_LEASE_MS = 15_000;
-/** Deliveries that are read at once for a destination. */
+/** Deliveries loaded per query for a destination. */
 const BATCH = 16;
-/** Destinations that one process serves at a time: most of what they do is wait. */
+/** Destinations that one process serves concurrently; they spend most of their time waiting. */
 const LANES = 256;
-/** Of these, at most so many for destinations whose last attempt failed: those that hang leave room for the others. */
+/** Of these, the maximum for destinations whose last attempt failed, so that hanging ones leave room for the others. */
 const FAILING_LANES = 128;
 const POLL_MS = 1000;
-/** Notices that come together are one reason to look. */
+/** Coalesces notices that arrive together. */
 const LEAST_PAUSE_MS = 25;
-/** A destination that accepted nothing for so long is disabled. */
+/** A destination that has accepted nothing for this long is disabled. */
 const DISABLE_AFTER_MS = 5 * 24 * 3600_000;
 /**
- * A destination that answered nothing but 404 and 410 for 24 hours is disabled. A little less: the last attempt of a
- * delivery comes 24 hours after it was queued, and its first one, from which this counts, came a moment after that.
+ * A destination that answered only 404 and 410 for 24 hours is disabled. The value is slightly less, because the time
+ * counts from the first attempt, which comes shortly after queuing, and the last attempt is 24 hours after queuing.
  */
 const DISABLE_GONE_AFTER_MS = WINDOW_MS - 10 * 60_000;
-/** How long deliveries that have ended, and their events, are kept. */
+/** How long finished deliveries and their events are kept. */
 const KEEP_DAYS = 30;
 
 interface Lane {
@@ -54,13 +55,13 @@ interface Lane {
   target_sealed: Buffer | null;
   fence: number;
   failing_since: Date | null;
-  /** Since when every answer was that there is nothing there. */
+  /** When the current run of 404 and 410 answers began. */
   gone_since: Date | null;
-  /** By the process's own clock. */
+  /** The end of the lease, by this process's clock. */
   until: number;
 }
 
-/** Where a lane leads, as it is now. */
+/** The current destination of a lane. */
 interface Target {
   type: DestinationType;
   url: string;
@@ -80,28 +81,27 @@ export interface DeliverParts {
   audit: WriteAudit;
   subscriptions: Subscriptions;
   queueMail: QueueMail;
-  /** Where the links of cards lead when a subscription does not say. */
+  /** The base of links in chat cards, unless the subscription sets its own. */
   appUrl: string;
-  /** The time everywhere here, in SQL too; default: the system's. Processes may differ by some seconds. */
+  /** Used for all times, also in SQL; the system clock by default. Processes may differ by some seconds. */
   clock?: Clock | undefined;
   attempts?: Counter<'result'> | undefined;
 }
 
 /**
- * Sends what is queued. A destination is served by one lane at a time, whatever process it runs in, so that its events
- * arrive in order and it never gets more than one request at once; destinations do not wait for each other.
+ * Sends queued deliveries. Each destination has one lane, which only one process serves at a time, so that events arrive
+ * in order and a destination never gets concurrent requests. Destinations do not wait for each other.
  *
- * A lane is claimed by a lease in its row. During a request no transaction is open and no lock held. The outcome of an
- * attempt is stored only while the lane's fence is the one that was claimed: a process that was taken for dead, or whose
- * destination was paused, changed or deleted meanwhile, stores nothing. A process that is killed anywhere loses nothing:
- * what it had not stored is sent again when its lease is over, under the same event id.
+ * A lane is claimed by a lease in its row. No transaction is open and no lock is held during a request. The outcome of an
+ * attempt is stored only if the lane's fence is still the claimed one: a process that lost its lease, or whose
+ * destination was paused, changed or deleted in the meantime, stores nothing. A crash loses nothing: an attempt whose
+ * outcome was not stored is repeated after the lease expires, with the same event id.
  */
 export class Deliverer {
   readonly #parts: DeliverParts;
   readonly #serving = new Map<string, { failing: boolean; done: Promise<void> }>();
   readonly #outcomes: OutcomeWriter;
-  #wake: () => void = () => undefined;
-  #woken = false;
+  readonly #work = new Wake();
 
   constructor(parts: DeliverParts) {
     this.#parts = parts;
@@ -112,7 +112,7 @@ export class Deliverer {
     return { name: 'deliveries', everySeconds: 1, run: (signal) => this.#run(signal) };
   }
 
-  /** Forgets what has ended long ago: deliveries after 30 days, events that nobody subscribed to after an hour. */
+  /** Deletes finished deliveries after 30 days, and events without deliveries after an hour. */
   async forget(): Promise<void> {
     const { db } = this.#parts;
     const before = new Date(this.#now() - KEEP_DAYS * 24 * 3600_000);
@@ -130,15 +130,15 @@ export class Deliverer {
 
   async #run(signal: AbortSignal): Promise<void> {
     const { db, box } = this.#parts;
-    const off = db.notices.on('outbox', () => this.#nudge());
-    signal.addEventListener('abort', () => this.#nudge(), { once: true });
+    const off = db.notices.on('outbox', () => this.#work.call());
     try {
       while (!signal.aborted) {
-        this.#woken = false;
+        this.#work.clear();
         const events = await fanOut(db, box, () => this.#now());
         const claimed = await this.#claim(signal);
-        // what is full wakes this when it has room
-        await this.#pause(events + claimed > 0 ? LEAST_PAUSE_MS : POLL_MS);
+        await pause(LEAST_PAUSE_MS, signal);
+        // with all lanes taken, the first that is free again ends this
+        if (events + claimed === 0) await this.#work.pause(POLL_MS - LEAST_PAUSE_MS, signal);
       }
     } finally {
       off();
@@ -150,27 +150,7 @@ export class Deliverer {
     return this.#parts.clock ? this.#parts.clock.now() : Date.now();
   }
 
-  #nudge(): void {
-    this.#woken = true;
-    this.#wake();
-  }
-
-  async #pause(ms: number): Promise<void> {
-    const began = performance.now();
-    if (!this.#woken) {
-      await new Promise<void>((resolve) => {
-        const timer = setTimeout(resolve, ms);
-        this.#wake = () => {
-          clearTimeout(timer);
-          resolve();
-        };
-      });
-    }
-    const early = LEAST_PAUSE_MS - (performance.now() - began);
-    if (early > 0) await new Promise((resolve) => setTimeout(resolve, early));
-  }
-
-  /** Takes lanes that are due, and starts to serve them. Resolves to how many. */
+  /** Claims due lanes and starts serving them. Resolves to their number. */
   async #claim(signal: AbortSignal): Promise<number> {
     const failing = [...this.#serving.values()].filter((lane) => lane.failing).length;
     const free = LANES - this.#serving.size;
@@ -180,11 +160,11 @@ export class Deliverer {
       const key = `${lane.tenant_id}/${lane.id}`;
       const done = this.#serve(lane, signal)
         .catch((err) => {
-          this.#parts.log.error({ err, tenant: lane.tenant_id, destination: lane.id }, 'a destination was not served');
+          this.#parts.log.error({ err, tenant: lane.tenant_id, destination: lane.id }, 'serving a destination failed');
         })
         .finally(() => {
           this.#serving.delete(key);
-          this.#nudge();
+          this.#work.call();
         });
       this.#serving.set(key, { failing: lane.failing_since !== null, done });
     }
@@ -194,7 +174,7 @@ export class Deliverer {
   async #take(limit: number, failing: boolean): Promise<Lane[]> {
     if (limit <= 0) return [];
     const now = this.#now();
-    // due_at is moved along with the lease: what is queued meanwhile moves it back, which the release sees
+    // due_at moves with the lease: a delivery queued in the meantime moves it back, which the release notices
     const { rows } = await this.#parts.db.owner.query<Omit<Lane, 'until'>>(
       `update delivery_lane l set fence = l.fence + 1, leased_until = $2, due_at = $2
        from (select tenant_id, id from delivery_lane
@@ -208,13 +188,13 @@ export class Deliverer {
     return rows.map((row) => ({ ...row, until: now + LEASE_MS }));
   }
 
-  /** Sends what waits in a lane, one after the other, and lets go of it. */
+  /** Sends the due deliveries of a lane one by one, then releases the lane. */
   async #serve(lane: Lane, signal: AbortSignal): Promise<void> {
     let notBefore: number | undefined;
     const { target, queued } = await this.#load(lane);
     for (const delivery of target ? queued : []) {
       if (signal.aborted || !(await this.#keep(lane))) break;
-      // what this program cannot read it does not send either: it could not store what comes of it
+      // restored before sending: if this version cannot read the state, it could not store the outcome
       const { status: state, machine_context: context, machine_version: version } = delivery;
       const snapshot = restoreDelivery({ state, context, version });
       const outcome = await this.#attempt(lane, target!, delivery, signal);
@@ -223,21 +203,21 @@ export class Deliverer {
       if (!(await this.#store(lane, delivery, snapshot, outcome))) return;
       if (await this.#gaveUp(lane, delivery, outcome)) return;
       const { paceMs } = kindOf(target!.type);
-      const pause = Math.max(paceMs, outcome.retryAfter ?? 0);
-      if (pause > 0) {
-        notBefore = this.#now() + pause;
+      const restMs = Math.max(paceMs, outcome.retryAfter ?? 0);
+      if (restMs > 0) {
+        notBefore = this.#now() + restMs;
         break;
       }
-      // it takes its next turn among those that fail, whose lanes are fewer
+      // the lane continues among the failing ones, which have a lower limit
       if (!outcome.delivered) break;
     }
     await this.#release(lane, notBefore);
     if (notBefore !== undefined && notBefore - this.#now() < POLL_MS) {
-      setTimeout(() => this.#nudge(), notBefore - this.#now()).unref();
+      setTimeout(() => this.#work.call(), notBefore - this.#now()).unref();
     }
   }
 
-  /** What waits in the lane, in the order of the events, and where it goes; no target: the subscription takes nothing. */
+  /** The due deliveries of the lane in event order, and its target; without one the subscription is inactive. */
   async #load(lane: Lane): Promise<{ target: Target | undefined; queued: Queued[] }> {
     const { db, box, appUrl } = this.#parts;
     const key = [lane.tenant_id, lane.id];
@@ -257,7 +237,7 @@ export class Deliverer {
       }>('select * from subscription where tenant_id = $1 and id = $2 and active', key);
       const [row] = rows;
       if (!row) {
-        // a process that died while it paused the subscription has left these
+        // left over when a process died while pausing the subscription
         await this.#parts.subscriptions.stopRest(lane.tenant_id, lane.id);
         return { target, queued: [] };
       }
@@ -282,7 +262,7 @@ export class Deliverer {
     return { target, queued };
   }
 
-  /** Renews the lease when little of it is left; false when it is lost. */
+  /** Renews a lease that is about to expire; false if it was lost. */
   async #keep(lane: Lane): Promise<boolean> {
     const now = this.#now();
     if (lane.until - now >= LEAST_LEASE_MS) return true;
@@ -295,14 +275,14 @@ export class Deliverer {
     return rowCount === 1;
   }
 
-  /** Undefined when the process is stopping: what came of it is then not known, and it is sent again. */
+  /** Undefined if the process is stopping: the outcome is then unknown, and the delivery is sent again. */
   async #attempt(
     lane: Lane,
     target: Target,
     delivery: Queued,
     signal: AbortSignal,
   ): Promise<AttemptOutcome | undefined> {
-    // a target that an agent's proxy named learns nothing of the others
+    // a notify target must not learn about the others
     const { notify_targets, ...bare } = delivery.payload;
     try {
       return await attempt(this.#parts.egress, {
@@ -323,7 +303,7 @@ export class Deliverer {
     }
   }
 
-  /** Stores the outcome and the machine's next state; false when the lane is not ours any more, and nothing is stored. */
+  /** Stores the outcome and the machine's next state; false, and nothing stored, if the lane is no longer ours. */
   async #store(lane: Lane, delivery: Queued, snapshot: DeliverySnapshot, outcome: AttemptOutcome): Promise<boolean> {
     const now = this.#now();
     const event: DeliveryEvent = {
@@ -365,14 +345,17 @@ export class Deliverer {
     return stored;
   }
 
-  /** After a failure: whether nothing more may be sent there. */
+  /** Handles a failed attempt; true if nothing more may be sent there. */
   async #gaveUp(lane: Lane, delivery: Queued, outcome: AttemptOutcome): Promise<boolean> {
     if (outcome.delivered) return false;
     const { audit, db, log, subscriptions } = this.#parts;
     const { tenant_id: tenantId, id } = lane;
     if (lane.target_sealed) {
       if (delivery.status !== 'failed') return false;
-      log.warn({ tenant: tenantId, destination: id, result: outcome.result }, 'a notify target of a hold was not told');
+      log.warn(
+        { tenant: tenantId, destination: id, result: outcome.result },
+        'a notify target of a hold could not be notified',
+      );
       await db.transaction(tenantId, (em) =>
         audit(em, tenantId, {
           actor: { type: 'system', id: 'control-plane' },
@@ -390,16 +373,16 @@ export class Deliverer {
     if (!gone && !lasted(lane.failing_since, DISABLE_AFTER_MS)) return false;
     const since = lane.failing_since;
     const reason = gone
-      ? `There was nothing at this address for 24 hours. Last: ${outcome.reason}`
-      : `Nothing was accepted there for five days. Last: ${outcome.reason}`;
+      ? `The address did not exist for 24 hours. Last error: ${outcome.reason}`
+      : `The destination accepted nothing for five days. Last error: ${outcome.reason}`;
     await subscriptions.disable(tenantId, id, reason, since, (em, subscription) =>
-      this.#tellAdmins(em, tenantId, subscription, reason),
+      this.#mailAdmins(em, tenantId, subscription, reason),
     );
     log.warn({ tenant: tenantId, subscription: id, result: outcome.result }, 'a subscription was disabled');
     return true;
   }
 
-  async #tellAdmins(
+  async #mailAdmins(
     em: EntityManager,
     tenantId: string,
     subscription: SubscriptionView,
@@ -410,8 +393,8 @@ export class Deliverer {
     const where = new URL(subscription.url).host;
     const link = `${this.#parts.appUrl}/subscriptions`;
     const text = [
-      `Nothing is sent to ${where} any more (subscription ${subscription.id}, ${subscription.destination_type}).`,
-      `Why: ${reason}`,
+      `Events are no longer sent to ${where} (subscription ${subscription.id}, ${subscription.destination_type}).`,
+      `Reason: ${reason}`,
       `When the destination works again, resume the subscription: ${link}`,
     ];
     const subject = `A subscription was disabled: ${where}`;
@@ -422,7 +405,7 @@ export class Deliverer {
     }
   }
 
-  /** Lets go of the lane, due again when the next of its deliveries is. Does nothing when it is not ours any more. */
+  /** Releases the lane until its next delivery is due. Does nothing if the lane is no longer ours. */
   async #release(lane: Lane, notBefore: number | undefined): Promise<void> {
     await this.#parts.db.owner.query({
       name: 'release_lane',

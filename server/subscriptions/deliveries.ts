@@ -14,6 +14,7 @@ import type { DestinationType } from '../domain/destinations.ts';
 import type { EventType } from '../domain/events.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
+import { Where } from '../lib/where.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
 import { adapterOf } from './destinations/index.ts';
 import { findSubscription, lockSubscription } from './subscription-row.ts';
@@ -33,7 +34,7 @@ export interface DeliveryView {
   last_attempt_at: string | null;
   delivered_at: string | null;
   duration_ms: number | null;
-  /** What an accepted delivery does not mean. */
+  /** A limitation of what "delivered" means for this destination. */
   note?: string;
 }
 
@@ -41,12 +42,12 @@ export interface AttemptView {
   at: string;
   result: DeliveryResult;
   http_status: number | null;
-  /** In plain words; null when it was accepted. */
+  /** A sentence; null if the delivery was accepted. */
   reason: string | null;
   duration_ms: number;
 }
 
-/** What the database keeps of a delivery. */
+/** A row of the table `delivery`. */
 export interface DeliveryRow {
   tenant_id: string;
   id: string;
@@ -65,14 +66,14 @@ export interface DeliveryRow {
   last_attempt_at: Date | null;
   delivered_at: Date | null;
   duration_ms: number | null;
-  /** Its attempts, the oldest first. */
+  /** Attempts, oldest first. */
   history: AttemptView[];
 }
 
-/** The name of the list in its cursors. */
+/** Identifies this list in its cursors. */
 const LIST = 'd1';
 
-/** The deliveries of a subscription, for those who look at them and send them again. */
+/** Lists, reads and resends the deliveries of a subscription. */
 export class Deliveries {
   readonly #db: Database;
   readonly #clock: Clock;
@@ -84,7 +85,7 @@ export class Deliveries {
     this.#audit = parts.audit;
   }
 
-  /** The deliveries of a subscription, the newest event first. */
+  /** The deliveries of a subscription, newest event first. */
   async list(
     tenantId: string,
     id: string,
@@ -96,24 +97,15 @@ export class Deliveries {
     },
   ): Promise<{ deliveries: DeliveryView[]; next_cursor: string | null; has_more: boolean }> {
     const subscription = await findSubscription(this.#db.reader(tenantId), id);
-    const values: unknown[] = [tenantId, id];
-    const where = ['tenant_id = $1', 'lane_id = $2'];
-    const also = (sql: (place: string) => string, value: unknown) => {
-      if (value === undefined) return;
-      values.push(value);
-      where.push(sql(`$${values.length}`));
-    };
-    also((place) => `status = ${place}`, filter.status);
-    also((place) => `event_type = ${place}`, filter.event_type);
-    also(
-      (place) => `event_id < ${place}`,
-      filter.cursor && openCursor(LIST, filter.cursor, /^([a-z0-9_]{1,100})$/, '?cursor')[0],
-    );
-    values.push(filter.limit + 1);
+    const before = filter.cursor && openCursor(LIST, filter.cursor, /^([a-z0-9_]{1,100})$/, '?cursor')[0];
+    const where = new Where('tenant_id = $1 and lane_id = $2', [tenantId, id, filter.limit + 1])
+      .and(filter.status, (status) => `status = ${status}`)
+      .and(filter.event_type, (type) => `event_type = ${type}`)
+      .and(before, (eventId) => `event_id < ${eventId}`);
     const rows = await this.#db.query<DeliveryRow>(
       tenantId,
-      `select * from delivery where ${where.join(' and ')} order by event_id desc limit $${values.length}`,
-      values,
+      `select * from delivery where ${where.sql} order by event_id desc limit $3`,
+      where.values,
     );
     const page = rows.slice(0, filter.limit);
     const has_more = rows.length > filter.limit;
@@ -124,14 +116,14 @@ export class Deliveries {
     };
   }
 
-  /** One delivery with its attempts, the newest first; those that were made before attempts were kept are not there. */
+  /** One delivery with its kept attempts, newest first. */
   async get(tenantId: string, id: string, deliveryId: string): Promise<DeliveryView & { history: AttemptView[] }> {
     const { row, subscription } = await this.#find(tenantId, id, deliveryId);
     const history = row.history.map((attempt) => ({ ...attempt, at: new Date(attempt.at).toISOString() }));
     return { ...viewOf(row, subscription.destinationType), history: history.reverse() };
   }
 
-  /** How the machine of a delivery stands, and why it would not take an event that a person sends. */
+  /** The state of a delivery's machine, and why it would refuse each event that a person can send; null if allowed. */
   async standing(
     tenantId: string,
     id: string,
@@ -157,7 +149,7 @@ export class Deliveries {
   }
 
   /**
-   * Queues a delivery again, whatever became of it, with 24 hours ahead. The receiver gets the same event id as before.
+   * Queues a delivery again in any state, with a new window of 24 hours. The receiver gets the same event id as before.
    * INVALID_STATUS while the subscription is paused.
    */
   async redeliver(tenantId: string, id: string, deliveryId: string, by: Doer): Promise<DeliveryView> {
@@ -165,7 +157,7 @@ export class Deliveries {
       const subscription = await lockSubscription(em, id);
       if (!subscription.active) throw new AppError('INVALID_STATUS', PAUSED);
       const now = new Date(this.#clock.now());
-      // the lane first, as the workers do, so that nobody waits for the other
+      // the lane is locked first, as the workers do, to avoid a deadlock
       await em.execute('select 1 from delivery_lane where tenant_id = ? and id = ? for update', [tenantId, id]);
       const [row] = await em.execute<DeliveryRow[]>(
         'select * from delivery where tenant_id = ? and lane_id = ? and id = ? for update',
@@ -200,10 +192,10 @@ export class Deliveries {
   }
 }
 
-/** Deliveries that one transaction stops. */
-export const STOPPED_AT_ONCE = 2000;
+/** The maximum number of deliveries that one transaction stops. */
+export const STOP_BATCH = 2000;
 
-/** Sends `stop` to what waits in a lane. Resolves to how many deliveries it stopped: at most STOPPED_AT_ONCE. */
+/** Stops the waiting deliveries of a lane. Resolves to their number, at most STOP_BATCH per call. */
 export async function stopWaiting(
   em: EntityManager,
   notices: Notices,
@@ -213,7 +205,7 @@ export async function stopWaiting(
   const { now, tenantId, laneId } = at;
   const rows = await em.execute<Pick<DeliveryRow, 'id' | 'status' | 'machine_context' | 'machine_version'>[]>(
     `select id, status, machine_context, machine_version from delivery
-     where tenant_id = ? and lane_id = ? and status = 'retrying' order by event_id limit ${STOPPED_AT_ONCE} for update`,
+     where tenant_id = ? and lane_id = ? and status = 'retrying' order by event_id limit ${STOP_BATCH} for update`,
     [tenantId, laneId],
   );
   if (rows.length === 0) return 0;
@@ -256,5 +248,5 @@ function viewOf(row: DeliveryRow, type: DestinationType): DeliveryView {
   };
 }
 
-const noDelivery = () => new AppError('NOT_FOUND', 'there is no such delivery');
-const PAUSED = 'the subscription is paused: resume it first';
+const noDelivery = () => new AppError('NOT_FOUND', 'the delivery does not exist');
+const PAUSED = 'the subscription is paused; resume it first';

@@ -1,4 +1,5 @@
 import type pg from 'pg';
+import { inTransaction } from '../../db/client.ts';
 import type { Database } from '../../db/index.ts';
 import type { Step } from '../../db/notices.ts';
 import { createDelivery, DELIVERY_MACHINE_VERSION } from '../../machines/delivery.ts';
@@ -7,14 +8,14 @@ import { definitionOf } from '../domain/events.ts';
 import { type SecretBox, sha256 } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 
-/** Events that are fanned out in one transaction. */
+/** Events fanned out per transaction. */
 const BATCH = 200;
-/** Tenants that are looked after in one round. */
+/** Tenants handled per round. */
 const TENANTS = 50;
-/** A hold with more targets than its route lets through was not made by it. */
+/** The limit of the API; more targets can only come from a manipulated row. */
 const MAX_TARGETS = 20;
 
-/** Where the URL of a notify target is sealed to. */
+/** The context under which the URL of a notify target is sealed. */
 export const targetPlace = (tenantId: string, laneId: string) => `${tenantId}/delivery_lane/${laneId}/target`;
 
 interface Planned {
@@ -24,16 +25,16 @@ interface Planned {
 }
 
 /** A delivery and its first step. */
-interface Made {
+interface CreatedDelivery {
   id: string;
   step: Step;
 }
 
 /**
- * Makes deliveries of the events that wait, one for each subscription that asks for the type and was active when it
- * happened and still is, and one for each notify target of a hold. An event is done when its deliveries are committed,
- * all of them or none. Any number of these may run at once: a tenant's events are in one hand at a time. Resolves to how
- * many events.
+ * Creates deliveries for waiting events: one for each subscription that wants the type, was active at the time of the
+ * event and still is, and one for each notify target of a hold. All deliveries of an event are committed together. Any
+ * number of processes may run this concurrently; a lock ensures that only one handles a tenant. Resolves to the number
+ * of events.
  */
 export async function fanOut(db: Database, box: SecretBox, now: () => number): Promise<number> {
   const { rows } = await db.owner.query<{ tenant_id: string }>(
@@ -46,53 +47,41 @@ export async function fanOut(db: Database, box: SecretBox, now: () => number): P
 }
 
 async function fanOutTenant(db: Database, box: SecretBox, tenantId: string, now: number): Promise<number> {
-  const client = await db.owner.connect();
-  let broken: Error | undefined;
-  let made: Made[] = [];
-  try {
-    await client.query('begin');
+  const { events, made } = await inTransaction(db.owner, async (client) => {
     const { rows: lock } = await client.query<{ mine: boolean }>(
       `select pg_try_advisory_xact_lock(hashtextextended('svc fan-out ' || $1, 0)) as mine`,
       [tenantId],
     );
     const events = lock[0]!.mine ? await waiting(client, tenantId) : [];
-    if (events.length > 0) {
-      const { rows: subscriptions } = await client.query<Subscriber>(
-        `select id, destination_type, event_types, active_since from subscription
+    if (events.length === 0) return { events, made: [] };
+    const { rows: subscriptions } = await client.query<Subscriber>(
+      `select id, destination_type, event_types, active_since from subscription
          where tenant_id = $1 and active order by id`,
-        [tenantId],
-      );
-      const planned: Planned[] = [];
-      const targets = new Map<string, string>();
-      for (const { id: eventId, event_type: eventType, created_at, targets: urls } of events) {
-        for (const subscription of subscriptions) {
-          if (subscription.active_since > created_at || !asksFor(subscription, eventType)) continue;
-          planned.push({ laneId: subscription.id, eventId, eventType });
-        }
-        for (const url of new Set(targetsOf(urls))) {
-          const laneId = targetLane(tenantId, url);
-          targets.set(laneId, url);
-          planned.push({ laneId, eventId, eventType });
-        }
+      [tenantId],
+    );
+    const planned: Planned[] = [];
+    const targets = new Map<string, string>();
+    for (const { id: eventId, event_type: eventType, created_at, targets: urls } of events) {
+      for (const subscription of subscriptions) {
+        if (subscription.active_since > created_at || !wants(subscription, eventType)) continue;
+        planned.push({ laneId: subscription.id, eventId, eventType });
       }
-      made = await insert(client, box, tenantId, planned, targets, now);
-      await client.query('update event_outbox set fanned_out_at = $3 where tenant_id = $1 and id = any($2)', [
-        tenantId,
-        events.map(({ id }) => id),
-        new Date(now),
-      ]);
+      for (const url of new Set(targetsOf(urls))) {
+        const laneId = targetLane(tenantId, url);
+        targets.set(laneId, url);
+        planned.push({ laneId, eventId, eventType });
+      }
     }
-    await client.query('commit');
-    for (const { id, step } of made) db.notices.tellHere('delivery', tenantId, id, [step]);
-    return events.length;
-  } catch (error) {
-    await client.query('rollback').catch((rollback: Error) => {
-      broken = rollback;
-    });
-    throw error;
-  } finally {
-    client.release(broken);
-  }
+    const made = await insert(client, box, tenantId, planned, targets, now);
+    await client.query('update event_outbox set fanned_out_at = $3 where tenant_id = $1 and id = any($2)', [
+      tenantId,
+      events.map(({ id }) => id),
+      new Date(now),
+    ]);
+    return { events, made };
+  });
+  for (const { id, step } of made) db.notices.tellHere('delivery', tenantId, id, [step]);
+  return events.length;
 }
 
 interface Subscriber {
@@ -103,9 +92,9 @@ interface Subscriber {
 }
 
 /** A subscription that names no types gets every event, except that people get no events for programs. */
-function asksFor({ destination_type, event_types }: Subscriber, eventType: string): boolean {
+function wants({ destination_type, event_types }: Subscriber, eventType: string): boolean {
   if (event_types.length > 0) return event_types.includes(eventType);
-  // a type that only a newer program knows is served by that one, but its events must not hold up the others
+  // a type that only a newer version knows is delivered by that version; it must not block the other events
   const kind: DestinationKind | undefined = kindOf(destination_type);
   return kind?.readers !== 'people' || !definitionOf(eventType)?.forPrograms;
 }
@@ -119,7 +108,7 @@ async function waiting(client: pg.PoolClient, tenantId: string) {
   return rows;
 }
 
-/** Resolves to the deliveries. */
+/** Inserts the planned deliveries whose lanes are open. Resolves to those that were inserted. */
 async function insert(
   client: pg.PoolClient,
   box: SecretBox,
@@ -127,20 +116,20 @@ async function insert(
   planned: readonly Planned[],
   targets: ReadonlyMap<string, string>,
   now: number,
-): Promise<Made[]> {
+): Promise<CreatedDelivery[]> {
   if (planned.length === 0) return [];
   const [snapshot] = createDelivery(now);
   const at = new Date(now);
   for (const [laneId, url] of [...targets].sort()) {
-    // locked by this, whether it is new or not: it must not be forgotten before it has something to send
+    // this also locks an existing lane, so that cleanup does not delete it before it has deliveries
     await client.query(
       `insert into delivery_lane (tenant_id, id, target_sealed) values ($1, $2, $3)
        on conflict (tenant_id, id) do update set target_sealed = excluded.target_sealed`,
       [tenantId, laneId, box.seal(url, targetPlace(tenantId, laneId))],
     );
   }
-  // A subscription that was deleted meanwhile has no lane any more, and a paused one takes nothing. Its lane is locked
-  // in the order of the ids, before anything refers to it: a pause comes wholly before this or wholly after.
+  // A subscription deleted in the meantime has no lane, and a paused one gets nothing. Lanes are locked in id order
+  // before anything refers to them, so that a pause happens entirely before or entirely after this.
   const { rows: open } = await client.query<{ id: string }>(
     `select l.id from delivery_lane l
      where l.tenant_id = $1 and l.id = any($2) order by l.id for no key update`,
@@ -180,7 +169,7 @@ async function insert(
   return made.map(({ id }) => ({ id, step }));
 }
 
-/** The destination of a notify target: all holds of a tenant that name the same URL share it. */
+/** The lane of a notify target, shared by all holds of the tenant with the same URL. */
 function targetLane(tenantId: string, url: string): string {
   return `ntf_${sha256(`${tenantId}\n${url}`).toString('hex').slice(0, 32)}`;
 }

@@ -1,15 +1,15 @@
 import type { Database } from '../../db/index.ts';
 import { DELIVERY_MACHINE_VERSION, type DeliveryContext } from '../../machines/delivery.ts';
 
-/** What came of an attempt, as it is stored. */
+/** The outcome of an attempt as stored. */
 export interface StoredOutcome {
   tenant_id: string;
   lane_id: string;
-  /** Under which the attempt was made. */
+  /** The lane's fence during the attempt. */
   fence: number;
   failing_since: Date | null;
   gone_since: Date | null;
-  /** Of the delivery. */
+  /** The delivery. */
   id: string;
   status: string;
   machine_context: DeliveryContext;
@@ -24,9 +24,9 @@ export interface StoredOutcome {
 }
 
 /**
- * In a statement that is its own transaction: its commit does not wait for the disk. When the database's machine fails,
- * what was stored so in the last moment is sent or let go once more, which is no more than a kill of this process does.
- * A claim does wait: two processes must never hold one fence.
+ * Makes the commit of a single-statement transaction asynchronous. If the database crashes, the most recent outcomes and
+ * releases may be lost and repeated, which is no worse than a crash of this process. Claims commit synchronously, because
+ * two processes must never hold the same fence.
  */
 export const UNFLUSHED = `set_config('synchronous_commit', 'off', true) = 'off'`;
 
@@ -49,13 +49,13 @@ const COLUMNS = {
   duration_ms: 'integer',
 } as const satisfies Record<keyof StoredOutcome, string>;
 const NAMES = Object.keys(COLUMNS) as (keyof StoredOutcome)[];
-const MOST = 256;
-/** Attempts that are kept of a delivery, the newest: more than 24 hours can hold, also when it is sent again by hand. */
+const MAX_BATCH = 256;
+/** The newest attempts kept per delivery; more than fit into 24 hours, even with manual resends. */
 const KEPT_ATTEMPTS = 50;
 
 /**
- * The lanes are locked before their deliveries, in the order of their ids, as everyone does who locks several. A lane
- * whose fence has been raised since keeps nothing of this.
+ * Locks lanes before their deliveries and in id order, like every statement that locks several. Nothing is stored for a
+ * lane whose fence has been raised since.
  */
 const STORE = `
 with x as (
@@ -88,8 +88,8 @@ interface Waiting {
 }
 
 /**
- * Stores outcomes, many in one statement when many come at once: those that come while one statement is under way are
- * the next. A destination has one at a time, so that no two of a statement are of the same lane.
+ * Stores outcomes in batches: those that arrive while a statement is running form the next batch. A destination has one
+ * attempt at a time, so a batch never has two outcomes of the same lane.
  */
 export class OutcomeWriter {
   readonly #db: Pick<Database, 'owner'>;
@@ -100,7 +100,7 @@ export class OutcomeWriter {
     this.#db = db;
   }
 
-  /** Resolves when it is stored; to false when the lane or the delivery is not ours any more, and nothing is. */
+  /** Resolves to true when stored, and to false if the lane or the delivery is no longer ours. */
   add(outcome: StoredOutcome): Promise<boolean> {
     return new Promise((resolve, reject) => {
       this.#waiting.push({ outcome, resolve, reject });
@@ -112,7 +112,7 @@ export class OutcomeWriter {
     if (this.#writing) return;
     this.#writing = true;
     while (this.#waiting.length > 0) {
-      const batch = this.#waiting.splice(0, MOST);
+      const batch = this.#waiting.splice(0, MAX_BATCH);
       try {
         const stored = await this.#store(batch.map(({ outcome }) => outcome));
         for (const { outcome, resolve } of batch) resolve(stored.has(`${outcome.tenant_id}/${outcome.id}`));

@@ -11,7 +11,7 @@ import { eventTypes, type Subscriptions } from './subscriptions.ts';
 
 const Type = z.enum(EVENT_TYPES);
 const DestinationConfigOut = z.object({
-  app_url: z.string().optional().describe('where Approve and Deny lead; absent: this server'),
+  app_url: z.string().optional().describe('base URL of the Approve and Deny links; this server when absent'),
 });
 
 const typesWith = (field: 'proof' | 'readers', value: string) =>
@@ -22,17 +22,17 @@ const EVERY = `empty: every event; to a chat (${typesWith('readers', 'people')})
 const SubscriptionOut = z
   .object({
     id: z.string(),
-    url: z.string().describe('of a chat only the beginning: the rest is its secret'),
+    url: z.string().describe('truncated for a chat, whose URL contains a secret'),
     destination_type: z.enum(DESTINATION_TYPES),
     event_types: z.array(z.string()).describe(EVERY),
     active: z.boolean(),
     destination_config: DestinationConfigOut,
     created_at: z.iso.datetime(),
     updated_at: z.iso.datetime(),
-    previous_secret_until: z.iso.datetime().optional().describe('until then the secret before signs as well'),
-    disabled_at: z.iso.datetime().optional().describe('when the server stopped sending there by itself'),
+    previous_secret_until: z.iso.datetime().optional().describe('the previous secret also signs until then'),
+    disabled_at: z.iso.datetime().optional().describe('when the server disabled the subscription automatically'),
     disabled_reason: z.string().optional(),
-    failing_since: z.iso.datetime().optional().describe('since when nothing was accepted there'),
+    failing_since: z.iso.datetime().optional().describe('when the current run of failed attempts began'),
   })
   .meta({ id: 'Subscription' });
 
@@ -40,19 +40,19 @@ const DeliveryOut = z
   .object({
     id: z.string(),
     subscription_id: z.string(),
-    event_id: z.string().describe('the same on every attempt, as webhook-id'),
+    event_id: z.string().describe('the same for every attempt; sent as webhook-id'),
     event_type: z.string(),
-    status: z.enum(DELIVERY_STATES).describe('retrying also before the first attempt'),
+    status: z.enum(DELIVERY_STATES).describe('also `retrying` before the first attempt'),
     attempts: z.int(),
     http_status: z.int().nullable(),
     result: z.enum(RESULTS).nullable().describe('of the last attempt'),
-    failure_reason: z.string().nullable().describe('in plain words'),
+    failure_reason: z.string().nullable().describe('a sentence for people'),
     next_attempt_at: z.iso.datetime().nullable(),
     created_at: z.iso.datetime(),
     last_attempt_at: z.iso.datetime().nullable(),
     delivered_at: z.iso.datetime().nullable(),
     duration_ms: z.int().nullable(),
-    note: z.string().optional().describe('what an accepted delivery does not mean'),
+    note: z.string().optional().describe('a limitation of what `delivered` means for this destination'),
   })
   .meta({ id: 'Delivery' });
 
@@ -61,7 +61,7 @@ const AttemptOut = z
     at: z.iso.datetime(),
     result: z.enum(RESULTS),
     http_status: z.int().nullable(),
-    reason: z.string().nullable().describe('in plain words; null when it was accepted'),
+    reason: z.string().nullable().describe('a sentence for people; null if the delivery was accepted'),
     duration_ms: z.int(),
   })
   .meta({ id: 'DeliveryAttempt' });
@@ -80,7 +80,7 @@ const EventTypes = z.array(Type).max(100).describe(EVERY);
 const AppUrl = HttpUrl.refine((url) => {
   const { search, hash } = URL.parse(url) ?? { search: '', hash: '' };
   return search === '' && hash === '';
-}, 'must have no query and no fragment').transform((url) => url.replace(/\/+$/, ''));
+}, 'must not have a query or a fragment').transform((url) => url.replace(/\/+$/, ''));
 const DestinationConfig = z.strictObject({ app_url: AppUrl.optional() });
 
 const CreateIn = z.strictObject({
@@ -105,7 +105,7 @@ const PatchIn = z.strictObject({
     .min(0)
     .max(7 * 24 * 3600)
     .optional()
-    .describe('how long the secret before signs beside a new one; absent: 24 hours'),
+    .describe('how long the previous secret remains valid after a new one is set; 24 hours when absent'),
   event_types: EventTypes.optional(),
   active: z.boolean().optional(),
   destination_config: DestinationConfig.optional(),
@@ -120,14 +120,14 @@ function by(ctx: Context & { principal: Principal }): Doer {
 
 export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: Deliveries) {
   const change = {
-    summary: 'Change what is named: url, secret, event_types, active, destination_config',
+    summary: 'Change the given fields: url, secret, event_types, active, destination_config',
     description:
-      'Pausing (active: false) ends what is queued. A new secret signs beside the one before while the overlap lasts.',
+      'Pausing (active: false) stops all queued deliveries. After a new secret, the previous one also signs until the overlap ends.',
     tag,
     problems: ['NOT_FOUND'] as const,
   };
   return trpc.router({
-    list: route('GET /v1/subscriptions', admin, { summary: 'List subscriptions, the newest first', tag })
+    list: route('GET /v1/subscriptions', admin, { summary: 'List subscriptions, newest first', tag })
       .input(
         z.strictObject({
           limit: z.int().min(1).max(200).default(50),
@@ -140,7 +140,7 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
     create: route('POST /v1/subscriptions', admin, {
       summary: 'Subscribe a destination to events',
       description:
-        'A webhook needs a secret; a chat takes none. An address that is private, loopback, metadata or otherwise reserved is refused, here and at each delivery.',
+        'A webhook needs a secret; a chat takes none. Private, loopback, metadata and other reserved addresses are refused, both here and at each delivery.',
       tag,
       status: 201,
       problems: ['CONFLICT'],
@@ -165,7 +165,7 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
       .mutation(({ ctx, input: { id, ...patch } }) => subscriptions.update(ctx.tenantId, id, patch, by(ctx))),
 
     remove: route('DELETE /v1/subscriptions/{id}', admin, {
-      summary: 'Delete a subscription; what is queued is not sent',
+      summary: 'Delete a subscription and its queued deliveries',
       tag,
       status: 204,
       problems: ['NOT_FOUND'],
@@ -175,7 +175,7 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
       .mutation(({ ctx, input }) => subscriptions.remove(ctx.tenantId, input.id, by(ctx))),
 
     test: route('POST /v1/subscriptions/{id}/test', admin, {
-      summary: 'Send a test event now and tell what came of it',
+      summary: 'Send a test event now and report the outcome',
       tag,
       limit: 'subscription_test',
       problems: ['NOT_FOUND'],
@@ -185,17 +185,17 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
         z.object({
           delivered: z.boolean(),
           result: z.enum(RESULTS),
-          reason: z.string().describe('in plain words'),
+          reason: z.string().describe('a sentence for people'),
           http_status: z.int().nullable(),
           duration_ms: z.int(),
-          payload: z.record(z.string(), z.unknown()).optional().describe('what was sent; for webhooks'),
+          payload: z.record(z.string(), z.unknown()).optional().describe('the payload sent; webhooks only'),
         }),
       )
       .mutation(({ ctx, input }) => subscriptions.test(ctx.tenantId, input.id, by(ctx))),
 
     deliveries: route('GET /v1/subscriptions/{id}/deliveries', admin, {
-      summary: 'Recent deliveries, the newest event first',
-      description: 'Deliveries that have ended are kept for 30 days.',
+      summary: 'List recent deliveries, newest event first',
+      description: 'Finished deliveries are kept for 30 days.',
       tag,
       problems: ['NOT_FOUND'],
     })
@@ -212,8 +212,8 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
       .query(({ ctx, input: { id, ...filter } }) => deliveries.list(ctx.tenantId, id, filter)),
 
     delivery: route('GET /v1/subscriptions/{id}/deliveries/{delivery_id}', admin, {
-      summary: 'Read a delivery with its attempts, the newest first',
-      description: 'The last 50 attempts are kept; attempts counts them all.',
+      summary: 'Read a delivery with its attempts, newest first',
+      description: 'The last 50 attempts are kept; `attempts` counts all of them.',
       tag,
       problems: ['NOT_FOUND'],
     })
@@ -222,8 +222,8 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
       .query(({ ctx, input }) => deliveries.get(ctx.tenantId, input.id, input.delivery_id)),
 
     redeliver: route('POST /v1/subscriptions/{id}/deliveries/{delivery_id}/redeliver', admin, {
-      summary: 'Queue a delivery again, whatever became of it',
-      description: 'The receiver gets the same event id as before. The 24 hours of its attempts start over.',
+      summary: 'Queue a delivery again, whatever its status',
+      description: 'The receiver gets the same event id as before. The 24 hours for attempts start over.',
       tag,
       problems: ['NOT_FOUND', 'INVALID_STATUS'],
     })
@@ -231,7 +231,10 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
       .output(DeliveryOut)
       .mutation(({ ctx, input }) => deliveries.redeliver(ctx.tenantId, input.id, input.delivery_id, by(ctx))),
 
-    eventTypes: route('GET /v1/event-types', admin, { summary: 'The events that a subscription can ask for', tag })
+    eventTypes: route('GET /v1/event-types', admin, {
+      summary: 'List the event types that a subscription can receive',
+      tag,
+    })
       .input(z.strictObject({}))
       .output(
         z.object({
@@ -239,7 +242,7 @@ export function subscriptionsRouter(subscriptions: Subscriptions, deliveries: De
             z.object({
               type: z.string(),
               description: z.string(),
-              for_programs: z.boolean().describe('people in a chat receive it only when their subscription names it'),
+              for_programs: z.boolean().describe('a chat receives it only if its subscription names it'),
             }),
           ),
         }),

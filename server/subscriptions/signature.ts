@@ -1,17 +1,17 @@
 import { createHmac } from 'node:crypto';
 
 /**
- * What a webhook's receiver checks. Two forms of the same proof stand side by side: `X-Svc-Signature`, and the headers of
- * Standard Webhooks 1.0 (https://www.standardwebhooks.com), for which there are libraries in every language.
+ * What a webhook receiver verifies. Every request carries two equivalent signatures: `X-Svc-Signature`, and the headers
+ * of Standard Webhooks 1.0 (https://www.standardwebhooks.com), for which libraries exist in many languages.
  */
 export interface Signed {
-  /** The body exactly as it is sent. */
+  /** The exact body. */
   body: string;
-  /** The same for every attempt at one event. */
+  /** The same for all attempts to deliver an event. */
   eventId: string;
-  /** Seconds since the epoch, of this attempt: receivers refuse what is old. */
+  /** Time of this attempt in seconds since the epoch; receivers refuse old ones. */
   timestamp: number;
-  /** The subscription's secret, and beside it the one before while a rotation lasts. */
+  /** The subscription's secret and, during a rotation, the previous one. */
   secrets: readonly string[];
 }
 
@@ -28,7 +28,7 @@ export function signatureHeaders({ body, eventId, timestamp, secrets }: Signed):
   };
 }
 
-/** The bytes behind `whsec_` where the secret has that form, else the secret's own. */
+/** The decoded bytes after `whsec_`, or the secret's own bytes if it has another form. */
 function standardKey(secret: string): Buffer {
   const [, encoded] = /^whsec_((?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?)$/.exec(secret) ?? [];
   return encoded ? Buffer.from(encoded, 'base64') : Buffer.from(secret);

@@ -3,11 +3,11 @@ import { Subscription, type SubscriptionRow } from '../../db/entities/index.ts';
 import { AppError } from '../errors.ts';
 import type { SecretBox } from '../lib/crypto.ts';
 
-/** The context under which a part of a subscription is sealed. */
+/** The context under which a column of a subscription is sealed. */
 export const sealPlace = (tenantId: string, id: string, column: 'url' | 'secret' | 'previous_secret') =>
   `${tenantId}/subscription/${id}/${column}`;
 
-/** The address of a subscription, and the secrets that sign at a given time, the current one first. */
+/** The address of a subscription and the secrets valid at `now`, current one first. */
 export function openDestination(
   box: SecretBox,
   row: Pick<
@@ -33,12 +33,12 @@ export async function findSubscription(em: EntityManager, id: string): Promise<S
   return found(await em.findOne(Subscription, { id }));
 }
 
-/** The same, locked until the end of the transaction. */
+/** Like `findSubscription`, and locks the row until the end of the transaction. */
 export async function lockSubscription(em: EntityManager, id: string): Promise<SubscriptionRow> {
   return found(await em.findOne(Subscription, { id }, { lockMode: LockMode.PESSIMISTIC_WRITE }));
 }
 
 function found(row: SubscriptionRow | null): SubscriptionRow {
-  if (!row) throw new AppError('NOT_FOUND', 'there is no such subscription');
+  if (!row) throw new AppError('NOT_FOUND', 'the subscription does not exist');
   return row;
 }

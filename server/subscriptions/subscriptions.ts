@@ -12,7 +12,7 @@ import { type Egress, EgressError } from '../lib/egress.ts';
 import type { Fault } from '../lib/faults.ts';
 import { newId } from '../lib/ids.ts';
 import { attempt, type Outcome } from './attempt.ts';
-import { STOPPED_AT_ONCE, stopWaiting } from './deliveries.ts';
+import { STOP_BATCH, stopWaiting } from './deliveries.ts';
 import { findSubscription, lockSubscription, openDestination, sealPlace } from './subscription-row.ts';
 
 export interface SubscriptionInput {
@@ -27,13 +27,13 @@ export interface SubscriptionInput {
 export type SubscriptionPatch = {
   [field in keyof Omit<SubscriptionInput, 'destination_type'>]?: SubscriptionInput[field] | undefined;
 } & {
-  /** How long the secret before still signs beside a new one. */
+  /** How long the previous secret remains valid alongside the new one. */
   secret_overlap_seconds?: number | undefined;
 };
 
 export interface SubscriptionView {
   id: string;
-  /** Of a chat only its beginning: the rest is its secret. */
+  /** Truncated for a chat, whose URL contains a secret. */
   url: string;
   destination_type: DestinationType;
   event_types: string[];
@@ -41,12 +41,12 @@ export interface SubscriptionView {
   destination_config: DestinationConfig;
   created_at: string;
   updated_at: string;
-  /** Until then deliveries are signed with the secret before as well. */
+  /** Until then deliveries are also signed with the previous secret. */
   previous_secret_until?: string;
-  /** When and why the server stopped sending there by itself. */
+  /** When and why the server disabled it automatically. */
   disabled_at?: string;
   disabled_reason?: string;
-  /** Since when nothing was accepted there. */
+  /** When the current run of failed attempts began. */
   failing_since?: string;
 }
 
@@ -54,8 +54,8 @@ const MAX_SUBSCRIPTIONS = 200;
 const DEFAULT_OVERLAP_SECONDS = 24 * 3600;
 
 /**
- * Who is told what, where. Every change commits with its audit record. What is secret (a signing secret, the URL of a
- * chat) rests sealed and is never shown again.
+ * Subscriptions of destinations to events. Every change commits together with its audit record. Secrets (signing secrets
+ * and chat URLs) are stored encrypted and never returned.
  */
 export class Subscriptions {
   readonly #db: Database;
@@ -65,7 +65,7 @@ export class Subscriptions {
   readonly #egress: Egress;
   readonly #appUrl: string;
 
-  /** `appUrl`: where the links of cards lead when a subscription does not say. */
+  /** `appUrl`: the base of links in chat cards, unless the subscription sets its own. */
   constructor(parts: {
     db: Database;
     clock: Clock;
@@ -95,7 +95,7 @@ export class Subscriptions {
     return this.#view(row, (await this.#failing(tenantId)).get(id));
   }
 
-  /** From its commit on, events that happen are told there. VALIDATION_FAILED for an address that nobody may dial. */
+  /** Events after its commit are sent to the destination. VALIDATION_FAILED for an address that the egress guard blocks. */
   async create(tenantId: string, input: SubscriptionInput, by: Doer): Promise<SubscriptionView> {
     const faults = secretFaults(input.destination_type, input.secret, true);
     if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults });
@@ -104,7 +104,10 @@ export class Subscriptions {
     await this.#assertMayDial(tenantId, id, input.url, by);
     return this.#db.transaction(tenantId, async (em) => {
       if ((await em.count(Subscription, {})) >= MAX_SUBSCRIPTIONS) {
-        throw new AppError('CONFLICT', `a tenant has at most ${MAX_SUBSCRIPTIONS} subscriptions`);
+        throw new AppError(
+          'CONFLICT',
+          `a tenant can have at most ${MAX_SUBSCRIPTIONS} subscriptions; delete one first`,
+        );
       }
       const row = em.create(Subscription, {
         tenantId,
@@ -132,21 +135,20 @@ export class Subscriptions {
   }
 
   /**
-   * Changes what the patch names. Pausing (`active: false`) ends what is queued: none of it is sent after this resolves,
-   * but for an attempt that is under way. A new secret signs beside the one before for `secret_overlap_seconds`.
+   * Applies the patch. Pausing (`active: false`) stops all queued deliveries: none is sent after this resolves, except for
+   * an attempt in progress. After a new secret, the previous one also signs for `secret_overlap_seconds`.
    */
   async update(tenantId: string, id: string, patch: SubscriptionPatch, by: Doer): Promise<SubscriptionView> {
     const before = await findSubscription(this.#db.reader(tenantId), id);
     const faults = secretFaults(before.destinationType, patch.secret, false);
     if (patch.secret === undefined && patch.secret_overlap_seconds !== undefined) {
-      faults.push({ pointer: '/secret_overlap_seconds', message: 'needs a new secret beside it' });
+      faults.push({ pointer: '/secret_overlap_seconds', message: 'is only allowed together with a new secret' });
     }
     const url = this.#newUrl(before, patch.url);
-    if (url === null)
-      faults.push({ pointer: '/url', message: 'is shortened: give the whole address, or leave it out' });
+    if (url === null) faults.push({ pointer: '/url', message: 'is truncated: enter the full address or leave it out' });
     if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults });
     if (url) await this.#assertMayDial(tenantId, id, url, by);
-    // what was queued before a pause is not sent after it, also where the pause did not come to its end
+    // deliveries queued before a pause are not sent after it, even if the pause was interrupted
     if (patch.active === true && !before.active) await this.stopRest(tenantId, id);
     let stopped = 0;
     const view = await this.#db.transaction(tenantId, async (em) => {
@@ -177,7 +179,7 @@ export class Subscriptions {
       if (patch.secret !== undefined) this.#rotate(row, patch.secret, patch.secret_overlap_seconds, now);
       row.updatedAt = now;
       await em.flush();
-      // the process that sends there now must not go on with what was: the fence takes their lease away
+      // a process that is sending with the old values must stop: raising the fence revokes its lease
       await em.execute(
         `update delivery_lane set fence = fence + 1, leased_until = null, due_at = case when due_at is null then null
            else ?::timestamptz end, not_before = null ${resumed ? ', failing_since = null, gone_since = null' : ''}
@@ -187,7 +189,9 @@ export class Subscriptions {
       if (paused) stopped = await this.#stop(em, now, tenantId, id, WAS_PAUSED);
       if (patch.secret !== undefined) {
         const until = row.previousSecretUntil;
-        const detail = until ? `the secret before signs until ${until.toISOString()}` : 'the secret before is void';
+        const detail = until
+          ? `the previous secret is valid until ${until.toISOString()}`
+          : 'the previous secret is revoked';
         await this.#record(em, tenantId, 'subscription.secret_rotated', id, by, detail);
       }
       if (changed.length > 0) {
@@ -195,13 +199,13 @@ export class Subscriptions {
       }
       return this.#view(row);
     });
-    if (stopped === STOPPED_AT_ONCE) await this.stopRest(tenantId, id);
+    if (stopped === STOP_BATCH) await this.stopRest(tenantId, id);
     return view;
   }
 
   /**
-   * Ends what is still queued for a subscription that takes nothing: some at a time, because there may be more than one
-   * transaction can hold. It changes nothing where the subscription is active.
+   * Stops the remaining queued deliveries of an inactive subscription, in batches, because there may be too many for one
+   * transaction. Does nothing if the subscription is active.
    */
   async stopRest(tenantId: string, id: string): Promise<void> {
     let stopped: number;
@@ -212,10 +216,10 @@ export class Subscriptions {
         const reason = row.disabledAt ? WAS_DISABLED : WAS_PAUSED;
         return this.#stop(em, new Date(this.#clock.now()), tenantId, id, reason);
       });
-    } while (stopped === STOPPED_AT_ONCE);
+    } while (stopped === STOP_BATCH);
   }
 
-  /** Its deliveries are gone with it: none is sent after this resolves, but for an attempt that is under way. */
+  /** Also deletes its deliveries: none is sent after this resolves, except for an attempt in progress. */
   async remove(tenantId: string, id: string, by: Doer): Promise<void> {
     await this.#db.transaction(tenantId, async (em) => {
       const row = await lockSubscription(em, id);
@@ -226,7 +230,7 @@ export class Subscriptions {
     });
   }
 
-  /** Sends a test event there now, paused or not, and tells what came of it. It is tried once and not listed. */
+  /** Sends a test event once, even if paused, and returns the outcome. The test is not listed as a delivery. */
   async test(tenantId: string, id: string, by: Doer): Promise<Outcome & { payload?: Record<string, unknown> }> {
     const row = await findSubscription(this.#db.reader(tenantId), id);
     const now = this.#clock.now();
@@ -236,7 +240,7 @@ export class Subscriptions {
       event_id: eventId,
       tenant_id: tenantId,
       subscription_id: id,
-      message: 'This is a test. Nothing has happened.',
+      message: 'This is a test event.',
       created_at: new Date(now).toISOString(),
     };
     const outcome = await attempt(this.#egress, {
@@ -258,15 +262,15 @@ export class Subscriptions {
   }
 
   /**
-   * Stops sending to a destination that is gone or has failed for too long: for the workers. Tells subscribers and, with
-   * `tell`, the tenant's admins, in the same transaction. Does nothing when somebody has paused it already.
+   * Disables a subscription whose destination is gone or has failed for too long; called by the workers. Emits an event
+   * and calls `notifyAdmins` in the same transaction. Does nothing if it is already paused.
    */
   async disable(
     tenantId: string,
     id: string,
     reason: string,
     failingSince: Date | null,
-    tell: (em: EntityManager, subscription: SubscriptionView) => Promise<void>,
+    notifyAdmins: (em: EntityManager, subscription: SubscriptionView) => Promise<void>,
   ): Promise<void> {
     let stopped = 0;
     await this.#db.transaction(tenantId, async (em) => {
@@ -294,7 +298,7 @@ export class Subscriptions {
           created_at: now.toISOString(),
         },
       });
-      await tell(em, this.#view(row));
+      await notifyAdmins(em, this.#view(row));
       await this.#audit(em, tenantId, {
         actor: { type: 'system', id: 'control-plane' },
         action: 'subscription.disabled',
@@ -303,12 +307,12 @@ export class Subscriptions {
         reason,
       });
     });
-    if (stopped === STOPPED_AT_ONCE) await this.stopRest(tenantId, id);
+    if (stopped === STOP_BATCH) await this.stopRest(tenantId, id);
   }
 
   /**
-   * The address that a change names: undefined for none, which is also what the shortened one means that we showed. Null
-   * for any other that is shortened.
+   * The new address of a patch: undefined if it is unchanged (including the truncated form that the API returns), null if
+   * it is any other truncated address.
    */
   #newUrl(row: SubscriptionRow, url: string | undefined): string | null | undefined {
     if (url === undefined || kindOf(row.destinationType).proof !== 'url') return url;
@@ -330,8 +334,8 @@ export class Subscriptions {
   }
 
   /**
-   * A name that does not resolve now is let through: DNS may be away for a moment, and each attempt asks again. What
-   * resolves to a forbidden address is refused, and the try goes into the audit chain.
+   * A name that does not resolve is accepted, because DNS may be temporarily down and each attempt checks again. A name
+   * that resolves to a forbidden address is refused, and the attempt is audited.
    */
   async #assertMayDial(tenantId: string, id: string, url: string, by: Doer): Promise<void> {
     try {
@@ -377,7 +381,7 @@ export class Subscriptions {
     const until = row.previousSecretUntil;
     return {
       id: row.id,
-      url: kindOf(row.destinationType).proof === 'url' ? shortened(url) : url,
+      url: kindOf(row.destinationType).proof === 'url' ? truncated(url) : url,
       destination_type: row.destinationType,
       event_types: row.eventTypes,
       active: row.active,
@@ -404,13 +408,12 @@ function secretFaults(type: DestinationType, secret: string | undefined, fresh: 
 
 const hostOf = (url: string) => URL.parse(url)?.host ?? '';
 
-/** Enough of a secret URL to know it again. */
-function shortened(url: string): string {
+/** Enough of a secret URL to recognize it. */
+function truncated(url: string): string {
   const { origin, pathname } = new URL(url);
   return `${origin}${pathname.slice(0, Math.min(12, pathname.length / 3))}…`;
 }
 
-/** Every event type with its description, for those who choose. */
 export const eventTypes = Object.entries<EventDefinition>(EVENTS).map(([type, { description, forPrograms }]) => ({
   type,
   description,

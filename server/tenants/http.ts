@@ -16,17 +16,17 @@ const Joined = z.object({
 const Token = z.string().max(200).optional();
 
 /**
- * The routes of the link in an invitation. `checks` are those of sign-in: they throw for anything but a page that a person
- * opened, and for a form of another site.
+ * The routes behind an invitation's link. `checks` are those of sign-in: they throw unless a person opened the link as
+ * a page, and for a form submitted from another site.
  */
 export function inviteRoutes(
   invitations: Invitations,
-  checks: { assertOpened: (call: PlainCall) => void; assertSameOrigin: (origin: string | undefined) => void },
+  checks: { assertOpenedAsPage: (call: PlainCall) => void; assertSameOrigin: (origin: string | undefined) => void },
 ): PlainRoute[] {
-  const dead = () => new AppError('UNAUTHENTICATED', 'the invitation is not valid any more: ask for a new one');
+  const expired = () => new AppError('UNAUTHENTICATED', 'the invitation is no longer valid: request a new one');
   const join = async ({ context, reply }: PlainCall, token: string | undefined, name?: string) => {
     const joined = token ? await invitations.accept(token, originOf(context), name) : undefined;
-    if (!joined) throw dead();
+    if (!joined) throw expired();
     reply.header('set-cookie', joined.cookie);
     return {
       tenant_id: joined.tenantId,
@@ -47,18 +47,19 @@ export function inviteRoutes(
       access: { public: true },
       limit: 'sign_in',
       summary: 'Open an invitation',
-      description: 'A page with a button that accepts it. With Accept: application/json it is accepted at once.',
+      description:
+        'Shows a page with a button that accepts it. With Accept: application/json it is accepted immediately.',
       tag: 'auth',
       query: { token: Token },
       page: true,
       answers: { 200: json },
       problems: ['UNAUTHENTICATED', 'FORBIDDEN'],
       async handler(call) {
-        checks.assertOpened(call);
+        checks.assertOpenedAsPage(call);
         const { token } = call.query;
         if (wantsJson(call.request.headers.accept)) return join(call, token);
         const view = token ? await invitations.view(token) : undefined;
-        if (!view) throw dead();
+        if (!view) throw expired();
         return sendPage(call.reply, 200, invitationPage(token!, view, call.principal));
       },
     },
@@ -67,7 +68,7 @@ export function inviteRoutes(
       path: '/auth/invite',
       access: { public: true },
       limit: 'sign_in',
-      summary: 'Accept an invitation, by the button of its page',
+      summary: 'Accept an invitation with the button on its page',
       tag: 'auth',
       form: { token: text(200, 0).optional(), name: text(200, 0).optional() },
       page: true,
@@ -95,7 +96,7 @@ ${now === undefined ? undefined : html`<p>You are signed in as <strong>${now}</s
     return page(
       `Join ${tenantName}`,
       html`${what}
-<p>${tenantName} lets people in through its own sign-on.</p>
+<p>${tenantName} uses single sign-on.</p>
 <p><a href="${signOnAt}">Sign in</a></p>`,
     );
   }

@@ -15,8 +15,8 @@ import { join } from './members.ts';
 
 /** How long an invitation can be accepted. */
 const INVITATION_SECONDS = 7 * 24 * 3600;
-/** How long a dead link is kept, so that its use is recorded in the tenant's audit chain. */
-const KNOWN_DEAD_SECONDS = 30 * 24 * 3600;
+/** How long an expired link is kept, so that using it is still recorded in the tenant's audit chain. */
+const EXPIRED_INVITATION_SECONDS = 30 * 24 * 3600;
 
 export const INVITATION_STATES = ['pending', 'expired', 'accepted', 'revoked'] as const;
 export type InvitationState = (typeof INVITATION_STATES)[number];
@@ -28,7 +28,7 @@ interface Parts {
   queueMail: QueueMail;
   policy: SignInPolicyOf;
   baseUrl: string;
-  /** Starts a session within the transaction, the last thing in it. */
+  /** Starts a session in the transaction. Call it last. */
   openSession: (
     em: EntityManager,
     tenantId: string,
@@ -43,13 +43,13 @@ export interface InvitationView {
   email: string;
   roles: Role[];
   tenantName: string;
-  /** Where they sign in instead, when a link by mail does not let them in. */
+  /** Where they sign in instead if the tenant accepts only single sign-on. */
   signOnAt: string | undefined;
 }
 
 /**
- * Invitations: an address, a role, and a link that makes the address a member. One is open for an address at a time; the
- * link's token is stored as its SHA-256.
+ * Invitations: an address, roles, and a link that makes the address a member. At most one is open per address; only the
+ * SHA-256 of the link's token is stored.
  */
 export class Invitations {
   readonly #parts: Parts;
@@ -59,9 +59,10 @@ export class Invitations {
   }
 
   /**
-   * Invites an address, and mails the link. An invitation that is still open for it is replaced: its link is dead.
-   * CONFLICT when the address is a member. One who was removed gets the same account back by accepting. `inviter` is the
-   * person who asks, by a session or a key of theirs: the invitation ends when they are an admin no more.
+   * Invites an address and mails the link. An invitation that is still open for the address is replaced, and its link
+   * stops working. CONFLICT if the address belongs to a member. A removed person who accepts gets the same account
+   * back. `inviter` is the person who invites, by session or with a key of theirs: the invitation ends when they are no
+   * longer an admin.
    */
   async create(
     tenantId: string,
@@ -74,13 +75,13 @@ export class Invitations {
       const now = new Date(clock.now());
       if (input.inviter !== null) {
         const people = await lockPeople(em, tenantId, [input.inviter]);
-        // demoted since the request was let in
+        // demoted after the request was authorized
         if (!people.get(input.inviter)?.roles.includes('admin')) {
           throw new AppError('FORBIDDEN', 'this needs the role admin');
         }
       }
-      // two invitations of one address wait for each other here: each finds the other's
-      await lockTenant(em);
+      // serializes two invitations of one address, so that the second finds the first
+      await lockTenant(em, tenantId);
       if (await em.count(Member, { tenantId, email, removedAt: null })) return undefined;
       for (const open of await em.find(Invitation, { tenantId, email, acceptedAt: null, revokedAt: null })) {
         open.revokedAt = now;
@@ -117,14 +118,14 @@ export class Invitations {
         action: 'invitation.refused',
         target: { type: 'tenant', id: tenantId },
         severity: 'warning',
-        reason: 'a member already',
+        reason: 'already a member',
         detail: email,
       }),
     );
-    throw new AppError('CONFLICT', 'this person is a member already');
+    throw new AppError('CONFLICT', 'this person is already a member');
   }
 
-  /** One page of the invitations, the newest first. */
+  /** One page of the invitations, newest first. */
   async list(
     tenantId: string,
     filter: { status?: InvitationState | undefined; q?: string | undefined; limit: number; offset: number },
@@ -138,7 +139,7 @@ export class Invitations {
       revoked: { revokedAt: { $ne: null } },
       all: {},
     }[filter.status ?? 'all'];
-    // addresses are kept in lower case
+    // addresses are stored in lower case
     const part = filter.q?.toLowerCase().replace(/[\\%_]/g, '\\$&');
     const where = { $and: [state, part === undefined ? {} : { email: { $like: `%${part}%` } }] };
     const [rows, total] = await this.#parts.db.reader(tenantId).findAndCount(Invitation, where, {
@@ -155,7 +156,10 @@ export class Invitations {
     return row.expiresAt.getTime() > this.#parts.clock.now() ? 'pending' : 'expired';
   }
 
-  /** Mails a new link, good for another seven days; the former one is dead. NOT_FOUND unless it is open. */
+  /**
+   * Mails a new link, valid for another seven days; the previous one stops working. NOT_FOUND if the invitation is not
+   * open.
+   */
   async resend(tenantId: string, id: string, by: Doer): Promise<InvitationRow> {
     const { db, clock, audit } = this.#parts;
     return db.transaction(tenantId, async (em) => {
@@ -173,7 +177,7 @@ export class Invitations {
     });
   }
 
-  /** The link is dead when it resolves. NOT_FOUND unless the invitation is open. */
+  /** Once this resolves, the link no longer works. NOT_FOUND if the invitation is not open. */
   async revoke(tenantId: string, id: string, by: Doer): Promise<void> {
     const { db, clock, audit } = this.#parts;
     await db.transaction(tenantId, async (em) => {
@@ -184,21 +188,25 @@ export class Invitations {
     });
   }
 
-  /** What a link leads to; undefined when it does not work any more. Looking changes nothing. */
+  /** The invitation behind a link; undefined if the link is no longer valid. Read-only. */
   async view(token: string): Promise<InvitationView | undefined> {
     const tenantId = await this.#tenantOf(token);
     if (!tenantId) return undefined;
     const row = await this.#parts.db.reader(tenantId).findOne(Invitation, { tokenHash: secretHash(token) });
     if (!row || this.stateOf(row) !== 'pending') return undefined;
     const roles = row.roles as Role[];
-    const [tenant] = await this.#parts.db.query<{ name: string }>(tenantId, 'select name from tenant');
-    const signOnAt = (await this.#letsIn(row)) ? undefined : this.#signOnAt(row.email);
+    const [tenant] = await this.#parts.db.query<{ name: string }>(
+      tenantId,
+      'select name from tenant where tenant_id = $1',
+      [tenantId],
+    );
+    const signOnAt = (await this.#acceptsLinks(row)) ? undefined : this.#signOnAt(row.email);
     return { email: row.email, roles, tenantName: tenant!.name, signOnAt };
   }
 
   /**
-   * Joins by the link and starts a session, both or neither; undefined when the link does not work any more. However
-   * often a link is used, the address joins once. FORBIDDEN where only the company's own sign-on lets people in.
+   * Joins by the link and starts a session in one transaction; undefined if the link is no longer valid. However often
+   * a link is used, the address joins once. FORBIDDEN if the tenant accepts only single sign-on.
    */
   async accept(
     token: string,
@@ -214,7 +222,7 @@ export class Invitations {
     const result = await db.transaction(tenantId, async (em, notify) => {
       const now = new Date(clock.now());
       const hash = secretHash(token);
-      // the person first, then the invitation: in the order in which a removal takes them
+      // the person first, then the invitation: the lock order of a removal
       await em.execute(
         `select 1 from member m join invitation i using (tenant_id, email)
          where tenant_id = ? and token_hash = ? for update of m`,
@@ -226,7 +234,7 @@ export class Invitations {
         ? 'replaced'
         : this.stateOf(row) !== 'pending'
           ? this.stateOf(row)
-          : (await this.#letsIn(row))
+          : (await this.#acceptsLinks(row))
             ? undefined
             : 'single sign-on only';
       if (!row || reason) {
@@ -247,14 +255,14 @@ export class Invitations {
     if (typeof result === 'object') return result;
     failed('dead invitation', origin);
     if (result === 'single sign-on only') {
-      throw new AppError('FORBIDDEN', 'this organization lets people in through its own sign-on only: sign in there');
+      throw new AppError('FORBIDDEN', 'this organization requires single sign-on: sign in there');
     }
     return undefined;
   }
 
   /**
-   * Makes an invited address a member within the caller's transaction, where something other than the link has proven that
-   * the address is theirs (single sign-on). Undefined when no invitation is open for it.
+   * Makes an invited address a member in the caller's transaction, when something other than the link (single sign-on)
+   * has proven that the address is theirs. Undefined if no invitation is open for it.
    */
   async acceptFor(
     em: EntityManager,
@@ -277,9 +285,9 @@ export class Invitations {
     return this.#join(em, notify, row, now, origin, name);
   }
 
-  /** Deletes links that have long been dead; the invitations remain in the list. */
+  /** Deletes long-expired links; the invitations remain in the list. */
   async forget(): Promise<void> {
-    const before = new Date(this.#parts.clock.now() - KNOWN_DEAD_SECONDS * 1000);
+    const before = new Date(this.#parts.clock.now() - EXPIRED_INVITATION_SECONDS * 1000);
     await this.#parts.db.owner.query(
       `delete from credential c using invitation i
        where c.kind = 'invitation' and c.tenant_id = i.tenant_id and c.id = i.id and i.expires_at < $1`,
@@ -325,7 +333,7 @@ export class Invitations {
     return row;
   }
 
-  async #letsIn(row: InvitationRow): Promise<boolean> {
+  async #acceptsLinks(row: InvitationRow): Promise<boolean> {
     const { linkFor } = await this.#parts.policy(row.tenantId);
     return linkFor({ id: '', roles: row.roles });
   }
@@ -343,7 +351,7 @@ export class Invitations {
     const { tenantId } = row;
     await addCredential(em, tenantId, { hash: row.tokenHash, kind: 'invitation', id: row.id });
     const [tenant] = await em.execute<{ name: string }[]>('select name from tenant where tenant_id = ?', [tenantId]);
-    const address = (await this.#letsIn(row))
+    const address = (await this.#acceptsLinks(row))
       ? `${this.#parts.baseUrl}/auth/invite?token=${token}`
       : this.#signOnAt(row.email);
     await this.#parts.queueMail(em, tenantId, letter(row, tenant!.name, address), row.expiresAt);
@@ -351,7 +359,7 @@ export class Invitations {
 }
 
 async function forgetToken(em: EntityManager, row: InvitationRow): Promise<void> {
-  await em.execute('delete from credential where hash = ?', [row.tokenHash]);
+  await em.execute('delete from credential where tenant_id = ? and hash = ?', [row.tenantId, row.tokenHash]);
 }
 
 function letter(row: InvitationRow, tenant: string, address: string): Letter {
@@ -361,17 +369,17 @@ function letter(row: InvitationRow, tenant: string, address: string): Letter {
   return {
     to: row.email,
     subject: `Join ${tenant}`,
-    text: `${from} to join ${tenant} as ${role}. Open this to accept:
+    text: `${from} to join ${tenant} as ${role}. Open this link to accept:
 
 ${address}
 
-The invitation is good for ${days} days. If you do not want to join, ignore this mail.
+The invitation is valid for ${days} days. If you do not want to join, ignore this mail.
 `,
     html: page(
       `Join ${tenant}`,
       html`<p>${from} to join ${tenant} as ${role}.</p>
 <p><a href="${address}">Accept</a></p>
-<p>The invitation is good for ${days} days. If you do not want to join, ignore this mail.</p>`,
+<p>The invitation is valid for ${days} days. If you do not want to join, ignore this mail.</p>`,
     ),
   };
 }

@@ -7,9 +7,10 @@ import type { Role } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
+import { Where } from '../lib/where.ts';
 import { withdrawChangesOf } from './settings-changes.ts';
 
-/** A person as lists show them. */
+/** A person in lists. */
 export interface Person {
   id: string;
   email: string;
@@ -19,22 +20,22 @@ export interface Person {
   created_at: Date;
   last_login: Date | null;
   removed_at: Date | null;
-  /** Sessions that are not over. */
+  /** Active sessions. */
   sessions: number;
-  /** Keys that work and that the person made or answers for: they end with the person's removal. */
+  /** Valid keys that the person created or is responsible for; they end when the person is removed. */
   keys: number;
 }
 
 export interface PersonFilter {
   status: 'active' | 'removed' | 'all';
   role?: Role | undefined;
-  /** A part of the address or the name. */
+  /** Part of the address or name. */
   q?: string | undefined;
   limit: number;
   offset: number;
 }
 
-/** What a person holds beside their roles, which other parts of the program know how to revoke. */
+/** What else a person has besides roles, revoked by other features. */
 export interface Holdings {
   /** Ends the person's sessions and the links that would start one; resolves to how many sessions. */
   signOut(em: EntityManager, tenantId: string, userId: string): Promise<number>;
@@ -59,6 +60,8 @@ const PERSON = `m.id, m.email, m.name, m.avatar_url, m.roles, m.created_at, m.la
   (select count(*) from session s where s.tenant_id = m.tenant_id and s.user_id = m.id and s.expires_at > $1)::int
     as sessions, (${KEYS})::int as keys`;
 
+const WITH_STATUS = { active: 'm.removed_at is null', removed: 'm.removed_at is not null', all: 'true' };
+
 /**
  * The people of a tenant and their roles. A change is committed together with its audit record, and every process acts
  * on it when the promise resolves.
@@ -78,26 +81,20 @@ export class Members {
 
   /** One page of the people, by address. */
   async list(tenantId: string, filter: PersonFilter): Promise<{ people: Person[]; total: number }> {
-    const values: unknown[] = [new Date(this.#clock.now())];
-    const where = ['true'];
-    const and = (sql: (parameter: string) => string, value: unknown) => {
-      values.push(value);
-      where.push(sql(`$${values.length}`));
-    };
-    if (filter.status !== 'all') where.push(`m.removed_at is ${filter.status === 'active' ? '' : 'not '}null`);
-    if (filter.role) and((parameter) => `${parameter} = any(m.roles)`, filter.role);
-    if (filter.q) and((parameter) => `strpos(lower(m.email || ' ' || m.name), lower(${parameter})) > 0`, filter.q);
-    const matching = where.join(' and ');
+    const where = new Where(WITH_STATUS[filter.status], [new Date(this.#clock.now())])
+      .and(tenantId, (id) => `m.tenant_id = ${id}`)
+      .and(filter.role, (role) => `${role} = any(m.roles)`)
+      .and(filter.q, (part) => `strpos(lower(m.email || ' ' || m.name), lower(${part})) > 0`);
     return this.#db.readOnly(tenantId, async (client) => {
       // the parameter of the time is used, so that both statements take the same list
       const count = await client.query<{ total: number }>(
-        `select count(*)::int as total from member m where $1::timestamptz is not null and ${matching}`,
-        values,
+        `select count(*)::int as total from member m where $1::timestamptz is not null and ${where.sql}`,
+        where.values,
       );
       const { rows } = await client.query<Person>(
-        `select ${PERSON} from member m where ${matching} order by m.email, m.id
+        `select ${PERSON} from member m where ${where.sql} order by m.email, m.id
          limit ${filter.limit} offset ${filter.offset}`,
-        values,
+        where.values,
       );
       return { people: rows, total: count.rows[0]!.total };
     });
@@ -105,10 +102,11 @@ export class Members {
 
   /** NOT_FOUND when nobody has the id. People who were removed are found. */
   async get(tenantId: string, userId: string): Promise<Person> {
-    const [person] = await this.#db.query<Person>(tenantId, `select ${PERSON} from member m where m.id = $2`, [
-      new Date(this.#clock.now()),
-      userId,
-    ]);
+    const [person] = await this.#db.query<Person>(
+      tenantId,
+      `select ${PERSON} from member m where m.tenant_id = $3 and m.id = $2`,
+      [new Date(this.#clock.now()), userId, tenantId],
+    );
     if (!person) throw notFound();
     return person;
   }
@@ -121,7 +119,7 @@ export class Members {
       by,
       { done: 'role.granted', refused: 'role.grant_refused', detail: role },
       (member) => {
-        if (member.roles.includes(role)) throw new AppError('CONFLICT', `this person is ${role} already`);
+        if (member.roles.includes(role)) throw new AppError('CONFLICT', `this person already has the role ${role}`);
         member.roles = [...member.roles, role];
       },
     );
@@ -134,7 +132,7 @@ export class Members {
   async revoke(tenantId: string, userId: string, role: Role, by: Doer): Promise<void> {
     const how = { done: 'role.revoked', refused: 'role.revocation_refused', detail: role } as const;
     await this.#change(tenantId, userId, by, how, async (member, { em, notify, admins }) => {
-      if (!member.roles.includes(role)) throw new AppError('NOT_FOUND', `this person is not ${role}`);
+      if (!member.roles.includes(role)) throw new AppError('NOT_FOUND', `this person does not have the role ${role}`);
       if (role === 'admin') assertAnother(admins, userId);
       member.roles = member.roles.filter((held) => held !== role);
       if (role !== 'admin') return undefined;
@@ -156,7 +154,7 @@ export class Members {
       member.roles = [];
       member.removedAt = new Date(this.#clock.now());
       const invitations = await this.#endMade(em, tenantId, userId);
-      // one that was open beside the account would be a way back in
+      // an open invitation would be a way back in
       const open = { tenantId, email: member.email, acceptedAt: null, revokedAt: null };
       await em.nativeUpdate(Invitation, open, { revokedAt: member.removedAt });
       const sessions = await this.#holdings.signOut(em, tenantId, userId);
@@ -175,7 +173,7 @@ export class Members {
    */
   async #endMade(em: EntityManager, tenantId: string, userId: string): Promise<number> {
     const now = new Date(this.#clock.now());
-    await lockTenant(em);
+    await lockTenant(em, tenantId);
     await withdrawChangesOf(em, tenantId, userId, now);
     const open = { tenantId, invitedById: userId, acceptedAt: null, revokedAt: null };
     return em.nativeUpdate(Invitation, open, { revokedAt: now });
@@ -203,7 +201,7 @@ export class Members {
         if (by.actor.type === 'user' && !admins.includes(by.actor.id)) {
           throw new AppError('FORBIDDEN', 'this needs the role admin');
         }
-        // its maker may have been demoted since the request was let in
+        // its creator may have lost the role since the request was accepted
         if (by.actor.type === 'api_key' && !(await em.count(ApiKey, { tenantId, id: by.actor.id, revokedAt: null }))) {
           throw new AppError('FORBIDDEN', 'the key is revoked');
         }
@@ -274,7 +272,7 @@ export async function join(
 
 function assertAnother(admins: readonly string[], userId: string): void {
   if (admins.some((id) => id !== userId)) return;
-  throw new AppError('CONFLICT', 'this is the last admin: make another person admin first');
+  throw new AppError('CONFLICT', 'this is the last admin: make another person an admin first');
 }
 
 const notFound = () => new AppError('NOT_FOUND', 'there is no such person');

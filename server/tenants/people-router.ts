@@ -23,8 +23,8 @@ const UserOut = z
     created_at: z.iso.datetime(),
     last_login: z.iso.datetime().nullable(),
     removed_at: z.iso.datetime().optional(),
-    sessions: z.int().describe('sessions that are not over'),
-    keys: z.int().describe('keys that work, and end when the person is removed'),
+    sessions: z.int().describe('active sessions'),
+    keys: z.int().describe('valid keys, which end when the person is removed'),
   })
   .meta({ id: 'User' });
 
@@ -50,7 +50,7 @@ function userOut(person: Person) {
     email: person.email,
     name: person.name,
     avatar_url: person.avatar_url,
-    // in the order of their power, however they were granted
+    // ordered by rank, regardless of the order in which they were granted
     roles: ROLES.filter((role) => person.roles.includes(role)),
     status: person.removed_at ? ('removed' as const) : ('active' as const),
     created_at: person.created_at.toISOString(),
@@ -66,14 +66,14 @@ export function usersRouter(members: Members) {
   return trpc.router({
     list: route('GET /v1/users', access, {
       summary: 'List the people of the tenant',
-      description: 'Those who were removed only where `status` asks for them.',
+      description: 'People who were removed are listed only with the matching `status`.',
       tag,
     })
       .input(
         z.strictObject({
           status: z.enum(['active', 'removed', 'all']).default('active'),
           role: z.enum(ROLES).optional(),
-          q: text(200).optional().describe('a part of the address or the name'),
+          q: text(200).optional().describe('part of the email address or name'),
           ...page,
         }),
       )
@@ -102,9 +102,9 @@ export function usersRouter(members: Members) {
       }),
 
     revoke: route('DELETE /v1/users/{id}/roles/{role}', access, {
-      summary: 'Take a role away',
+      summary: 'Revoke a role',
       description:
-        'Holds at once. Keys, open invitations and waiting changes of settings end when the person who made them is no longer an admin. 409 for the last admin.',
+        'Takes effect immediately. When a person stops being an admin, their keys, open invitations and pending settings changes end. 409 for the last admin.',
       tag,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
     })
@@ -118,7 +118,7 @@ export function usersRouter(members: Members) {
     remove: route('DELETE /v1/team/{userId}', access, {
       summary: 'Remove a person from the team',
       description:
-        'Ends roles, sessions, sign-in links, the keys that the person made or answers for, and the invitations that they sent, at once. An invitation restores the same account. 409 for the last admin.',
+        'Immediately ends the person’s roles, sessions and sign-in links, the keys that they created or are responsible for, and the invitations that they sent. A new invitation restores the same account. 409 for the last admin.',
       tag,
       status: 204,
       problems: ['NOT_FOUND', 'CONFLICT', 'FORBIDDEN'],
@@ -147,7 +147,7 @@ export function invitesRouter(invitations: Invitations) {
     create: route('POST /v1/invites', access, {
       summary: 'Invite a person by mail',
       description:
-        'The link in the mail is good for 7 days. An invitation that is still open for the address is replaced. One who was removed gets the same account back.',
+        'The link in the mail is valid for 7 days. An open invitation for the same address is replaced. A person who was removed gets the same account back.',
       tag,
       status: 201,
       problems: ['CONFLICT'],
@@ -162,7 +162,7 @@ export function invitesRouter(invitations: Invitations) {
       .input(
         z.strictObject({
           status: z.enum(INVITATION_STATES).optional(),
-          q: text(200).optional().describe('a part of the address'),
+          q: text(200).optional().describe('part of the email address'),
           ...page,
         }),
       )
@@ -173,7 +173,7 @@ export function invitesRouter(invitations: Invitations) {
       }),
 
     resend: route('POST /v1/invites/{id}/resend', access, {
-      summary: 'Mail a new link for an open invitation; the former one is dead',
+      summary: 'Mail a new link for an open invitation; the previous link stops working',
       tag,
       problems: ['NOT_FOUND'],
     })

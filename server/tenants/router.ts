@@ -13,7 +13,7 @@ export function peopleRouter(tenants: Tenants) {
     directory: route(
       'GET /v1/directory',
       { keys: ['pipeline'], role: 'viewer' },
-      { summary: 'The names of the tenant’s people, also of those who left', tag: 'people' },
+      { summary: 'List the names of the tenant’s people, including former ones', tag: 'people' },
     )
       .input(z.strictObject({}))
       .output(
@@ -37,14 +37,14 @@ const SettingsChangeOut = z
         setting: z.string(),
         from: z.unknown(),
         to: z.unknown(),
-        loosens: z.boolean().describe('takes a safeguard away, so that a second person is asked'),
+        loosens: z.boolean().describe('weakens a safeguard, so a second person must approve it'),
       }),
     ),
     decided_by: z.string().nullable(),
     decided_at: z.iso.datetime().nullable(),
     comment: z.string().nullable(),
   })
-  .meta({ id: 'SettingsChange', description: 'A change of settings that waits for a second person, or waited' });
+  .meta({ id: 'SettingsChange', description: 'A settings change that needs a second person, pending or decided' });
 
 const changeOut = (row: SettingsChangeRow): z.input<typeof SettingsChangeOut> => ({
   id: row.id,
@@ -59,10 +59,10 @@ const changeOut = (row: SettingsChangeRow): z.input<typeof SettingsChangeOut> =>
 });
 
 const settingsTag = 'settings';
-/** No key decides: a person does, who is signed in. */
+/** Only a signed-in person may decide, never a key. */
 const decides = { role: 'approver' } as const;
 
-/** `assertActionTypes` throws a RangeError on action types that no policy schema can have. */
+/** `assertActionTypes` throws a RangeError for action types that a policy schema cannot contain. */
 export function settingsRouter(
   tenants: Tenants,
   changes: SettingsChanges,
@@ -74,7 +74,7 @@ export function settingsRouter(
       { keys: [], role: 'viewer' },
       {
         summary: 'Read the settings',
-        description: 'Each has a value: its default where nothing is set.',
+        description: 'Unset settings have their default values.',
         tag: settingsTag,
       },
     )
@@ -87,7 +87,7 @@ export function settingsRouter(
       { keys: [], role: 'admin' },
       {
         summary: 'Change settings',
-        description: `Only what is named changes; null goes back to the default. ${GUARDED_SETTINGS.map((name) => `\`${name}\``).join(', ')} change only by a signed-in person, with a \`reason\`. Where approval is required, a change that takes a safeguard away (approval off, self-approval or votes of policy authors on, single sign-on no longer the only way in, a shorter retention, another person in an approver group, other action types) is stored as it is and waits for a second person: the answer then holds it as \`waiting\`, and the settings as they stay.`,
+        description: `Changes only the given settings; null restores the default. ${GUARDED_SETTINGS.map((name) => `\`${name}\``).join(', ')} can be changed only by a signed-in person, with a \`reason\`. If approval is required, a change that weakens a safeguard (approval off, self-approval or votes of policy authors on, single sign-on no longer required, a shorter retention, another person in an approver group, other action types) is stored and waits for a second person: the response then contains it as \`waiting\`, with the settings unchanged.`,
         tag: settingsTag,
         problems: ['CONFLICT', 'FORBIDDEN'],
       },
@@ -109,7 +109,7 @@ export function settingsRouter(
       'GET /v1/settings/changes',
       { keys: [], role: 'viewer' },
       {
-        summary: 'List the changes of settings that wait for a second person, or waited',
+        summary: 'List settings changes that need a second person, pending and decided',
         tag: settingsTag,
       },
     )
@@ -127,8 +127,8 @@ export function settingsRouter(
       }),
 
     approveChange: route('POST /v1/settings/changes/{id}/approve', decides, {
-      summary: 'Approve a waiting change of settings; it holds from then on',
-      description: 'By a signed-in approver other than the person who asked for it.',
+      summary: 'Approve a pending settings change and apply it',
+      description: 'Needs a signed-in approver other than the person who requested the change.',
       tag: settingsTag,
       problems: ['NOT_FOUND', 'SELF_APPROVAL', 'INVALID_STATUS', 'CONFLICT'],
     })
@@ -139,7 +139,7 @@ export function settingsRouter(
       ),
 
     rejectChange: route('POST /v1/settings/changes/{id}/reject', decides, {
-      summary: 'Reject a waiting change of settings, or withdraw your own',
+      summary: 'Reject a pending settings change, or withdraw your own',
       tag: settingsTag,
       problems: ['NOT_FOUND', 'INVALID_STATUS'],
     })

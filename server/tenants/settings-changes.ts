@@ -20,29 +20,35 @@ import {
 } from './settings.ts';
 
 /**
- * Another feature's objection to a change of settings: the error for the caller and the action that the audit chain
- * records. Asked in the transaction of the change, which holds the tenant's row.
+ * Another feature's objection to a change of settings: the error for the caller and the action for the audit chain.
+ * Called in the transaction of the change, which locks the tenant's row.
  */
-export type SettingsObjection = (em: EntityManager, before: Settings, after: Settings) => Promise<Refusal | undefined>;
+export type SettingsObjection = (
+  em: EntityManager,
+  tenantId: string,
+  before: Settings,
+  after: Settings,
+) => Promise<Refusal | undefined>;
 
-/** Why a change is refused: the error for the caller, and the action that the audit chain records. */
+/** Why a change is refused: the error for the caller and the action for the audit chain. */
 export interface Refusal {
   error: AppError;
   action: AuditAction;
 }
 
 /**
- * What is guarded as the settings are, and kept by another feature. Both functions run in the transaction of the change,
- * which holds the tenant's row. The secret is what the change brings along that nobody may read.
+ * Configuration that another feature stores but that is guarded like settings. Both functions run in the transaction of
+ * the change, which locks the tenant's row. `secret` is the part of the change that nobody may read back.
  */
 export interface GuardedPart {
-  /** What the change does as things are now; empty when nothing is left to change. */
+  /** The effects of the change given the current state; empty if there is nothing to change. */
   effects(
     em: EntityManager,
+    tenantId: string,
     patch: Record<string, unknown>,
     secret: string | undefined,
   ): Promise<readonly SettingEffect[] | Refusal>;
-  /** Does it, with its own audit record. */
+  /** Applies the change and writes its audit record. */
   apply(
     em: EntityManager,
     tenantId: string,
@@ -53,26 +59,27 @@ export interface GuardedPart {
 interface Parts {
   db: Database;
   box: SecretBox;
-  /** How people sign in at the identity provider: who chooses the provider can be anybody there. */
+  /** The identity provider. Anyone who chooses the provider can sign in as anyone. */
   sso: GuardedPart;
   clock: Clock;
   audit: WriteAudit;
   objection: SettingsObjection;
-  /** What the server says where the tenant says nothing. */
+  /** The server's defaults. */
   server: { poll_seconds: number };
 }
 
 export const CHANGE_STATES = ['pending', 'approved', 'rejected', 'withdrawn', 'superseded'] as const;
 
-/** Changes that wait at once in a tenant; more are refused, so that a reader can look through them. */
-const MOST_WAITING = 20;
+/** The maximum number of pending changes per tenant, so that a reviewer can read all of them. */
+const MAX_WAITING = 20;
 
 /**
  * Changes of a tenant's settings, each committed together with its audit record.
  *
- * Guarded settings change only by a signed-in person (or the operator), with a reason. Where approval is required, a
- * change that takes a safeguard away waits, exactly as it was asked for, until another person approves it. What that
- * person reads is what happens: once a setting in it has changed otherwise, the waiting change is never applied.
+ * Only a signed-in person (or the operator) can change guarded settings, and must give a reason. If approval is
+ * required, a change that weakens a safeguard waits, exactly as requested, until another person approves it. The
+ * approver gets exactly what they read: if a setting in the change has since been changed otherwise, the pending change
+ * is never applied.
  */
 export class SettingsChanges {
   readonly #parts: Parts;
@@ -82,8 +89,8 @@ export class SettingsChanges {
   }
 
   /**
-   * Changes what the patch names, or stores all of it as a change that waits. Resolves with the settings in force.
-   * FORBIDDEN for a key that touches a guarded setting; VALIDATION_FAILED where a reason is missing.
+   * Applies the patch, or stores all of it as a pending change. Resolves with the settings in force. FORBIDDEN if a key
+   * changes a guarded setting; VALIDATION_FAILED if a required reason is missing.
    */
   async change(
     tenantId: string,
@@ -95,28 +102,28 @@ export class SettingsChanges {
     const outcome = await this.#parts.db.transaction(tenantId, async (em, notify) => {
       const people = await lockPeopleFor(em, tenantId, patch, isPerson ? [by.actor.id] : []);
       if (isPerson) assertRole(people, by.actor.id, 'admin');
-      const stored = await lockStored(em);
+      const stored = await lockStored(em, tenantId);
       const [before, after] = [this.#read(stored), this.#read(patched(stored, patch))];
       const changes = differences(before, after);
       const guarded = changes.filter((change) => change.guarded).map(({ setting }) => setting);
       if (guarded.length > 0 && !isPerson && by.actor.type !== 'operator') {
-        const error = new AppError('FORBIDDEN', `only a signed-in person changes ${guarded.join(', ')}`);
+        const error = new AppError('FORBIDDEN', `only a signed-in person can change ${guarded.join(', ')}`);
         return this.#refused(em, tenantId, by, 'settings.change_refused', error);
       }
       if (guarded.length > 0 && reason === undefined) {
-        const message = `is needed for ${guarded.join(', ')}`;
+        const message = `is required for ${guarded.join(', ')}`;
         throw invalid('/reason', message);
       }
       assertMembers(people, patch);
       if (isPerson && before.approval_required && changes.some(({ loosens }) => loosens)) {
         const waiting = await this.#propose(em, notify, tenantId, {
           part: 'settings',
-          // only what it changes now: the rest would be applied unseen, once it had become something else meanwhile
+          // only the settings that differ now: the others could change meanwhile and then be applied unseen
           patch: Object.fromEntries(changes.map(({ setting }) => [setting, patch[setting]])),
           changes: shown(changes),
           reason: reason!,
           by,
-          detail: wordsOf(before, after, patch),
+          detail: describePatch(before, after, patch),
         });
         return { settings: before, waiting };
       }
@@ -128,9 +135,9 @@ export class SettingsChanges {
   }
 
   /**
-   * Changes how people sign in at the identity provider, by the rules of the guarded settings: by a signed-in person or
-   * the operator, with a reason. Resolves with the change that waits; null when it was done. NOT_FOUND when there is
-   * nothing to change.
+   * Changes how people sign in at the identity provider, under the rules for guarded settings: only by a signed-in
+   * person or the operator, with a reason. Resolves with the pending change; null if the change was applied. NOT_FOUND
+   * if there is nothing to change.
    */
   async changeSso(
     tenantId: string,
@@ -143,12 +150,12 @@ export class SettingsChanges {
     const outcome = await this.#parts.db.transaction(tenantId, async (em, notify) => {
       const people = await lockPeople(em, tenantId, isPerson ? [by.actor.id] : []);
       if (isPerson) assertRole(people, by.actor.id, 'admin');
-      const before = this.#read(await lockStored(em));
+      const before = this.#read(await lockStored(em, tenantId));
       if (!isPerson && by.actor.type !== 'operator') {
-        const error = new AppError('FORBIDDEN', 'only a signed-in person changes how people sign in');
+        const error = new AppError('FORBIDDEN', 'only a signed-in person can change how people sign in');
         return this.#refused(em, tenantId, by, 'settings.change_refused', error);
       }
-      const effects = await sso.effects(em, patch, secret);
+      const effects = await sso.effects(em, tenantId, patch, secret);
       if ('error' in effects) return this.#refused(em, tenantId, by, effects.action, effects.error);
       if (effects.length === 0) throw new AppError('NOT_FOUND');
       if (isPerson && before.approval_required && effects.some(({ loosens }) => loosens)) {
@@ -172,7 +179,7 @@ export class SettingsChanges {
     return outcome;
   }
 
-  /** One page of the changes that waited or wait, the newest first. */
+  /** One page of the changes that required approval, newest first. */
   async list(
     tenantId: string,
     filter: { status?: SettingsChangeRow['status'] | undefined; limit: number; offset: number },
@@ -187,8 +194,8 @@ export class SettingsChanges {
   }
 
   /**
-   * Applies a waiting change. SELF_APPROVAL for the person who asked for it; CONFLICT when a setting in it is no longer
-   * what it was then, or when that person is no admin any more.
+   * Applies a pending change. SELF_APPROVAL for the person who requested it; CONFLICT if a setting in it has changed
+   * since, or that person is no longer an admin.
    */
   async approve(tenantId: string, id: string, comment: string | undefined, by: Doer): Promise<SettingsChangeRow> {
     const known = await this.#parts.db.reader(tenantId).findOne(SettingsChange, { id });
@@ -196,24 +203,24 @@ export class SettingsChanges {
     const outcome = await this.#parts.db.transaction(tenantId, async (em, notify) => {
       const people = await lockPeopleFor(em, tenantId, known.patch, [by.actor.id, known.proposedBy]);
       assertRole(people, by.actor.id, 'approver');
-      const stored = await lockStored(em);
+      const stored = await lockStored(em, tenantId);
       const row = await lockPending(em, tenantId, id);
       if (row.proposedBy === by.actor.id) {
-        const error = new AppError('SELF_APPROVAL', 'who asked for a change of settings does not approve it');
+        const error = new AppError('SELF_APPROVAL', 'the person who requested a settings change cannot approve it');
         return this.#refused(em, tenantId, by, 'settings.approval_refused', error, id);
       }
       const { patch, reason } = row;
       const secret = row.secretSealed
         ? this.#parts.box.open(row.secretSealed, secretContext(tenantId, id)).toString()
         : undefined;
-      const effects = row.part === 'sso' ? await this.#parts.sso.effects(em, patch, secret) : undefined;
+      const effects = row.part === 'sso' ? await this.#parts.sso.effects(em, tenantId, patch, secret) : undefined;
       if (effects && 'error' in effects) return this.#refused(em, tenantId, by, effects.action, effects.error, id);
-      // what is applied is, letter by letter, what the approver was shown
-      const happens = effects ?? shown(differences(this.#read(stored), this.#read(patched(stored, patch))));
-      const stale = canonicalJson(happens) !== canonicalJson(row.changes);
+      // exactly what the approver saw is applied
+      const current = effects ?? shown(differences(this.#read(stored), this.#read(patched(stored, patch))));
+      const stale = canonicalJson(current) !== canonicalJson(row.changes);
       if (stale || !hasRole((people.get(row.proposedBy)?.roles ?? []) as Role[], 'admin')) {
         const why = stale
-          ? 'the settings changed since it was asked for'
+          ? 'the settings changed after it was requested'
           : 'the person who requested it is no longer an admin';
         this.#end(row, 'superseded', null, null);
         await em.flush();
@@ -229,7 +236,7 @@ export class SettingsChanges {
         target: { type: 'settings_change', id },
         severity: 'warning',
         reason: comment,
-        detail: `asked for by ${row.proposedBy}`,
+        detail: `requested by ${row.proposedBy}`,
       });
       if (effects) {
         await this.#parts.sso.apply(em, tenantId, { patch, secret, by, reason });
@@ -242,12 +249,12 @@ export class SettingsChanges {
     return outcome;
   }
 
-  /** Ends a waiting change without applying it. By the person who asked for it, it is withdrawn. */
+  /** Ends a pending change without applying it. If the person who requested it does so, it counts as withdrawn. */
   async reject(tenantId: string, id: string, reason: string, by: Doer): Promise<SettingsChangeRow> {
     return this.#parts.db.transaction(tenantId, async (em, notify) => {
       const people = await lockPeople(em, tenantId, [by.actor.id]);
       assertRole(people, by.actor.id, 'approver');
-      await lockStored(em);
+      await lockStored(em, tenantId);
       const row = await lockPending(em, tenantId, id);
       const status = row.proposedBy === by.actor.id ? 'withdrawn' : 'rejected';
       this.#end(row, status, by.actor.id, reason);
@@ -275,7 +282,7 @@ export class SettingsChanges {
     row.secretSealed = null;
   }
 
-  /** Stores a change that waits. */
+  /** Stores a pending change. */
   async #propose(
     em: EntityManager,
     notify: Notify,
@@ -291,8 +298,8 @@ export class SettingsChanges {
     },
   ): Promise<SettingsChangeRow> {
     const { part, patch, changes, secret, reason, by, detail } = change;
-    if ((await em.count(SettingsChange, { status: 'pending' })) >= MOST_WAITING) {
-      throw new AppError('CONFLICT', `${MOST_WAITING} changes of settings wait already: decide on those first`);
+    if ((await em.count(SettingsChange, { status: 'pending' })) >= MAX_WAITING) {
+      throw new AppError('CONFLICT', `${MAX_WAITING} settings changes are already pending: decide those first`);
     }
     const now = this.#parts.clock.now();
     const id = newId('stc', now);
@@ -309,7 +316,7 @@ export class SettingsChanges {
       createdAt: new Date(now),
     });
     await em.flush();
-    // pages that show waiting changes get the same notice as for any change of settings
+    // pages that show pending changes listen for this notice too
     await notify('settings');
     await this.#parts.audit(em, tenantId, {
       ...by,
@@ -340,7 +347,7 @@ export class SettingsChanges {
     return error;
   }
 
-  /** Stores the settings with the patch; resolves to the objection of another feature, which is recorded. */
+  /** Stores the settings with the patch. Resolves to another feature's objection, if any, which is then recorded. */
   async #apply(
     em: EntityManager,
     notify: Notify,
@@ -350,7 +357,7 @@ export class SettingsChanges {
     const { stored, patch, by, reason } = change;
     const next = patched(stored, patch);
     const [before, after] = [this.#read(stored), this.#read(next)];
-    const objection = await this.#parts.objection(em, before, after);
+    const objection = await this.#parts.objection(em, tenantId, before, after);
     if (objection) return this.#refused(em, tenantId, by, objection.action, objection.error);
     await em.nativeUpdate(Tenant, { tenantId }, { settings: next });
     await notify('settings');
@@ -360,7 +367,7 @@ export class SettingsChanges {
       target: { type: 'tenant', id: tenantId },
       severity: differences(before, after).some(({ loosens }) => loosens) ? 'warning' : 'info',
       reason,
-      detail: wordsOf(before, after, patch),
+      detail: describePatch(before, after, patch),
       beforeHash: sha256Tag(canonicalJson(stored)),
       afterHash: sha256Tag(canonicalJson(next)),
     });
@@ -368,54 +375,58 @@ export class SettingsChanges {
   }
 }
 
-/** Ends the waiting changes that a person asked for, within the caller's transaction, which holds the tenant's row. */
+/** Withdraws the pending changes that a person requested, in the caller's transaction, which locks the tenant's row. */
 export async function withdrawChangesOf(em: EntityManager, tenantId: string, userId: string, now: Date): Promise<void> {
   const own = { tenantId, proposedBy: userId, status: 'pending' as const };
   await em.nativeUpdate(SettingsChange, own, { status: 'withdrawn', decidedAt: now, secretSealed: null });
 }
 
-/** The people whose standing a change depends on; with groups everybody, so that no member of a group leaves meanwhile. */
+/**
+ * Locks the people whose roles or membership a change depends on; for groups everyone, so that no group member is
+ * removed meanwhile.
+ */
 function lockPeopleFor(em: EntityManager, tenantId: string, patch: SettingsPatch, ids: string[]) {
   return lockPeople(em, tenantId, patch.approver_groups ? undefined : ids);
 }
 
-async function lockStored(em: EntityManager): Promise<Record<string, unknown>> {
+async function lockStored(em: EntityManager, tenantId: string): Promise<Record<string, unknown>> {
   const [row] = await em.execute<{ settings: Record<string, unknown> }[]>(
-    'select settings from tenant for no key update',
+    'select settings from tenant where tenant_id = ? for no key update',
+    [tenantId],
   );
   if (!row) throw new AppError('NOT_FOUND', 'there is no such tenant');
   return row.settings;
 }
 
 async function lockPending(em: EntityManager, tenantId: string, id: string): Promise<SettingsChangeRow> {
-  // the tenant's row is locked: nobody else decides meanwhile
+  // the tenant's row is locked, so there is no concurrent decision
   const row = await em.findOne(SettingsChange, { tenantId, id });
   if (!row) throw noChange();
-  if (row.status !== 'pending') throw new AppError('INVALID_STATUS', `the change does not wait: it is ${row.status}`);
+  if (row.status !== 'pending') throw new AppError('INVALID_STATUS', `the change is not pending: it is ${row.status}`);
   return row;
 }
 
-/** What the approver is shown of a change. */
+/** The change as shown to the approver. */
 const shown = (changes: readonly SettingChange[]) =>
   changes.map(({ setting, from, to, loosens }) => ({ setting, from, to, loosens }));
 
 const secretContext = (tenantId: string, id: string) => `${tenantId}/settings_change/${id}/secret`;
 
-const noChange = () => new AppError('NOT_FOUND', 'there is no such change of settings');
+const noChange = () => new AppError('NOT_FOUND', 'there is no such settings change');
 
-/** A request may have been accepted just before its person lost the role. */
+/** A request may have been authorized just before its person lost the role. */
 function assertRole(people: ReadonlyMap<string, Standing>, id: string, role: Role): void {
   if (hasRole((people.get(id)?.roles ?? []) as Role[], role)) return;
   throw new AppError('FORBIDDEN', `this needs the role ${role}`);
 }
 
-/** Groups are of members: an id that nobody has would make a quorum that nobody can reach. */
+/** Groups may contain only members: an unknown id could make a quorum unreachable. */
 function assertMembers(people: ReadonlyMap<string, Standing>, { approver_groups }: SettingsPatch): void {
   const faults = Object.entries(approver_groups ?? {}).flatMap(([group, ids]) =>
     ids.flatMap((id, at) =>
       people.get(id)?.removed === false
         ? []
-        : [{ pointer: `/approver_groups/${pointerPart(group)}/${at}`, message: 'is no member of this tenant' }],
+        : [{ pointer: `/approver_groups/${pointerPart(group)}/${at}`, message: 'is not a member of this tenant' }],
     ),
   );
   if (faults.length > 0) throw new AppError('VALIDATION_FAILED', undefined, { faults: faults.slice(0, 20) });
@@ -423,20 +434,20 @@ function assertMembers(people: ReadonlyMap<string, Standing>, { approver_groups 
 
 const pointerPart = (name: string) => name.replaceAll('~', '~0').replaceAll('/', '~1');
 
-/** How much of the changes fits into one audit record. */
-const MOST_TOLD = 4000;
+/** The maximum length of the changes' description in one audit record. */
+const MAX_DESCRIPTION = 4000;
 
 /**
- * What a patch changes, for the audit log: each setting that it names, as it was and as it is; of a list what came and
- * what went. None of them is secret.
+ * A description of a patch for the audit log: each setting with its old and new value; for lists, what was added and
+ * removed. No setting is secret.
  */
-function wordsOf(before: Settings, after: Settings, patch: SettingsPatch): string {
+function describePatch(before: Settings, after: Settings, patch: SettingsPatch): string {
   const parts = (Object.keys(patch) as SettingName[]).sort().flatMap((name) => {
     const [old, now] = [before[name], after[name]];
-    const words = canonicalJson;
-    if (words(old) === words(now)) return [`${name}: ${typeof now === 'object' ? '' : `${words(now)}, `}as before`];
-    if (typeof now !== 'object') return [`${name}: ${words(old)} → ${words(now)}`];
-    // a group may be called what every object has
+    if (canonicalJson(old) === canonicalJson(now))
+      return [`${name}: ${typeof now === 'object' ? '' : `${canonicalJson(now)}, `}unchanged`];
+    if (typeof now !== 'object') return [`${name}: ${canonicalJson(old)} → ${canonicalJson(now)}`];
+    // a group may have the name of a property of Object.prototype
     const list = (lists: unknown, key: string) =>
       Object.hasOwn(lists as object, key) ? (lists as Record<string, string[]>)[key] : undefined;
     return [...new Set([...Object.keys(old as object), ...Object.keys(now)])].sort().flatMap((key) => {
@@ -445,12 +456,12 @@ function wordsOf(before: Settings, after: Settings, patch: SettingsPatch): strin
     });
   });
   const text = parts.join('; ');
-  if (text.length <= MOST_TOLD) return text;
-  // not between the two halves of a character: one alone would become a replacement character
-  return `${text.slice(0, MOST_TOLD).replace(/[\ud800-\udbff]$/, '')}…`;
+  if (text.length <= MAX_DESCRIPTION) return text;
+  // never cut a surrogate pair, whose half would become a replacement character
+  return `${text.slice(0, MAX_DESCRIPTION).replace(/[\ud800-\udbff]$/, '')}…`;
 }
 
-/** Empty when nothing changes. */
+/** Empty if nothing changes. */
 function changeOfList(before: readonly string[] | undefined, after: readonly string[] | undefined): string {
   const [old, now] = [new Set(before), new Set(after)];
   const parts = [
@@ -459,6 +470,6 @@ function changeOfList(before: readonly string[] | undefined, after: readonly str
     ...[...now].filter((item) => !old.has(item)).map((item) => `+${item}`),
     ...[...old].filter((item) => !now.has(item)).map((item) => `−${item}`),
   ];
-  if (parts.length === 0 && canonicalJson(before) !== canonicalJson(after)) return 'in another order';
+  if (parts.length === 0 && canonicalJson(before) !== canonicalJson(after)) return 'reordered';
   return parts.join(', ');
 }

@@ -9,10 +9,12 @@ const ActionTypes = z.strictObject({
   write: z.array(name).max(100).default([]),
 });
 
-/** Each setting without its default: what a change may name. */
+/** The schema of each setting, without its default. */
 const values = {
   approval_required: z.boolean(),
   self_approval: z.boolean(),
+  tests_required: z.boolean(),
+  min_coverage: z.int().min(0).max(100),
   input_retention_days: z.int().min(0).max(3650),
   poll_seconds: z.int().min(1).max(3600),
   approver_groups: Groups,
@@ -22,33 +24,41 @@ const values = {
   action_types: ActionTypes,
 };
 
-/** The settings of a tenant: every one has a value, its default where nothing is set. */
+/** The effective settings of a tenant, with defaults. */
 export const Settings = z
   .object({
-    approval_required: values.approval_required.describe('a version is enforced only after another person approved'),
-    self_approval: values.self_approval.describe('an author may approve their own version all the same'),
-    input_retention_days: values.input_retention_days.describe('how long inputs of evaluate are kept'),
-    poll_seconds: values.poll_seconds.describe('how often proxies poll; unless set, as the server is configured'),
+    approval_required: values.approval_required.describe('a version is enforced only after another person approves it'),
+    self_approval: values.self_approval.describe('authors may approve their own versions even if approval is required'),
+    tests_required: values.tests_required.describe(
+      'a version is submitted and enforced only with at least one test, all of which pass',
+    ),
+    min_coverage: values.min_coverage.describe(
+      'the percentage of its statements that the tests of a version must cover before it is submitted or enforced',
+    ),
+    input_retention_days: values.input_retention_days.describe('how many days the inputs of decisions are kept'),
+    poll_seconds: values.poll_seconds.describe('how often proxies poll; default: the server’s setting'),
     approver_groups: values.approver_groups.describe('group -> user ids, for quorum rules'),
     policy_author_may_vote: values.policy_author_may_vote.describe(
-      'the author of a live policy version may vote on the holds that it opens',
+      'the author of a live policy version may vote on the holds it opens',
     ),
     sso_only: values.sso_only.describe(
-      'people sign in through the identity provider alone; links of the operator work all the same',
+      'people can sign in only through the identity provider; links from the operator still work',
     ),
     magic_link_confirm: values.magic_link_confirm.describe(
-      'a sign-in link shows a button first, unless the browser that asked for it opens it',
+      'a sign-in link shows a button first, unless it is opened in the browser that requested it',
     ),
-    action_types: values.action_types.describe('action types of the tenant beside the built-in ones'),
+    action_types: values.action_types.describe('action types of the tenant, in addition to the built-in ones'),
   })
   .meta({ id: 'Settings' });
 export type Settings = z.infer<typeof Settings>;
 export type SettingName = keyof Settings;
 
-/** What applies where nothing is set. How often proxies poll is a setting of the server. */
+/** The defaults. The default poll interval is a setting of the server. */
 const DEFAULTS: Omit<Settings, 'poll_seconds'> = {
   approval_required: false,
   self_approval: false,
+  tests_required: false,
+  min_coverage: 0,
   input_retention_days: 30,
   approver_groups: {},
   policy_author_may_vote: true,
@@ -57,7 +67,7 @@ const DEFAULTS: Omit<Settings, 'poll_seconds'> = {
   action_types: { read: [], write: [] },
 };
 
-/** A change: only what is named changes, and null goes back to the default. */
+/** A patch: changes only the given settings; null restores the default. */
 export const SettingsPatch = z.strictObject(
   Object.fromEntries(Object.entries(values).map(([key, value]) => [key, value.nullable().optional()])) as {
     [K in keyof typeof values]: z.ZodOptional<z.ZodNullable<(typeof values)[K]>>;
@@ -65,33 +75,35 @@ export const SettingsPatch = z.strictObject(
 );
 export type SettingsPatch = z.infer<typeof SettingsPatch>;
 
-/** The settings in force, given what is stored. */
+/** The effective settings, given the stored ones. */
 export function settingsOf(stored: object, server: { poll_seconds: number }): Settings {
   return Settings.parse({ ...DEFAULTS, ...server, ...stored });
 }
 
-/** What is stored after the change. */
+/** The settings to store after the patch. */
 export function patched(stored: object, patch: SettingsPatch): Record<string, unknown> {
   return Object.fromEntries(Object.entries({ ...stored, ...patch }).filter(([, value]) => value !== null));
 }
 
-/** Whether the change from one value of the setting to the other takes a safeguard away. */
+/** Whether a change of a setting weakens a safeguard. */
 type Loosens<T> = (before: T, after: T) => boolean;
 
 /**
- * The settings that decide who must agree, what policies apply to, who may sign in, and how long evidence is kept. Only a
- * signed-in person changes them, with a reason. Each says which of its changes take a safeguard away: where approval is
- * required, these wait for a second person.
+ * The settings that decide whose approval is needed, what policies apply to, who may sign in, and how long evidence is
+ * kept. Only a signed-in person can change them, with a reason. Each entry tells which changes weaken a safeguard; if
+ * approval is required, these wait for a second person.
  */
 const GUARDED: { readonly [K in SettingName]?: Loosens<Settings[K]> } = {
   approval_required: (before) => before,
   self_approval: (before) => !before,
+  tests_required: (before) => before,
+  min_coverage: (before, after) => after < before,
   policy_author_may_vote: (before) => !before,
   sso_only: (before) => before,
   input_retention_days: (before, after) => after < before,
-  // the group of an action decides which statements match it: every change may take it out of a rule's reach
+  // the group of an action decides which statements match it, so any change may exempt it from a rule
   action_types: () => true,
-  // who is in a group can fill its seat of a quorum. One fewer makes a quorum harder to reach
+  // a group's members can fill its seats in a quorum; removing one only makes the quorum harder to reach
   approver_groups: (before, after) =>
     Object.entries(after).some(([group, ids]) => {
       const held = new Set(Object.hasOwn(before, group) ? before[group] : []);
@@ -100,18 +112,18 @@ const GUARDED: { readonly [K in SettingName]?: Loosens<Settings[K]> } = {
 };
 export const GUARDED_SETTINGS = Object.keys(GUARDED) as SettingName[];
 
-/** One setting that becomes another: as it is in force before, and after. */
+/** The change of one setting, with its effective values before and after. */
 export interface SettingChange {
   setting: SettingName;
   from: unknown;
   to: unknown;
-  /** Changes only by a signed-in person, with a reason. */
+  /** Can be changed only by a signed-in person, with a reason. */
   guarded: boolean;
-  /** Takes a safeguard away. */
+  /** Weakens a safeguard. */
   loosens: boolean;
 }
 
-/** What is different between the two, setting by setting. */
+/** The settings that differ. */
 export function differences(before: Settings, after: Settings): SettingChange[] {
   return (Object.keys(before) as SettingName[])
     .filter((setting) => canonicalJson(before[setting]) !== canonicalJson(after[setting]))

@@ -17,7 +17,7 @@ export class Tenants {
   readonly #server: { poll_seconds: number };
   readonly #settings: Lookups<Settings>;
 
-  /** `server`: what applies where a tenant has set nothing. */
+  /** `server`: the server-wide values of settings that a tenant has not set. */
   constructor(db: Database, clock: Clock, audit: WriteAudit, server: { poll_seconds: number }) {
     this.#db = db;
     this.#clock = clock;
@@ -33,8 +33,8 @@ export class Tenants {
   }
 
   /**
-   * Makes a tenant with its first admin, together with the first record of its audit chain. CONFLICT when the id is
-   * taken. The id is part of the tenant's chains and never changes.
+   * Creates a tenant with its first admin and the first record of its audit chain. CONFLICT if the id is taken. The id
+   * is part of the tenant's chains and never changes.
    */
   async create(
     input: { id?: string; name: string; adminEmail: string; adminName?: string },
@@ -48,7 +48,7 @@ export class Tenants {
       'insert into tenant (tenant_id, name, created_at) values ($1, $2, $3) on conflict do nothing',
       [tenantId, input.name, now],
     );
-    if (rowCount !== 1) throw new AppError('CONFLICT', 'there is a tenant with this id');
+    if (rowCount !== 1) throw new AppError('CONFLICT', 'a tenant with this id already exists');
     try {
       await this.#db.transaction(tenantId, async (em) => {
         em.create(Member, {
@@ -76,38 +76,46 @@ export class Tenants {
     return rows.map((row) => ({ ...row, created_at: row.created_at.toISOString() }));
   }
 
-  /** The tenant's settings, with defaults where nothing is set. Served from memory while notices arrive. */
+  /** The tenant's effective settings. Cached while notices arrive. */
   settings(tenantId: string): Promise<Settings> {
     return this.#settings.get(tenantId, async () => {
-      const rows = await this.#db.query<{ settings: object }>(tenantId, 'select settings from tenant');
+      const rows = await this.#db.query<{ settings: object }>(
+        tenantId,
+        'select settings from tenant where tenant_id = $1',
+        [tenantId],
+      );
       if (!rows[0]) throw new AppError('NOT_FOUND', 'there is no such tenant');
       return settingsOf(rows[0].settings, this.#server);
     });
   }
 
   /**
-   * The settings, locked until the caller's transaction ends: a change waits for it. For actions that a setting
-   * allows. Call it before other rows are locked.
+   * The effective settings, locked until the caller's transaction ends, for actions that depend on a setting. Call it
+   * before locking other rows.
    */
-  async settingsWithin(em: EntityManager): Promise<Settings> {
-    const [row] = await em.execute<{ settings: object }[]>('select settings from tenant for share');
+  async settingsWithin(em: EntityManager, tenantId: string): Promise<Settings> {
+    const [row] = await em.execute<{ settings: object }[]>(
+      'select settings from tenant where tenant_id = ? for share',
+      [tenantId],
+    );
     if (!row) throw new AppError('NOT_FOUND', 'there is no such tenant');
     return settingsOf(row.settings, this.#server);
   }
 
-  /** The people of the tenant, including those who left: for lists that name them by id. */
+  /** The people of the tenant, including former ones, for lists that identify them by id. */
   async directory(tenantId: string): Promise<{ id: string; name: string; avatar_url: string | null }[]> {
     const members = await this.#db.reader(tenantId).find(Member, {}, { orderBy: { name: 'asc', id: 'asc' } });
     return members.map(({ id, name, avatarUrl }) => ({ id, name, avatar_url: avatarUrl ?? null }));
   }
 
   /**
-   * Takes a person out of the approver groups within the caller's transaction; resolves to the names of the groups. The
+   * Removes a person from the approver groups in the caller's transaction; resolves to the names of the groups. The
    * caller writes the audit record.
    */
   async leaveGroups(em: EntityManager, notify: Notify, tenantId: string, userId: string): Promise<string[]> {
     const rows = await em.execute<{ settings: Record<string, unknown> }[]>(
-      'select settings from tenant for no key update',
+      'select settings from tenant where tenant_id = ? for no key update',
+      [tenantId],
     );
     const before = rows[0]!.settings;
     const { approver_groups } = settingsOf(before, this.#server);
@@ -126,8 +134,8 @@ export class Tenants {
   }
 
   /**
-   * Adds a person to the tenant; one who was removed gets the same account back, with these roles. CONFLICT when the
-   * address is a member already.
+   * Adds a person to the tenant. A person who was removed gets the same account back, with these roles. CONFLICT if the
+   * address already belongs to a member.
    */
   async addMember(
     tenantId: string,
@@ -137,7 +145,7 @@ export class Tenants {
     const now = new Date(this.#clock.now());
     return this.#db.transaction(tenantId, async (em, notify) => {
       if (await em.count(Member, { email: input.email.toLowerCase(), removedAt: null })) {
-        throw new AppError('CONFLICT', 'this person is a member already');
+        throw new AppError('CONFLICT', 'this person is already a member');
       }
       const { member, how } = await join(em, tenantId, input, now);
       await notify('members');

@@ -53,6 +53,7 @@ const TABLE: Record<string, [role: string, keys: string, agent?: 'agent']> = {
   'POST /v1/policies/validate': ['viewer', 'admin pipeline'],
   'POST /v1/policies/format': ['viewer', 'admin pipeline'],
   'POST /v1/policies/try': ['viewer', 'admin pipeline'],
+  'POST /v1/policies/{id}/test': ['viewer', 'admin pipeline'],
   'POST /v1/policies/{id}/comments': ['author', 'admin'],
   'GET /v1/policies/bundle': ['-', 'admin proxy'],
   'POST /v1/policies/{id}/submit': ['author', 'admin'],
@@ -61,6 +62,13 @@ const TABLE: Record<string, [role: string, keys: string, agent?: 'agent']> = {
   'POST /v1/policies/{id}/request-changes': ['approver', 'admin'],
   'POST /v1/policies/{id}/break-glass': ['admin', 'admin'],
   'GET /v1/policies/{id}/diff': ['viewer', 'admin pipeline'],
+  'GET /v1/lists': ['viewer', 'admin pipeline'],
+  'GET /v1/lists/{name}': ['viewer', 'admin pipeline'],
+  'GET /v1/lists/{name}/diff': ['viewer', 'admin pipeline'],
+  'PUT /v1/lists/{name}': ['author', 'admin pipeline'],
+  'DELETE /v1/lists/{name}': ['author', 'admin pipeline'],
+  'POST /v1/lists/{name}/approve': ['approver', 'admin'],
+  'POST /v1/lists/{name}/reject': ['approver', 'admin'],
   'GET /v1/policies/{id}/summary': ['viewer', 'admin pipeline'],
   'GET /v1/policies/{id}/versions/{version}': ['viewer', 'admin pipeline'],
   'GET /v1/keys': ['admin', 'admin'],
@@ -116,6 +124,18 @@ const TABLE: Record<string, [role: string, keys: string, agent?: 'agent']> = {
   'POST /v1/proxies/heartbeat': ['-', 'admin proxy'],
   'GET /v1/proxies': ['viewer', 'admin'],
   'GET /v1/proxy-config': ['-', 'admin proxy'],
+  'POST /v1/tools/observed': ['-', 'admin proxy'],
+  'GET /v1/tools': ['viewer', 'admin pipeline'],
+  'GET /v1/tools/{server}/{name}': ['viewer', 'admin pipeline'],
+  'GET /v1/tool-definitions/{pin}': ['viewer', 'admin pipeline proxy'],
+  'POST /v1/tools/{server}/{name}/approve': ['approver', '-'],
+  'POST /v1/tools/{server}/{name}/reject': ['approver', '-'],
+  'PUT /v1/tools/{server}/{name}/labels': ['approver', '-'],
+  'DELETE /v1/tools/{server}/{name}': ['admin', '-'],
+  'GET /v1/tool-servers': ['viewer', 'admin pipeline'],
+  'PUT /v1/tool-servers/{server}': ['admin', '-'],
+  'GET /v1/agents': ['viewer', 'admin pipeline'],
+  'PUT /v1/agents/{agent_id}/labels': ['admin', '-'],
   'GET /v1/subscriptions': ['admin', 'admin'],
   'POST /v1/subscriptions': ['admin', 'admin'],
   'GET /v1/subscriptions/{id}': ['admin', 'admin'],
@@ -148,7 +168,7 @@ function inWords(access: Access): [string, string, 'agent'?] {
 }
 
 describe('the access rules', () => {
-  test('are those of the specification, and every route has its row', () => {
+  test('match the specification, and every route has its row', () => {
     expect(Object.fromEntries(operations.map(({ line, access }) => [line, inWords(access)]))).toEqual(TABLE);
   });
 
@@ -248,7 +268,7 @@ describe('every route', () => {
     expect(wrong).toEqual([]);
   });
 
-  test('a bearer that is not valid is never passed over for a cookie', async () => {
+  test('an invalid bearer never falls back to a cookie', async () => {
     const admin = callers.find(({ name }) => name === 'admin')!.who!;
     const key = `svc_key_${'x'.repeat(38)}`;
     await server.call(401, 'GET /v1/keys', { ...admin, key });
@@ -294,7 +314,7 @@ describe('another tenant', () => {
   /** The problem without what differs between any two requests. */
   const shape = ({ body }: { body: Record<string, unknown> }) => ({ ...body, instance: '', request_id: '' });
 
-  test('has ids that are not found, with the same answer as ids that nobody has', async () => {
+  test('has ids that are not found, with the same response as unknown ids', async () => {
     let checked = 0;
     for (const operation of operations.filter(({ path }) => path.includes('{id}'))) {
       const { line, path, method } = operation;
@@ -374,7 +394,7 @@ describe('another tenant', () => {
     await server.call(404, line, other.credential.agent);
   });
 
-  test('an agent key with the header of another tenant decides nothing', async () => {
+  test('an agent key with the header of another tenant gets no decision', async () => {
     const body = { action_type: 'tool_call', tool_name: 'read' };
     const { key } = mine.credential.agent;
     const wrong = { key: key!, headers: { 'x-svc-tenant': other.tenant.id } };

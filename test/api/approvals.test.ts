@@ -91,7 +91,7 @@ async function released(source = PAY) {
 }
 
 describe('an approval covers the text that was approved', () => {
-  test('a rule that was tightened under its name asks again', async () => {
+  test('a rule that was tightened under the same name requires approval again', async () => {
     const named = PAY.replace('@escrow', '@id("pay") @escrow');
     const { tenant, agent, id } = await released(named);
     await update(tenant, 'bills', named.replace('@escrow("single")', '@escrow("multi_party") @approvals("3")'));
@@ -131,7 +131,7 @@ describe('a hold that a proxy opens', () => {
   const TERMS =
     '@escrow("multi_party") @quorum("finance:1,legal:1") @approvals("3") @ttl("1h") @execute_within("5m") @reason("money leaves") @notify("https://hooks.example.invalid/rule") permit(principal, action, resource == Tool::"pay");';
 
-  test('asks for as much as the rules that it names, or more', async () => {
+  test('requires as much as the rules that it names, or more', async () => {
     const { proxy, agent } = await setUp(TERMS);
     const { bundle_hash } = (await evaluate(200, agent)).body;
     const quorum = [
@@ -177,7 +177,7 @@ describe('a hold that a proxy opens', () => {
     await open(422, foreign.proxy, { ...named, bundle_hash: (await evaluate(200, agent)).body.bundle_hash });
   });
 
-  test('a delay is not exchanged for an approval before its time, nor for a condition of one’s own', async () => {
+  test('a delay cannot be replaced by an approval before its time, nor by a made-up condition', async () => {
     const { proxy, agent } = await setUp(
       '@escrow("time_delayed") @delay("10m") @ttl("1h") permit(principal, action, resource == Tool::"pay");',
     );
@@ -240,7 +240,7 @@ describe('a hold that a proxy opens', () => {
 });
 
 describe('what approvers see', () => {
-  test('is the action, masked, apart from what the agent says, and the vote is bound to all of it', async () => {
+  test('is the masked action, separate from the agent’s claims, and the vote is bound to all of it', async () => {
     const { tenant, agent, approver } = await setUp(`${PAY}\n@mask("$..card") forbid(principal, action, resource);`);
     const { body } = await evaluate(200, agent, undefined, {
       arguments: { amount: 12, card: '4111 1111', note: 'to \u202Eeroc\u202C\u0000\n' },
@@ -281,7 +281,7 @@ describe('what approvers see', () => {
     expect((await read(approver, hold.id)).votes![0]!.shown_hash).toBe(sha256Tag(canonicalJson(hold)));
   });
 
-  test('is at most 32 KiB of arguments, and padding does not push the rest out of sight', async () => {
+  test('is at most 32 KiB of arguments, and padding does not hide the rest', async () => {
     const { agent, approver, proxy } = await setUp();
     const padded = { aaa: 'x'.repeat(100_000), amount: 90_000, 'a\u200B': 1, a: 2 };
     const { body } = await evaluate(200, agent, undefined, { arguments: padded });
@@ -296,7 +296,9 @@ describe('what approvers see', () => {
     expect(sent).toMatchObject({ source: 'proxy', estimated_value: null, value_currency: null, risk_score: null });
   });
 
-  test('names that shorten to one another do not stop the server, and stay apart', { timeout: 20_000 }, async () => {
+  test('names that are the same when shortened do not stop the server, and stay distinct', {
+    timeout: 20_000,
+  }, async () => {
     const { proxy } = await setUp();
     const name = 'x'.repeat(64);
     const many = Object.fromEntries(Array.from({ length: 12_000 }, (_, n) => [name + String(n).padStart(5, '0'), n]));
@@ -326,7 +328,7 @@ describe('what approvers see', () => {
     expect(await read(tenant.admin, hold.id)).toMatchObject({ conditions: [{ evidence: '⟦U+202E⟧ko' }] });
   });
 
-  test('a page of holds is bounded in bytes, and the pages after it have the rest', async () => {
+  test('a page of holds is bounded in bytes, and the following pages have the rest', async () => {
     const tenant = await server.tenant();
     const proxy = await tenant.key('proxy');
     const text = 'é'.repeat(15_000);
@@ -354,8 +356,8 @@ describe('what approvers see', () => {
   });
 });
 
-describe('who has to do with the keys does not vote', () => {
-  test('owners and makers of any key of the agent, also of revoked ones, and of the key that opened the hold', async () => {
+describe('people involved with the keys do not vote', () => {
+  test('owners and creators of any key of the agent, even a revoked one, and of the key that opened the hold', async () => {
     const { tenant, agent, approver } = await setUp();
     const maker = await tenant.person('admin', 'approver');
     const owner = await tenant.person('approver');
@@ -408,7 +410,7 @@ describe('who has to do with the keys does not vote', () => {
 });
 
 describe('a refused use of an approval', () => {
-  test('leaves an audit record at evaluate and at consume, and fewer and fewer of them', async () => {
+  test('leaves an audit record at evaluate and at consume, at a decreasing rate', async () => {
     const { tenant, agent, proxy, id, action_hash } = await released();
     const other = await tenant.agent('agent-2', 'clerk');
     const consume = (status: number, more: Record<string, unknown> = {}) =>
@@ -442,8 +444,8 @@ describe('a refused use of an approval', () => {
   });
 });
 
-describe('what a proxy may say', () => {
-  test('not in the name of the control plane, nor of a hold that is not the agent’s; its key is in the record', async () => {
+describe('what a proxy may claim', () => {
+  test('excludes the name of the control plane and holds of other agents; its key is in the record', async () => {
     const { tenant, proxy, id } = await released();
     const foreign = await released();
     const bad: [Record<string, unknown>, string][] = [
@@ -483,7 +485,7 @@ describe('what a proxy may say', () => {
     expect(agentKeys.body.agent_keys.map((key) => key.id)).toContain(detail.body.key_id);
   });
 
-  test('a key that is revoked while its body is on the way stores nothing', async () => {
+  test('a key that is revoked while its body is in transit stores nothing', async () => {
     const tenant = await server.tenant();
     const made = await server.call<{ id: string; key: string }>(201, 'POST /v1/keys', tenant.admin, {
       label: 'p',
@@ -509,7 +511,7 @@ describe('what a proxy may say', () => {
   });
 });
 
-test('retention erases the arguments kept with holds and sent about them, and nobody approves what cannot be seen', async () => {
+test('retention erases the arguments stored and sent with holds, and no one can approve what cannot be seen', async () => {
   const { tenant, agent, approver, proxy } = await setUp();
   const { escrow } = (await evaluate(200, agent)).body;
   server.clock.advance(1000);

@@ -1,5 +1,6 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { AUDIT_ACTIONS, OPERATOR } from '../../server/domain/audit.ts';
+import { pinned } from '../../server/domain/tool-definition.ts';
 import {
   allowed,
   BODIES,
@@ -10,6 +11,7 @@ import {
   idOf,
   makeWorld,
   operations,
+  READ_FILE,
   sql,
   type World,
 } from '../helpers/api.ts';
@@ -39,6 +41,7 @@ const EXEMPT = new Set([
   'POST /v1/policies/validate',
   'POST /v1/policies/format',
   'POST /v1/policies/try',
+  'POST /v1/policies/{id}/test',
   'POST /auth/magic-link',
 ]);
 const mutations = operations.filter(({ method, line }) => method !== 'GET' && !EXEMPT.has(line));
@@ -98,6 +101,13 @@ const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
       await server.call<{ id: string }>(201, 'POST /v1/escrow', w.tenant.admin, BODIES['POST /v1/escrow'])
     ).body.id;
   },
+  'POST /v1/tools/observed': async (w) => {
+    const known = BODIES['POST /v1/tools/observed']!.tools as object[];
+    const other = pinned('files', { ...READ_FILE.definition, name: 'list_files' });
+    w.body = { server: 'files', tools: [...known, { name: 'list_files', ...other }] };
+  },
+  'POST /v1/lists/{name}/approve': (w) => proposedList(w, { version: 3 }),
+  'POST /v1/lists/{name}/reject': (w) => proposedList(w, { version: 3, reason: 'not ours' }),
   // by another person than the one who asked for it
   'POST /v1/settings/changes/{id}/approve': async (w) => {
     w.credential.admin = await w.tenant.person('approver', 'viewer');
@@ -131,11 +141,22 @@ const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
 };
 const source = 'permit(principal, action, resource == Tool::"other");';
 
+let waiting = 0;
+
 /** A world whose policy waits for its review in version 1. */
 async function submitted(world: Prepared) {
-  await server.call(201, 'POST /v1/policies', world.tenant.admin, { id: 'waiting', dsl_source: source });
-  await server.call(200, 'POST /v1/policies/waiting/submit', world.tenant.admin, {});
-  world.policy = 'waiting';
+  const id = `waiting-${++waiting}`;
+  await server.call(201, 'POST /v1/policies', world.tenant.admin, { id, dsl_source: source });
+  await server.call(200, `POST /v1/policies/${id}/submit`, world.tenant.admin, {});
+  world.policy = id;
+}
+
+/** A world whose list waits for another person in version 3. */
+async function proposedList(world: Prepared, body: Record<string, unknown>) {
+  await world.tenant.set({ approval_required: true });
+  await server.call(200, 'PUT /v1/lists/read_file', world.tenant.admin, { values: ['DE9'], version: 2 });
+  world.credential.admin = await world.tenant.person('approver');
+  world.body = body;
 }
 
 /** Sends a mutation that must work, with a request of its own for a session that it may end. */
@@ -158,15 +179,41 @@ async function perform(world: Prepared, line: string): Promise<{ status: number;
   return { status: response.status, text: await response.text(), requestId: response.headers.get('x-request-id')! };
 }
 
-/** A world of a route's own in which it can do its work. */
+/** What takes from a world something that a route after it needs; the next one gets another world. */
+const SPENDS = new Set([
+  'DELETE /v1/sessions',
+  'DELETE /v1/sessions/{id}',
+  'DELETE /v1/users/{id}/sessions',
+  'POST /v1/users/{id}/roles',
+  'POST /v1/settings/changes/{id}/approve',
+  'POST /v1/settings/changes/{id}/reject',
+  'DELETE /v1/policies/{id}',
+  'POST /v1/policies/{id}/break-glass',
+  'POST /v1/escrow/{id}/vote',
+  'POST /v1/escrow/{id}/consume',
+  'POST /v1/escrow/{id}/cancel',
+  'DELETE /v1/subscriptions/{id}',
+  'POST /v1/tools/{server}/{name}/approve',
+  'POST /v1/tools/{server}/{name}/reject',
+  'DELETE /v1/tools/{server}/{name}',
+  'PUT /v1/lists/{name}',
+  'POST /v1/lists/{name}/approve',
+  'POST /v1/lists/{name}/reject',
+  'DELETE /v1/lists/{name}',
+]);
+let current: World | undefined;
+
+/** A world in which a route can do its work. */
 async function ready(line: string): Promise<Prepared> {
-  const world: Prepared = await makeWorld(server);
+  current ??= await makeWorld(server);
+  const world: Prepared = { ...current, credential: { ...current.credential } };
+  if (SPENDS.has(line)) current = undefined;
   await PREPARE[line]?.(world);
   return world;
 }
 
 describe('every route that changes something', () => {
-  test('has a body here with which it works', () => {
+  test('has a valid body in this test', () => {
     expect(mutations.filter(({ line }) => !(line in BODIES)).map(({ line }) => line)).toEqual([]);
     expect(mutations.length).toBeGreaterThan(18);
   });
@@ -207,7 +254,7 @@ describe('every route that changes something', () => {
   );
 });
 
-test('what is refused for its state leaves nothing', async () => {
+test('a request refused for the state leaves no trace', async () => {
   const world = await makeWorld(server);
   const before = await fingerprint(server);
   for (const [status, line, body] of [
@@ -226,7 +273,7 @@ test('what is refused for its state leaves nothing', async () => {
   expect(changed(before, await fingerprint(server))).toEqual([]);
 });
 
-test('changes of one policy at once are serial: each version once, one winner of each review', async () => {
+test('concurrent changes of one policy are serialized: each version once, one winner of each review', async () => {
   const tenant = await server.tenant();
   await deploy(server, tenant.admin, 'p', source);
   await Promise.all(

@@ -30,7 +30,7 @@ async function fresh(): Promise<{ tenant: TestTenant; proxy: Credential }> {
 }
 
 describe('a proxy that polls', () => {
-  test('gets a valid signed bundle of none while nothing is live', async () => {
+  test('gets a valid signed empty bundle while nothing is live', async () => {
     const { tenant, proxy } = await fresh();
     const answer = await poll(proxy);
     expect(answer.headers.get('content-type')).toBe('application/vnd.svc.bundle.v1');
@@ -41,7 +41,7 @@ describe('a proxy that polls', () => {
     expect([hashOf(answer), answer.headers.get('etag')]).toEqual([hash, `"${hash}"`]);
   });
 
-  test('gets 304 without a body for the hash that it has, by query and by If-None-Match', async () => {
+  test('gets 304 without a body for its current hash, by query and by If-None-Match', async () => {
     const { tenant, proxy } = await fresh();
     await deploy(server, tenant.admin, 'p', PERMIT);
     const first = await poll(proxy);
@@ -61,7 +61,7 @@ describe('a proxy that polls', () => {
     await poll(proxy, '?current_hash=sha256:other', { 'if-none-match': `"${hash}"` });
   });
 
-  test('gets each change with a higher seq, and equal content with the hash and seq that it had', async () => {
+  test('gets each change with a higher seq, and equal content with the same hash and seq', async () => {
     const { tenant, proxy } = await fresh();
     await deploy(server, tenant.admin, 'p', PERMIT);
     const one = await poll(proxy);
@@ -79,7 +79,7 @@ describe('a proxy that polls', () => {
     expect(() => openBundle(one.body, keys, { min_seq: seqOf(two) })).toThrow(/seq/);
   });
 
-  test('gets a bundle without a policy that was revoked, and of none after the last', async () => {
+  test('gets a bundle without a revoked policy, and an empty one after the last', async () => {
     const { tenant, proxy } = await fresh();
     await deploy(server, tenant.admin, 'a', tagged('a'));
     await deploy(server, tenant.admin, 'b', tagged('b'));
@@ -106,7 +106,7 @@ describe('a proxy that polls', () => {
     await server.call(401, 'GET /v1/policies/bundle', proxy);
   });
 
-  test('sees no other tenant, whose bundle does not open as its own', async () => {
+  test('sees no other tenant, whose bundle does not verify as its own', async () => {
     const [mine, other] = [await fresh(), await fresh()];
     await deploy(server, other.tenant.admin, 'secret', PERMIT);
     const theirs = await poll(other.proxy);
@@ -120,7 +120,7 @@ describe('a bundle is built from the texts that were approved', () => {
   const rebuild = async (tenant: TestTenant, id: string) =>
     deploy(server, tenant.admin, id, `permit(principal, action, resource == Tool::"${id}");`);
 
-  test('and from nothing that stands beside them in the database', async () => {
+  test('and from no other column in the database', async () => {
     const { tenant, proxy } = await fresh();
     await deploy(
       server,
@@ -139,7 +139,7 @@ describe('a bundle is built from the texts that were approved', () => {
     expect(content.policies).toMatchObject([{ id: 'p#cap', scopes: ['payments'], annotations: { mask: ['$.a'] } }]);
   });
 
-  test('so that with a text of another hash there is none, and the next try is a new one', async () => {
+  test('so that with a text of another hash there is none, and the next attempt starts over', async () => {
     const { tenant, proxy } = await fresh();
     const agent = await tenant.agent('agent-1', 'clerk');
     const action = { action_type: 'tool_call', tool_name: 'read' };
@@ -160,7 +160,7 @@ describe('a bundle is built from the texts that were approved', () => {
       expect(refused.headers.get('retry-after')).toBe('30');
       expect(refused.body).toMatchObject({
         code: 'UNAVAILABLE',
-        detail: 'policy p, version 1, is not what was approved',
+        detail: 'policy p, version 1, differs from the approved text',
       });
     }
     // nor does a text with its own hash, a draft, an older version, or one that was revoked become what is enforced
@@ -183,7 +183,7 @@ describe('a bundle is built from the texts that were approved', () => {
   });
 });
 
-describe('no policy is enforced that the audit log does not say was', () => {
+describe('no policy is enforced unless the audit log says so', () => {
   test.each([
     ['a draft', 'live_version = 2'],
     ['an older version', 'live_version = 1'],
@@ -205,13 +205,13 @@ describe('no policy is enforced that the audit log does not say was', () => {
     const refused = await server.call(503, 'GET /v1/policies/bundle', proxy);
     expect(refused.body).toMatchObject({
       code: 'UNAVAILABLE',
-      detail: expect.stringContaining('not what was approved'),
+      detail: expect.stringContaining('differs from the approved text'),
     });
   });
 });
 
 describe('a filter by scopes', () => {
-  test('keeps whole policies, has a seq of its own, and does not depend on order or repetition', async () => {
+  test('keeps whole policies, has its own seq, and does not depend on order or repetition', async () => {
     const { tenant, proxy } = await fresh();
     await deploy(server, tenant.admin, 'a', `${tagged('a')}\nforbid(principal, action, resource == Tool::"x");`);
     await deploy(server, tenant.admin, 'b', tagged('b'));
@@ -239,13 +239,16 @@ describe('a filter by scopes', () => {
   });
 });
 
-describe('what a key of a proxy may leave behind is bounded', () => {
-  test('a set of scopes beyond the fiftieth is refused to that key alone, and those that there are stay', async () => {
+describe('what a proxy key can leave behind is bounded', () => {
+  test('a set of scopes beyond the fiftieth is refused to that key alone, and existing ones stay', async () => {
     const { tenant, proxy } = await fresh();
     const other = await tenant.key('proxy');
     for (let n = 0; n < 50; n++) await poll(proxy, `?scopes=s${n}`);
     const refused = await server.call(409, 'GET /v1/policies/bundle?scopes=one-more', proxy);
-    expect(refused.body).toMatchObject({ code: 'CONFLICT', detail: 'a key may ask for at most 50 sets of scopes' });
+    expect(refused.body).toMatchObject({
+      code: 'CONFLICT',
+      detail: 'a key may request at most 50 different scope sets',
+    });
     await poll(proxy, '?scopes=s0');
     await deploy(server, tenant.admin, 'p', PERMIT);
     await poll(proxy, '?scopes=s1');
@@ -273,7 +276,7 @@ describe('what a key of a proxy may leave behind is bounded', () => {
     expect(rows).toEqual([{ sets: 53 }]);
   });
 
-  test('a name of a proxy beyond the hundredth takes the place of the one that was silent for the longest', async () => {
+  test('a proxy name beyond the hundredth replaces the one silent for the longest', async () => {
     const { tenant, proxy } = await fresh();
     const other = await tenant.key('proxy');
     const beat = (key: Credential, proxy_id: string, expected = 200) =>
@@ -301,7 +304,7 @@ describe('what a key of a proxy may leave behind is bounded', () => {
 });
 
 describe('a poll that waits', () => {
-  test('is answered as soon as a policy is in force', async () => {
+  test('is answered as soon as a policy is enforced', async () => {
     const { tenant, proxy } = await fresh();
     const before = await poll(proxy);
     const began = performance.now();
@@ -313,7 +316,7 @@ describe('a poll that waits', () => {
     expect(performance.now() - began).toBeLessThan(10_000);
   });
 
-  test('is 304 when the wait is over, and not woken by a draft or another tenant', async () => {
+  test('returns 304 at the end of the wait, and is not woken by a draft or another tenant', async () => {
     const { tenant, proxy } = await fresh();
     const other = await fresh();
     const before = await poll(proxy);
@@ -325,7 +328,7 @@ describe('a poll that waits', () => {
     expect(performance.now() - began).toBeGreaterThan(950);
   });
 
-  test('of any scopes is answered when a policy of every scope is in force', async () => {
+  test('of any scopes is answered when a policy for every scope is enforced', async () => {
     const { tenant, proxy } = await fresh();
     const query = '?scopes=payments';
     const before = await poll(proxy, query);
@@ -335,7 +338,7 @@ describe('a poll that waits', () => {
     expect(content).toMatchObject({ scopes: ['payments'], policies: [{ id: 'p#0', scopes: ['*'] }] });
   });
 
-  test('is answered with what changed while this process heard of nothing', async () => {
+  test('is answered with what changed while this process received no notices', async () => {
     const { tenant, proxy } = await fresh();
     await deploy(server, tenant.admin, 'p', PERMIT);
     const before = await poll(proxy);
@@ -347,7 +350,7 @@ describe('a poll that waits', () => {
     expect(content.policies).toEqual([]);
   });
 
-  test('gives a key that was revoked while it waited nothing', async () => {
+  test('returns nothing to a key that was revoked meanwhile', async () => {
     const { tenant } = await fresh();
     const key = await server.call<{ id: string; key: string }>(201, 'POST /v1/keys', tenant.admin, {
       label: 'proxy',
@@ -372,7 +375,7 @@ describe('a poll that waits', () => {
 });
 
 describe('signatures', () => {
-  test('are by the key that /pubkey shows', async () => {
+  test('are made by the key that /pubkey shows', async () => {
     const { proxy } = await fresh();
     const pem = await server.call(200, 'GET /pubkey', undefined);
     const key = createPublicKey(pem.text);
@@ -381,7 +384,7 @@ describe('signatures', () => {
     openBundle((await poll(proxy)).body, () => key);
   });
 
-  test('by a new key come with a higher seq and the same hash, and old bundles verify for ever', async () => {
+  test('by a new key come with a higher seq and the same hash, and old bundles still verify', async () => {
     const { tenant, proxy } = await fresh();
     await deploy(server, tenant.admin, 'p', PERMIT);
     const old = await poll(proxy);
@@ -397,7 +400,7 @@ describe('signatures', () => {
     expect(seqOf(await poll(proxy, `?current_hash=${hashOf(old)}`, {}, 304))).toBe(after.seq);
   });
 
-  test('are renewed when half of their time is over', async () => {
+  test('are renewed after half of their validity', async () => {
     const { proxy } = await fresh();
     const keys = await publicKeys();
     const old = openBundle((await poll(proxy)).body, keys).header;
@@ -461,7 +464,7 @@ describe('the fleet', () => {
   });
 });
 
-describe('many at once', () => {
+describe('concurrent requests', () => {
   test('first polls share one bundle and one seq', async () => {
     const { tenant, proxy } = await fresh();
     await deploy(server, tenant.admin, 'p', PERMIT);

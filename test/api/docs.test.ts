@@ -13,7 +13,7 @@ const pages = docs.paths.filter((url) => docs.get(url)!.type.startsWith('text/ht
 const linksOf = (html: string) => [...html.matchAll(/ (?:href|src)="([^"]+)"/g)].map(([, link]) => link!);
 const idsOf = (html: string) => [...html.matchAll(/ id="([^"]+)"/g)].map(([, id]) => id!);
 
-test('every page and picture answers 200 to everyone, and its copy is revalidated', async () => {
+test('every page and picture is public, and its copy is revalidated', async () => {
   expect(pages.length).toBeGreaterThan(5);
   for (const url of docs.paths) {
     const answer = await fetch(server.url + url);
@@ -56,7 +56,7 @@ test('no link and no anchor between the pages is broken, and every page is linke
   expect(docs.paths.filter((url) => !linked.has(url))).toEqual([]);
 });
 
-test('what the Markdown links to is there, also what the program does not serve', () => {
+test('every link target in the Markdown exists, even if the program does not serve it', () => {
   const broken: string[] = [];
   for (const url of pages) {
     const name = url === '/docs' ? 'README' : url.slice('/docs/'.length);
@@ -72,7 +72,7 @@ test('what the Markdown links to is there, also what the program does not serve'
   expect(broken).toEqual([]);
 });
 
-test('what is not in the list is a page with 404, however its path is written', async () => {
+test('anything not in the list is a page with 404, however its path is written', async () => {
   const { port } = new URL(server.url);
   const { request } = await import('node:http');
   // fetch would resolve the dots itself

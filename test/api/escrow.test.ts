@@ -179,7 +179,7 @@ describe('a single hold', () => {
     expect((await consume(403, proxy, made.id, foreign)).body.code).toBe('AGENT_MISMATCH');
   });
 
-  test('is cancelled from held and from released, and from nowhere else', async () => {
+  test('can be cancelled when held or released, and in no other state', async () => {
     const { proxy, approver, tenant } = await setUp();
     const cancel = (status: number, who: Credential, id: string) =>
       server.call<HoldAnswer>(status, `POST /v1/escrow/${id}/cancel`, who, { reason: 'no longer wanted' });
@@ -222,7 +222,7 @@ describe('votes', () => {
     expect((await vote(403, owner, made.id)).body).toMatchObject({ code: 'FORBIDDEN' });
   });
 
-  test('a quorum asks for each group, and a person in two groups takes one seat', async () => {
+  test('a quorum requires each group, and a person in two groups takes one seat', async () => {
     const { tenant, proxy } = await setUp();
     const [both, finance, anybody] = await Promise.all([1, 2, 3].map(() => tenant.person('approver')));
     await tenant.set({
@@ -268,7 +268,7 @@ describe('votes', () => {
     expect((await traces(tenant, made.id)).audit).toContain('escrow.recounted');
   });
 
-  test('the author of the live policy votes unless the tenant says no', async () => {
+  test('the author of the live policy may vote unless the tenant forbids it', async () => {
     const { tenant } = await setUp();
     const author = await tenant.person('approver');
     await server.call(201, 'POST /v1/policies', author, {
@@ -358,7 +358,7 @@ describe('conditions and delays', () => {
   });
 
   test.each(['expires_at', 'created_at'])(
-    'pages by %s go on where the last one ended, whatever comes and ends meanwhile',
+    'pages by %s continue where the last one ended, whatever is added or ends meanwhile',
     async (order) => {
       const { tenant, proxy, approver } = await setUp();
       const open: HoldAnswer[] = [];
@@ -413,7 +413,7 @@ describe('conditions and delays', () => {
     },
   );
 
-  test('what is not decided in time expires, and the timer tells it', async () => {
+  test('a hold that is not decided in time expires by its timer', async () => {
     const { tenant, proxy, approver } = await setUp();
     const made = await hold(proxy, { ttl_seconds: 60 });
     server.clock.advance(61_000);
@@ -428,7 +428,7 @@ describe('conditions and delays', () => {
 });
 
 describe('opening by a proxy', () => {
-  test('an Idempotency-Key answers the same hold, and refuses another body', async () => {
+  test('an Idempotency-Key returns the same hold, and refuses another body', async () => {
     const { proxy, tenant } = await setUp();
     const keyed = { ...proxy, headers: { 'idempotency-key': 'k-1' } };
     const answers = await Promise.all(
@@ -446,7 +446,7 @@ describe('opening by a proxy', () => {
     expect((await hold(proxy)).id).not.toBe((await hold(proxy)).id);
   });
 
-  test('a request that its hold type cannot mean is refused with the field', async () => {
+  test('a request that does not fit its hold type is refused with the field', async () => {
     const { proxy } = await setUp();
     const wrong: [Record<string, unknown>, string][] = [
       [{ hold_type: 'multi_party', required_approvals: 1 }, '/required_approvals'],
@@ -526,7 +526,7 @@ describe('evaluate after a release', () => {
     expect((await evaluate(200, agent)).body.escrow!.id).not.toBe(id);
   });
 
-  test('a held hold is answered again, and every refusal has its code', async () => {
+  test('a pending hold is returned again, and every refusal has its code', async () => {
     const { tenant, approver } = await setUp();
     await deploy(tenant, 'pay', POLICY);
     const agent = await tenant.agent('agent-1', 'clerk');
@@ -557,7 +557,7 @@ describe('evaluate after a release', () => {
     expect((await evaluate(200, agent, id)).body.decision).toBe('allow_with_masking');
   });
 
-  test('a policy that now holds the action for more opens a new hold: POLICY_CHANGED', async () => {
+  test('a policy that now requires more opens a new hold: POLICY_CHANGED', async () => {
     const { tenant, approver, agent, id } = await released();
     await deploy(tenant, 'more', '@escrow("single") @id("legal") forbid(principal, action, resource == Tool::"pay");');
     const refused = await evaluate(409, agent, id);
@@ -597,7 +597,7 @@ describe('evaluate after a release', () => {
 });
 
 describe('what agents see', () => {
-  test('an agent reads its own holds without votes and evidence, and nobody else’s', async () => {
+  test('an agent reads its own holds without votes and evidence, and no others', async () => {
     const { tenant, proxy, approver } = await setUp();
     const made = await hold(proxy, { conditions: [{ condition_id: 'kyc' }] });
     await vote(200, approver, made.id);

@@ -70,7 +70,7 @@ const COMMON = [
   'rule_id',
 ];
 
-describe('each decision answers 200 with what it is and why', () => {
+describe('each decision returns 200 with the decision and its reason', () => {
   test('allow', async () => {
     const answer = await evaluate(agent, 'read');
     expect(answer).toMatchObject({
@@ -163,7 +163,7 @@ describe('each decision answers 200 with what it is and why', () => {
     expect(await decisions(one, 4)).toEqual(['allow', 'allow', 'allow', 'rate_limited']);
   });
 
-  test('a rate counts exactly, however many calls come at once', async () => {
+  test('a rate counts exactly, however many calls are concurrent', async () => {
     const crowd = await tenant.agent('crowd', 'clerk');
     const answers = await Promise.all(Array.from({ length: 20 }, () => evaluate(crowd, 'mail')));
     expect(answers.filter(({ decision }) => decision === 'allow')).toHaveLength(3);
@@ -172,7 +172,7 @@ describe('each decision answers 200 with what it is and why', () => {
 });
 
 describe('a hold', () => {
-  test('is one for many identical requests at once, and the same on every repetition', async () => {
+  test('is shared by identical concurrent requests, and by every repetition', async () => {
     const answers = await Promise.all(
       Array.from({ length: 30 }, () => evaluate(agent, 'pay', { arguments: { to: 'many' } })),
     );
@@ -218,7 +218,7 @@ describe('a hold', () => {
     expect(same.escrow!.id).toBe(base.escrow!.id);
   });
 
-  test('that was released for one action is spent on no other', async () => {
+  test('that was released for one action is not consumed by another', async () => {
     const sandbox = { arguments: { to: 'z' }, tool_server: 'sandbox', estimated_value: 5, value_currency: 'EUR' };
     const { escrow } = await evaluate(agent, 'pay', sandbox);
     for (let n = 0; n < 2; n++) {
@@ -247,7 +247,7 @@ describe('a hold', () => {
     expect((await repeat(200, {})).body).toMatchObject({ decision: 'allow', escrow: { status: 'consumed' } });
   });
 
-  test('that has expired makes room for a new one', async () => {
+  test('that has expired allows a new one', async () => {
     const old = await evaluate(agent, 'pay', { arguments: { to: 'late' } });
     server.clock.advance(3_600_000 - 5_000);
     expect((await evaluate(agent, 'pay', { arguments: { to: 'late' } })).escrow!.id).toBe(old.escrow!.id);
@@ -257,7 +257,7 @@ describe('a hold', () => {
     expect((await server.call(200, `GET /v1/escrow/${old.escrow!.id}`, admin)).body.status).toBe('expired');
   });
 
-  test('past its end is shown as expired to everyone, whether or not a timer ran', async () => {
+  test('past its expiry is shown as expired to everyone, whether or not a timer ran', async () => {
     const held = await evaluate(agent, 'pay', { arguments: { to: 'unseen' } });
     server.clock.advance(3_600_000 + 1000);
     for (const who of [agent, admin]) {
@@ -296,7 +296,7 @@ describe('the record of a decision', () => {
     expect(body.chain).toMatchObject({ alg: 'BLAKE3', seq: expect.any(Number) });
   });
 
-  test('has the hash of the request as it was evaluated, which is kept beside it', async () => {
+  test('has the hash of the request as it was evaluated, which is stored with it', async () => {
     const args = { z: 1.5, a: ['\u00e9', { b: null }], 'k"': 'x\0' };
     const answer = await evaluate(agent, 'read', { arguments: args, context: { ticket: 7 }, session_id: 's' });
     const { body } = await server.call(200, `GET /v1/events/${answer.event_id}`, admin);
@@ -338,7 +338,7 @@ describe('the record of a decision', () => {
 });
 
 describe('who asks', () => {
-  test('is said by the key alone', async () => {
+  test('is determined by the key alone', async () => {
     for (const more of [
       { agent_id: 'boss' },
       { agent_role: 'chief' },
@@ -362,7 +362,7 @@ describe('who asks', () => {
     ).toBe('deny');
   });
 
-  test('must say its tenant, and the right one', async () => {
+  test('must name its tenant, and the right one', async () => {
     const body = { action_type: 'tool_call', tool_name: 'read' };
     expect((await server.call(400, 'POST /v1/evaluate', { key: agent.key! }, body)).body.code).toBe(
       'VALIDATION_FAILED',
@@ -373,7 +373,7 @@ describe('who asks', () => {
 });
 
 describe('arguments', () => {
-  test('that are numbers in strings do not walk past a limit', async () => {
+  test('that are numbers in strings do not bypass a limit', async () => {
     for (const [total, decision] of [
       [250, 'allow'],
       ['250.0', 'allow'],
@@ -393,7 +393,7 @@ describe('arguments', () => {
     expect((await evaluate(agent, 'refund', { context: { total: 1 } })).decision).toBe('deny');
   });
 
-  test('that a rule cannot read for sure are denied, with their path and a record', async () => {
+  test('that a rule cannot read unambiguously are denied, with their path and a record', async () => {
     for (const args of [
       { total: '1e1' },
       { total: '٩' },
@@ -440,7 +440,7 @@ describe('arguments', () => {
 });
 
 describe('what has changed', () => {
-  test('counts from the next call on: approval, a new version, revocation', async () => {
+  test('applies from the next call on: approval, a new version, revocation', async () => {
     const own = await server.tenant();
     const who = await own.agent('a', 'clerk');
     expect((await evaluate(who, 'read')).decision).toBe('deny');

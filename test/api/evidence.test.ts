@@ -12,7 +12,7 @@ interface Plan {
   parts: { from: string; to: string; record_count: number }[];
 }
 
-test('what an export would hold is told before it is made, and how to split what is too large for one package', async () => {
+test('an export can be previewed, with a way to split what is too large for one package', async () => {
   const tenant = await server.tenant();
   const person = await tenant.person('viewer');
   const proxy = await tenant.key('proxy');
@@ -48,7 +48,7 @@ test('what an export would hold is told before it is made, and how to split what
   await server.call(400, 'GET /v1/forensics/export/plan?from=2026-02-01T00:00:00Z&to=2026-01-01T00:00:00Z', person);
 });
 
-test('the records around a place show which of them was altered', async () => {
+test('the records around a position show which of them was altered', async () => {
   const tenant = await server.tenant();
   const person = await tenant.person('viewer');
   await server.call(202, 'POST /v1/events/ingest', await tenant.key('proxy'), {
@@ -80,7 +80,7 @@ test('the records around a place show which of them was altered', async () => {
   expect(audit.body.records).toHaveLength(2);
 });
 
-test('the checkpoints of a chain are listed, the newest first', async () => {
+test('the checkpoints of a chain are listed, newest first', async () => {
   const tenant = await server.tenant();
   const person = await tenant.person('viewer');
   const proxy = await tenant.key('proxy');
@@ -97,7 +97,7 @@ test('the checkpoints of a chain are listed, the newest first', async () => {
   expect(await list('?limit=1')).toEqual([3]);
 });
 
-test('the audit log comes as a file of what is filtered, and no cell of it is a formula', async () => {
+test('the filtered audit log can be downloaded, and no cell of it is a formula', async () => {
   const tenant = await server.tenant();
   const person = await tenant.person('viewer');
   await server.call(201, 'POST /v1/policies', tenant.admin, {

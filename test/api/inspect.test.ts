@@ -53,7 +53,7 @@ async function flush(tenantId: string, admin: { key: string }): Promise<void> {
   await untilSteps(`policy:${tenantId}/${id}`, 1);
 }
 
-test('each machine is shown once, then the events that it was sent and how it stands', async () => {
+test('each machine is shown once, then the events it received and its state', async () => {
   const { id, admin } = await server.tenant();
   await server.call(201, 'POST /v1/policies', admin, { ...BODIES['POST /v1/policies'], id: 'desk' });
   const session = `policy:${id}/desk`;
@@ -69,7 +69,7 @@ test('each machine is shown once, then the events that it was sent and how it st
   expect(events.map(({ event }) => event?.type)).toEqual(['xstate.init', 'submit']);
 });
 
-test('several steps of one transaction are shown each, in their order; a refused or undone one is not', async () => {
+test('the steps of one transaction are each shown, in order; a refused or rolled-back one is not', async () => {
   const tenant = await server.tenant();
   const proxy = await tenant.key('proxy');
   const approver = await tenant.person('approver');
@@ -123,7 +123,7 @@ test('several steps of one transaction are shown each, in their order; a refused
   expect(JSON.stringify(messages)).not.toContain('a secret argument');
 });
 
-test('a delivery is shown from its queue to its end, without where it goes', async () => {
+test('a delivery is shown from queue to end, without its destination', async () => {
   const { id: tenantId, admin } = await server.tenant();
   const receiver = await Receiver.start();
   try {
@@ -169,12 +169,12 @@ test('a delivery is shown from its queue to its end, without where it goes', asy
   }
 });
 
-test('a viewer that comes again is shown the machine again, and what it missed', async () => {
+test('a viewer that reconnects is shown the machine again, and what it missed', async () => {
   const { id, admin } = await server.tenant();
   await server.call(201, 'POST /v1/policies', admin, { ...BODIES['POST /v1/policies'], id: 'desk' });
   const session = `policy:${id}/desk`;
   await untilSteps(session, 1);
-  relay.hangUp();
+  relay.disconnectSources();
   await server.call(200, 'POST /v1/policies/desk/submit', admin, {});
   await untilSteps(session, 2);
   expect(steps(session)).toEqual(['xstate.init draft', 'submit pending_approval']);
@@ -239,7 +239,7 @@ async function portOf(program: ChildProcess): Promise<number> {
   return Number(/SVC_INSPECT=ws:\/\/127\.0\.0\.1:(\d+)/.exec(String(line))?.[1]);
 }
 
-test('messages are read in whatever pieces they come, and what is not allowed ends the connection', () => {
+test('messages are read in any fragments, and an invalid one ends the connection', () => {
   const frame = (first: number, payload: Buffer, masked = true) => {
     const size = payload.length;
     const length = size < 126 ? [size] : size < 65_536 ? [126, size >> 8, size & 255] : longSize(size);
@@ -282,7 +282,7 @@ test('messages are read in whatever pieces they come, and what is not allowed en
 describeInBrowser('the viewer', () => {
   const browser = useBrowser(() => `http://127.0.0.1:${port}`);
 
-  test('shows machines, how they stand and their events in order, as text and without the internet', async () => {
+  test('shows machines, their states and their events in order, as text and without the internet', async () => {
     const { id, admin } = await server.tenant();
     const session = `policy:${id}/desk`;
     await server.call(201, 'POST /v1/policies', admin, { ...BODIES['POST /v1/policies'], id: 'desk' });

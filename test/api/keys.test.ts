@@ -25,7 +25,7 @@ const create = async (who: Credential, more: Record<string, unknown> = {}) =>
 const list = async (who: Credential) => (await server.call<{ keys: Listed[] }>(200, 'GET /v1/keys', who)).body.keys;
 
 describe('the plaintext', () => {
-  test('has a fixed form with a checksum, and is shown in the answer of its creation only', async () => {
+  test('has a fixed form with a checksum, and is shown only in the response to its creation', async () => {
     const { admin } = await server.tenant();
     const made = await create(admin);
     expect(made.key).toMatch(/^svc_key_[0-9A-Za-z]{32}[0-9A-Za-z]{6}$/);
@@ -62,7 +62,7 @@ describe('the plaintext', () => {
     expect(new Set(made.map(({ id }) => id)).size).toBe(20);
   });
 
-  test('that is malformed is refused without a look-up', async () => {
+  test('that is malformed is refused without a lookup', async () => {
     const { admin } = await server.tenant();
     const { key } = await create(admin);
     const flipped = key.slice(0, 20) + (key[20] === 'a' ? 'b' : 'a') + key.slice(21);
@@ -117,7 +117,7 @@ describe('a key', () => {
     }
   });
 
-  test('is dead at once when revoked, also with a warm cache and requests in flight', async () => {
+  test('stops working immediately when revoked, even with a warm cache and requests in flight', async () => {
     const { admin } = await server.tenant();
     const made = await create(admin);
     const who = { key: made.key };
@@ -144,7 +144,7 @@ describe('a key', () => {
     await server.call(404, `DELETE /v1/keys/${made.id}`, admin);
   });
 
-  test('is revoked once by many at once, with one record of it', async () => {
+  test('is revoked once by many concurrent requests, with one record', async () => {
     const { admin } = await server.tenant();
     const made = await create(admin);
     const statuses = await Promise.all(
@@ -165,7 +165,7 @@ describe('a key', () => {
     expect(body.records).toHaveLength(1);
   });
 
-  test('ends at its time, also while it is in use', async () => {
+  test('expires on time, even while it is in use', async () => {
     const { admin } = await server.tenant();
     const expires_at = new Date(server.clock.now() + 60_000).toISOString();
     const made = await create(admin, { expires_at });
@@ -179,7 +179,7 @@ describe('a key', () => {
     await server.call(400, 'POST /v1/keys', admin, { label: 'x', scopes: ['proxy'], expires_at: past });
   });
 
-  test('has a coarse time of last use: at most one write a minute', async () => {
+  test('has a coarse time of last use: at most one write per minute', async () => {
     const { admin } = await server.tenant();
     const made = await create(admin);
     const used = async () => (await list(admin)).find(({ id }) => id === made.id)!.last_used_at;
@@ -194,7 +194,7 @@ describe('a key', () => {
     await expect.poll(used).not.toBe(first);
   });
 
-  test('has its maker as owner, and what it does is recorded of the key', async () => {
+  test('has its creator as owner, and its actions are recorded under the key', async () => {
     const tenant = await server.tenant();
     const person = await tenant.person('admin');
     const made = await create(person, { label: 'mine' });
@@ -236,7 +236,7 @@ describe('a key', () => {
     expect((await list(person)).find(({ id }) => id === second.id)!.created_by).toBe(person.userId);
   });
 
-  test('names each scope once', async () => {
+  test('lists each scope once', async () => {
     const { admin } = await server.tenant();
     const made = await create(admin, { scopes: ['proxy', 'proxy'] });
     expect(made.scopes).toEqual(['proxy']);
@@ -264,7 +264,7 @@ describe('an agent key', () => {
     expect(reached.sort()).toEqual(['GET /v1/escrow/{id}', 'POST /v1/evaluate']);
   });
 
-  test('is dead at once when revoked, and leaves the configuration of proxies', async () => {
+  test('stops working immediately when revoked, and leaves the configuration of proxies', async () => {
     const { admin, id } = await server.tenant();
     const made = await server.call<{ id: string; key: string; owner_id: string }>(201, 'POST /v1/agent-keys', admin, {
       agent_id: 'a',

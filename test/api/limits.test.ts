@@ -8,6 +8,7 @@ const server = useServer({
   SVC_RATE_EVALUATE: '3',
   SVC_RATE_INGEST: '2',
   SVC_RATE_EXPORT: '2',
+  SVC_RATE_TOOLS: '3',
   SVC_RATE_SIGN_IN: '12',
 });
 
@@ -110,7 +111,7 @@ test('sign-in routes are limited by address, with or without a credential', asyn
   expect(exports[0]!.headers.get('ratelimit-policy')).toBe('"export";q=2;w=3600');
 });
 
-test('a key has its limit, and touches no other’s', async () => {
+test('a key has its own limit, and affects no other', async () => {
   const tenant = await server.tenant();
   const [one, two] = [await tenant.key('pipeline'), await tenant.key('pipeline')];
   const both = await Promise.all([burst(9, 'GET /v1/policies', one), burst(5, 'GET /v1/policies', two)]);
@@ -119,6 +120,14 @@ test('a key has its limit, and touches no other’s', async () => {
   // the window is over after what Retry-After said
   await windowOver();
   await server.call(200, 'GET /v1/policies', one);
+});
+
+test('reports of tools are limited by the minute, for each key', async () => {
+  const tenant = await server.tenant();
+  const [one, two] = [await tenant.key('proxy'), await tenant.key('proxy')];
+  const report = { server: 'crm', tools: [] };
+  check(await burst(5, 'POST /v1/tools/observed', one, report), 3, 'tools', 60);
+  check(await burst(4, 'POST /v1/tools/observed', two, report), 3, 'tools', 60);
 });
 
 test('every call of a batch counts', async () => {
@@ -134,7 +143,7 @@ test('every call of a batch counts', async () => {
   await server.call(429, 'GET /v1/policies', who);
 });
 
-test('evaluate and ingest have limits of their own, over every way in', async () => {
+test('evaluate and ingest have separate limits, through every API', async () => {
   const tenant = await server.tenant();
   const agent = await tenant.agent('a', 'clerk');
   const body = { action_type: 'tool_call', tool_name: 'x' };
@@ -147,7 +156,7 @@ test('evaluate and ingest have limits of their own, over every way in', async ()
   check(await burst(5, 'POST /v1/forensics/records', proxy, { records: [] }), 2, 'ingest', 1);
 });
 
-test('what is refused for its credential does not use up anyone’s limit', async () => {
+test('a request refused for its credential does not use up anyone’s limit', async () => {
   const tenant = await server.tenant();
   const who = await tenant.key('pipeline');
   await burst(20, 'GET /v1/policies', { key: `${who.key!.slice(0, -1)}_` });

@@ -16,7 +16,7 @@ interface Standing {
 }
 const event = (standing: Standing, name: string) => standing.next.find((it) => it.event === name);
 
-test('the machines are shown with who sends each event, as the routes themselves say', async () => {
+test('the machines are shown with the senders of each event, as the routes define them', async () => {
   const tenant = await server.tenant();
   const { body } = await server.call<{ machines: { id: string; events: Record<string, object> }[] }>(
     200,
@@ -33,7 +33,7 @@ test('the machines are shown with who sends each event, as the routes themselves
   expect(body.machines[1]?.events.wake).toEqual({ server: 'the timer of the hold' });
 });
 
-test('a policy tells its state and, to each caller, what they may do next and why not', async () => {
+test('a policy shows its state and, to each caller, what they may do next and why not', async () => {
   const tenant = await server.tenant();
   const author = await tenant.person('author', 'approver');
   const viewer = await tenant.person('viewer');
@@ -57,7 +57,7 @@ test('a policy tells its state and, to each caller, what they may do next and wh
   expect((await read(other)).state).toBe('deployed');
 });
 
-test('a hold tells who may vote, and is over for everybody when its time is', async () => {
+test('a hold shows who may vote, and ends for everyone when its time is up', async () => {
   const tenant = await server.tenant();
   const proxy = await tenant.key('proxy');
   const approver = await tenant.person('approver');
@@ -86,7 +86,7 @@ test('a hold tells who may vote, and is over for everybody when its time is', as
   expect(await read(approver)).toMatchObject({ state: 'expired', next: [] });
 });
 
-test('a delivery tells where it stands, and that a paused subscription sends nothing again', async () => {
+test('a delivery shows its state, and that a paused subscription resends nothing', async () => {
   const tenant = await server.tenant();
   const admin = await tenant.person('admin');
   const made = await server.call<{ id: string }>(
@@ -110,7 +110,7 @@ test('a delivery tells where it stands, and that a paused subscription sends not
   await server.call(403, line, await tenant.person('approver'));
 });
 
-test('what is not there, or is another tenant’s, is not found', async () => {
+test('what does not exist, or belongs to another tenant, is not found', async () => {
   const [one, two] = [await server.tenant(), await server.tenant()];
   await server.call(201, 'POST /v1/policies', one.admin, { id: 'desk', dsl_source: PERMIT });
   await server.call(200, 'GET /v1/policies/desk/machine', one.admin);

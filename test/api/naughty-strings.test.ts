@@ -2,6 +2,7 @@ import { beforeAll, describe, expect, test } from 'vitest';
 import { deploy, event, makeWorld, type World } from '../helpers/api.ts';
 import { corpus } from '../helpers/data.ts';
 import { type Credential, useServer } from '../helpers/server.ts';
+import { SIEGE } from '../siege/rounds.ts';
 
 const server = useServer();
 const strings = corpus<string[]>('naughty-strings.json');
@@ -22,6 +23,8 @@ const more = [
 
 describe.skipIf(!strings)('strings that break programs', () => {
   const all = [...(strings ?? []), ...more];
+  /** For what stores a string as the other routes do: `npm test` sends a third of them, the siege all. */
+  const some = all.filter((_, n) => SIEGE || n % 3 === 0);
   const holdable = (text: string) => text.isWellFormed() && !text.includes('\0');
   let world: World;
   beforeAll(async () => {
@@ -35,6 +38,7 @@ describe.skipIf(!strings)('strings that break programs', () => {
     who: Credential,
     body: (text: string) => Record<string, unknown>,
     taken: (text: string, answer: Record<string, unknown>) => void = () => undefined,
+    texts = all,
   ) {
     const [method, path] = line.split(' ') as [string, string];
     let count = 0;
@@ -62,8 +66,8 @@ describe.skipIf(!strings)('strings that break programs', () => {
         expect(text === '' || text.length > 60 || !holdable(text), said).toBe(true);
       }
     };
-    for (let i = 0; i < all.length; i += 16) await Promise.all(all.slice(i, i + 16).map(one));
-    expect(count).toBeGreaterThan(400);
+    for (let i = 0; i < texts.length; i += 16) await Promise.all(texts.slice(i, i + 16).map(one));
+    expect(count).toBeGreaterThan(texts.length * 0.7);
   }
 
   test('are labels of keys, as they were sent', async () => {
@@ -77,6 +81,7 @@ describe.skipIf(!strings)('strings that break programs', () => {
         labels.add(text);
         expect(answer).toMatchObject({ label: text });
       },
+      some,
     );
     const { body } = await server.call<{ agent_keys: { label: string }[] }>(200, 'GET /v1/agent-keys', adminKey);
     const listed = new Set(body.agent_keys.map((key) => key.label));
@@ -93,7 +98,7 @@ describe.skipIf(!strings)('strings that break programs', () => {
     await server.call(200, 'PATCH /v1/settings', admin, { approver_groups: null, reason: 'none left' });
   });
 
-  test('are everything that an action says, and find their records again', async () => {
+  test('are any fact of an action, and find their records again', async () => {
     await each(
       'POST /v1/evaluate',
       world.credential.agent,
@@ -127,7 +132,7 @@ describe.skipIf(!strings)('strings that break programs', () => {
     }
   });
 
-  test('are everything that an event says, as it was sent', async () => {
+  test('are any fact of an event, as it was sent', async () => {
     const who = world.credential.adminKey;
     const fits = all.filter((text) => text !== '' && text.length <= 128 && holdable(text));
     const ids = new Map<string, string>();
@@ -196,7 +201,7 @@ describe.skipIf(!strings)('strings that break programs', () => {
     expect((await server.call(200, 'GET /v1/audit/verify', who)).body.verified).toBe(true);
   });
 
-  test('are never a policy by accident, nor a fault of the server', async () => {
+  test('are never accidentally a policy, nor cause a server error', async () => {
     const who = world.credential.adminKey;
     let invalid = 0;
     for (let i = 0; i < all.length; i += 16) {
@@ -216,7 +221,7 @@ describe.skipIf(!strings)('strings that break programs', () => {
     expect(invalid).toBe(all.length);
   });
 
-  test('leave the chain as it must be', async () => {
+  test('leave the chain intact', async () => {
     const { body } = await server.call(200, 'GET /v1/forensics/verify', world.credential.admin);
     expect(body).toMatchObject({ verified: true, linear: true });
   });

@@ -50,7 +50,7 @@ describe('routes', () => {
   /** Served beside the API: pages, health, and the document itself. */
   const BESIDE = ['/*', '/assets/*', '/docs', '/docs/*', '/trpc/:path'];
 
-  test('that the document has are all there', async () => {
+  test('in the document all exist', async () => {
     for (const { line, method } of operations) {
       const [, path] = fill(line).split(' ');
       const { text } = await fetch(server.url + path, { method }).then(async (response) => ({
@@ -60,7 +60,7 @@ describe('routes', () => {
     }
   });
 
-  test('that are there are all in the document', () => {
+  test('that exist are all in the document', () => {
     const described = new Set(operations.map(({ line }) => line.replace(/\{(\w+)\}/g, ':$1')));
     expect(routes.length).toBeGreaterThan(described.size);
     const missing = routes.filter(
@@ -70,7 +70,7 @@ describe('routes', () => {
     for (const line of described) expect(routes.map(({ method, url }) => `${method} ${url}`)).toContain(line);
   });
 
-  test('have ids of their own, a tag and a summary', () => {
+  test('have unique ids, a tag and a summary', () => {
     const all = operations.map(({ operationId }) => operationId);
     expect(new Set(all).size).toBe(all.length);
     for (const [path, methods] of Object.entries(document.paths)) {
@@ -116,7 +116,7 @@ function schemaOf(line: string, status: number): z.ZodType | undefined {
   return /json/.test(type) ? check(schema) : undefined;
 }
 
-test('tags and operations fit: each tag is described and used', () => {
+test('tags and operations match: each tag is described and used', () => {
   const used = Object.values(document.paths).flatMap((methods) =>
     Object.values(methods).flatMap((operation) => (operation as unknown as { tags: string[] }).tags),
   );
@@ -132,7 +132,7 @@ test('has one version number', async () => {
   expect((await server.call(200, 'GET /v1/meta', undefined)).body.version).toBe(version);
 });
 
-test('requests are closed, answers are open for new members', () => {
+test('requests are closed, responses are open to new members', () => {
   const body = (line: string) => {
     const [method, path] = line.split(' ') as [string, string];
     const operation = document.paths[path]![method.toLowerCase()] as unknown as { requestBody: Answer };
@@ -162,7 +162,7 @@ describe('examples', () => {
     operation: document.paths[path]![method.toLowerCase()] as unknown as Described,
   }));
 
-  test('are there for every JSON body, and for every JSON answer to a read', () => {
+  test('exist for every JSON body, and for every JSON response to a read', () => {
     const missing = described.flatMap(({ line, operation }) => {
       const asked = operation.requestBody?.content?.['application/json'];
       const answered = answerOf(line, 200)?.content?.['application/json'] as { example?: unknown } | undefined;
@@ -175,7 +175,7 @@ describe('examples', () => {
     expect(missing, 'npm run examples records them').toEqual([]);
   });
 
-  test('are as their schemas say, and hold no secret', () => {
+  test('match their schemas, and contain no secret', () => {
     for (const { line, operation } of described) {
       const contents = [
         operation.requestBody?.content?.['application/json'],
@@ -191,7 +191,7 @@ describe('examples', () => {
   });
 });
 
-describe('live answers', () => {
+describe('live responses', () => {
   let world: World;
   const recorder = new ExampleRecorder();
   afterAll(() => {
@@ -212,7 +212,7 @@ describe('live answers', () => {
     await server.call(200, 'PUT /v1/policies/guard', world.tenant.admin, BODIES['PUT /v1/policies/{id}']);
   });
 
-  test('of every reading route are as the document says', async () => {
+  test('of every reading route match the document', async () => {
     let checked = 0;
     // the routes that send a browser on answer nothing that could be checked here
     const sends = ({ line }: { line: string }) => !answerOf(line, 200);
@@ -244,7 +244,7 @@ describe('live answers', () => {
     expect(checked).toBeGreaterThan(20);
   });
 
-  test('every event that was written is as the webhooks of the document say', async () => {
+  test('every event that was written matches the webhooks of the document', async () => {
     const webhooks = (document as unknown as { webhooks: Record<string, { post: { requestBody: Answer } }> }).webhooks;
     expect(Object.keys(webhooks)).toEqual(EVENT_TYPES);
     const rows = await sql<{ event_type: string; payload: unknown }>(
@@ -262,7 +262,7 @@ describe('live answers', () => {
     }
   });
 
-  test('of writing routes are as the document says, and so are their refusals', async () => {
+  test('of writing routes match the document, and so do their refusals', async () => {
     const { adminKey, admin, agent } = world.credential;
     for (const [status, line, who, ids, body] of [
       [201, 'POST /v1/policies', adminKey, {}, BODIES['POST /v1/policies']],

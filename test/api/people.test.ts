@@ -87,7 +87,7 @@ describe('the list of people', () => {
     }
   });
 
-  test('finds somebody among more people than a page holds', async () => {
+  test('finds a person among more people than a page holds', async () => {
     const tenant = await server.tenant();
     await server.core.db.owner.query(
       `insert into member (tenant_id, id, email, name, roles, created_at)
@@ -108,7 +108,7 @@ describe('the list of people', () => {
     });
   });
 
-  test('leaves out who was removed, unless they are asked for', async () => {
+  test('omits removed people, unless they are requested', async () => {
     const tenant = await server.tenant();
     const gone = await tenant.person('author');
     await remove(204, tenant.admin, gone.userId);
@@ -121,7 +121,7 @@ describe('the list of people', () => {
 });
 
 describe('roles', () => {
-  test('hold from the answer on, in sessions that are open, and are gone from the answer on', async () => {
+  test('apply from the response on, in open sessions, and end from the response on', async () => {
     const tenant = await server.tenant();
     const person = await tenant.person('viewer');
     await server.call(403, 'GET /v1/keys', person);
@@ -160,7 +160,7 @@ describe('roles', () => {
     await grant(404, tenant.admin, 'usr_nobody', 'viewer');
   });
 
-  test('of one person granted many times at once are granted once', async () => {
+  test('of one person granted many times concurrently are granted once', async () => {
     const tenant = await server.tenant();
     const { userId } = await tenant.person('viewer');
     const answers = await Promise.all(
@@ -193,7 +193,7 @@ describe('roles', () => {
     await server.call(200, 'GET /v1/keys', next);
   });
 
-  test('two admins who remove or demote each other at once leave one', async () => {
+  test('two admins who remove or demote each other concurrently leave one', async () => {
     for (let round = 0; round < 4; round++) {
       const { tenant, a, b, key } = await twoAdmins();
       const attack = (who: Credential, id: string) =>
@@ -212,7 +212,7 @@ describe('roles', () => {
     }
   });
 
-  test('an admin who is demoted keeps no key that they made, and none that was made with it', async () => {
+  test('an admin who is demoted keeps no key that they created, and none that was created with it', async () => {
     const tenant = await server.tenant();
     const person = await tenant.person('viewer', 'admin');
     const make = async (scopes: string[]) => ({
@@ -244,7 +244,7 @@ describe('roles', () => {
   });
 });
 
-describe('what a person made as an admin', () => {
+describe('what a person created as an admin', () => {
   interface Invite {
     id: string;
     status: string;
@@ -284,7 +284,7 @@ describe('what a person made as an admin', () => {
     },
   );
 
-  test('is nothing that works, however it races the demotion', async () => {
+  test('never works afterwards, however it races the demotion', async () => {
     const tenant = await server.tenant();
     for (let round = 0; round < 4; round++) {
       const person = await tenant.person('admin', 'viewer');
@@ -324,7 +324,7 @@ describe('what a person made as an admin', () => {
     }
   });
 
-  test('is a key that never does more than its maker may now, whatever the database says of the key', async () => {
+  test('is a key that never has more rights than its creator now, whatever the database says of the key', async () => {
     const tenant = await server.tenant();
     const person = await tenant.person('admin', 'viewer');
     const make = async () =>
@@ -338,7 +338,7 @@ describe('what a person made as an admin', () => {
     await server.call(200, 'GET /auth/me', { key: key.key });
   });
 
-  test('is not what an operator made: such a key belongs to nobody and approves nothing where approval is required', async () => {
+  test('differs from what an operator created: such a key has no owner and approves nothing if approval is required', async () => {
     const tenant = await server.tenant();
     const { operatorKey } = tenant;
     const agent = await server.call(201, 'POST /v1/agent-keys', operatorKey, { agent_id: 'a', agent_role: 'r' });
@@ -365,7 +365,7 @@ describe('what a person made as an admin', () => {
 });
 
 describe('a person who is removed', () => {
-  test('has no role, session, link, key or group from the answer on', async () => {
+  test('has no role, session, link, key or group from the response on', async () => {
     const tenant = await server.tenant();
     const person = await tenant.person('admin');
     const second = await tenant.enter(person.userId);
@@ -417,7 +417,7 @@ describe('a person who is removed', () => {
     expect((await user(tenant.admin, person.userId)).status).toBe('removed');
   });
 
-  test('takes their own sign-in links along, and nobody else’s', async () => {
+  test('ends their own sign-in links, and no one else’s', async () => {
     const tenant = await server.tenant();
     const [gone, stays] = [await tenant.person('viewer'), await tenant.person('viewer')];
     const link = (userId: string) => server.core.links.create(tenant.id, userId, 900, { actor: OPERATOR });
@@ -428,7 +428,7 @@ describe('a person who is removed', () => {
     await server.call(200, 'GET /auth/me', stays);
   });
 
-  test('counts no more in holds that are open', async () => {
+  test('no longer counts in open holds', async () => {
     const tenant = await server.tenant();
     const [a, b] = [await tenant.person('approver'), await tenant.person('approver')];
     const proxy = await tenant.key('proxy');
@@ -472,7 +472,7 @@ describe('a person who is removed', () => {
     expect(new Set(late)).toEqual(new Set([401]));
   });
 
-  test('is left with no key, whatever keys are made while they are removed', async () => {
+  test('is left with no key, whatever keys are created during the removal', async () => {
     const tenant = await server.tenant();
     for (let round = 0; round < 5; round++) {
       const person = await tenant.person('admin');
@@ -507,7 +507,7 @@ describe('a person who is removed', () => {
     }
   });
 
-  test('is nobody of another tenant', async () => {
+  test('is not a person of another tenant', async () => {
     const [mine, other] = [await server.tenant(), await server.tenant()];
     const theirs = await other.person('viewer');
     await remove(404, mine.admin, theirs.userId);
@@ -528,7 +528,7 @@ describe('sessions', () => {
   const list = async (who: Credential, line = 'GET /v1/sessions') =>
     (await server.call<{ sessions: Session[] }>(200, line, who)).body.sessions;
 
-  test('are listed to their owner with where and when, and never with what finds them', async () => {
+  test('are listed to their owner with place and time, and never with what identifies them', async () => {
     const tenant = await server.tenant();
     const person = await tenant.person('viewer');
     const token = await server.core.links.create(tenant.id, person.userId, 900, {
@@ -551,7 +551,7 @@ describe('sessions', () => {
     );
   });
 
-  test('tell roughly when they were last used', async () => {
+  test('show roughly when they were last used', async () => {
     const tenant = await server.tenant();
     const person = await tenant.person('viewer');
     const [before] = await list(person);
@@ -564,7 +564,7 @@ describe('sessions', () => {
       .toBeGreaterThanOrEqual(9 * 60_000);
   });
 
-  test('end one by one, all others, and by an admin; each at once', async () => {
+  test('end one by one, all others, and by an admin; each immediately', async () => {
     const tenant = await server.tenant();
     const admin = await tenant.person('admin');
     const person = await tenant.person('viewer');
@@ -592,7 +592,7 @@ describe('sessions', () => {
     expect((await audit(tenant, 'session.ended')).length).toBe(4);
   });
 
-  test('end once on record, however many requests end them at the same time', async () => {
+  test('are recorded as ended once, however many requests end them concurrently', async () => {
     const tenant = await server.tenant();
     const person = await tenant.person('viewer');
     const other = await tenant.enter(person.userId);

@@ -21,7 +21,7 @@ interface PolicyAnswer {
 }
 
 describe('without required approval', () => {
-  test('a draft is approved at once, a change is enforced at once, and a rollback is a new version', async () => {
+  test('a draft is approved directly, a change is enforced directly, and a rollback is a new version', async () => {
     const tenant = await server.tenant();
     const { admin } = tenant;
     const draft = await server.call<PolicyAnswer>(201, 'POST /v1/policies', admin, { id: 'p', dsl_source: PERMIT });
@@ -74,15 +74,58 @@ describe('a rollback', () => {
   });
 });
 
-describe('what a tenant may take up is bounded', () => {
-  test('statements that are live, by a quota that names itself; what takes some away is never refused', async () => {
+describe('a rule that can never apply', () => {
+  const NEVER = `${PERMIT}\n@id("never") forbid(principal, action == Action::"write", resource);`;
+  const refused = {
+    code: 'POLICY_INVALID',
+    errors: [
+      {
+        pointer: '/dsl_source',
+        line: 2,
+        column: 32,
+        message: expect.stringContaining('write action in Action::"write"'),
+      },
+    ],
+  };
+
+  test('is refused in a new policy, in a new version and by validation', async () => {
+    const { admin } = await server.tenant();
+    expect((await server.call(422, 'POST /v1/policies', admin, { id: 'p', dsl_source: NEVER })).body).toMatchObject(
+      refused,
+    );
+    await server.call(201, 'POST /v1/policies', admin, { id: 'p', dsl_source: PERMIT });
+    expect((await server.call(422, 'PUT /v1/policies/p', admin, { dsl_source: NEVER })).body).toMatchObject(refused);
+    const answer = await server.call(200, 'POST /v1/policies/validate', admin, { dsl_source: NEVER });
+    expect(answer.body).toMatchObject({ valid: false, errors: [{ line: 2, column: 32 }], warnings: [] });
+  });
+
+  test('is not approved either, if the action types changed after the draft was saved', async () => {
+    const tenant = await server.tenant();
+    const { admin } = tenant;
+    await tenant.set({ action_types: { read: [], write: ['wire'] } });
+    const moved = 'permit(principal, action == Action::"wire", resource) when { action in Action::"write" };';
+    await server.call(201, 'POST /v1/policies', admin, { id: 'p', dsl_source: moved });
+    await tenant.set({ action_types: { read: ['wire'], write: [] } });
+    const answer = await server.call(422, 'POST /v1/policies/p/approve', admin, { version: 1 });
+    expect(answer.body).toMatchObject({ code: 'POLICY_INVALID', errors: [{ line: 1, column: 55 }] });
+    expect((await server.call(200, 'GET /v1/policies/p', admin)).body).toMatchObject({
+      status: 'draft',
+      live_version: null,
+    });
+    await tenant.set({ action_types: { read: [], write: ['wire'] } });
+    await server.call(200, 'POST /v1/policies/p/approve', admin, { version: 1 });
+  });
+});
+
+describe('what a tenant can use up is bounded', () => {
+  test('live statements, by a quota that the error names; removing some is never refused', async () => {
     const { admin } = await server.tenant();
     await deploy(server, admin, 'a', PERMIT.repeat(4));
     await deploy(server, admin, 'b', PERMIT.repeat(2));
     const refused = await server.call(409, 'PUT /v1/policies/b', admin, { dsl_source: PERMIT.repeat(3) });
     expect(refused.body).toMatchObject({
       code: 'CONFLICT',
-      detail: expect.stringMatching(/^quota live_statements: .* 6 .*SVC_LIVE_STATEMENTS.* 7$/),
+      detail: expect.stringMatching(/^quota live_statements: .* 7 .* 6 \(SVC_LIVE_STATEMENTS\)$/),
     });
     expect((await server.call(200, 'GET /v1/policies/b', admin)).body).toMatchObject({ version: 1, live_version: 1 });
     // a draft enforces nothing
@@ -99,7 +142,7 @@ describe('what a tenant may take up is bounded', () => {
     await server.call(200, 'DELETE /v1/policies/a', admin);
   });
 
-  test('texts that wait to be checked: one tenant that asks for too many is told so, and no other waits behind it', async () => {
+  test('texts waiting to be checked: a tenant with too many gets an error, and no other tenant waits behind it', async () => {
     const [greedy, other] = [await server.tenant(), await server.tenant()];
     const large = Array.from({ length: 400 }, (_, n) => `permit(principal, action, resource == Tool::"t${n}");`).join(
       '\n',
@@ -294,7 +337,7 @@ describe('one person alone', () => {
     expect(await status()).toMatchObject({ live_version: 1 });
   });
 
-  test('finds no moment at which approval is not required any more and a draft of theirs goes live', async () => {
+  test('never gets a draft of their own live while approval is being switched off', async () => {
     for (let round = 0; round < 5; round++) {
       const tenant = await server.tenant();
       const admin = await tenant.person('admin');

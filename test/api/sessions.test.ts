@@ -37,7 +37,7 @@ describe('a sign-in link', () => {
     expect(second.headers.getSetCookie()).toEqual([]);
   });
 
-  test('tells programs in JSON whom and until when', async () => {
+  test('returns to programs in JSON who is signed in and until when', async () => {
     const tenant = await server.tenant();
     const token = await link(tenant);
     const { body, headers } = await server.call<{ tenant_id: string; session_expires_at: string }>(
@@ -50,7 +50,7 @@ describe('a sign-in link', () => {
     expect(headers.getSetCookie()).toHaveLength(1);
   });
 
-  test('gives one session to many requests at once', async () => {
+  test('gives one session to many concurrent requests', async () => {
     const tenant = await server.tenant();
     const token = await link(tenant);
     const answers = await Promise.all(
@@ -66,7 +66,7 @@ describe('a sign-in link', () => {
     expect(audit.body.records).toHaveLength(1);
   });
 
-  test('is dead after its time', async () => {
+  test('expires', async () => {
     const tenant = await server.tenant();
     const token = await link(tenant, 900);
     server.clock.advance(899_000 - 5_000);
@@ -97,7 +97,7 @@ describe('a sign-in link', () => {
     await server.call(302, VERIFY + token, undefined);
   });
 
-  test('that is made up, mistyped, of another kind or empty is refused alike', async () => {
+  test('that is forged, mistyped, of another kind or empty gets the same refusal', async () => {
     const tenant = await server.tenant();
     const token = await link(tenant);
     const wrong = [
@@ -118,7 +118,7 @@ describe('a sign-in link', () => {
     await server.call(302, VERIFY + token, undefined);
   });
 
-  test('of a removed person signs nobody in', async () => {
+  test('of a removed person signs no one in', async () => {
     const tenant = await server.tenant();
     const userId = await server.core.tenants.addMember(
       tenant.id,
@@ -137,7 +137,7 @@ describe('a sign-in link', () => {
 describe('the cookie', () => {
   const attributes = (cookie: string) => cookie.split('; ').slice(1).sort();
 
-  test('is out of reach of scripts and other sites, and for the whole server', async () => {
+  test('is inaccessible to scripts and other sites, and applies to the whole server', async () => {
     const { headers } = await server.call(302, VERIFY + (await link(await server.tenant())), undefined);
     const [cookie, ...more] = headers.getSetCookie();
     expect(more).toEqual([]);
@@ -150,14 +150,14 @@ describe('the cookie', () => {
     expect(headers.get('cache-control')).toBe('no-store');
   });
 
-  test('is Secure where the server is reached by https', async () => {
+  test('is Secure if the server is reached by https', async () => {
     const { headers } = await secure.call(302, VERIFY + (await link(await secure.tenant(), 900, secure)), undefined);
     expect(attributes(cookieOf(headers))).toContain('Secure');
   });
 });
 
 describe('a session', () => {
-  test('ends 24 hours after sign-in, however busy it is', async () => {
+  test('ends 24 hours after sign-in, regardless of activity', async () => {
     const person = await (await server.tenant()).person('viewer');
     for (let hour = 0; hour < 23; hour++) {
       server.clock.advance(3_600_000);
@@ -177,7 +177,7 @@ describe('a session', () => {
     expect(rows).toEqual([]);
   });
 
-  test('is over everywhere when its owner logs out, and no other is', async () => {
+  test('ends everywhere when its owner logs out, and no other does', async () => {
     const tenant = await server.tenant();
     const userId = await server.core.tenants.addMember(
       tenant.id,
@@ -329,7 +329,7 @@ describe('a request from another site', () => {
     expect(changed(before, await fingerprint(server))).toEqual([]);
   });
 
-  test('reads no answer: there is no leave for other origins', async () => {
+  test('reads no response: no other origin is allowed', async () => {
     const person = await (await server.tenant()).person('admin');
     const { headers } = await server.call(200, 'GET /auth/me', { ...person, headers: { origin: 'https://evil.test' } });
     expect(headers.get('access-control-allow-origin')).toBeNull();
@@ -363,7 +363,7 @@ describe('every answer', () => {
     'cache-control': 'no-store',
   };
 
-  test('forbids browsers to run, load, frame or keep it, a failure too', async () => {
+  test('forbids browsers to run, load, frame or store it, even if it is an error', async () => {
     const person = await (await server.tenant()).person('viewer');
     for (const [status, line] of [
       [200, 'GET /auth/me'],
@@ -381,14 +381,14 @@ describe('every answer', () => {
     }
   });
 
-  test('binds browsers to https where the server is reached by it', async () => {
+  test('binds browsers to https if the server is reached by it', async () => {
     const { headers } = await secure.call(401, 'GET /auth/me', undefined);
     expect(headers.get('strict-transport-security')).toMatch(/^max-age=\d{8}$/);
   });
 });
 
 // last, over all that this file has made
-test('no secret, token or cookie stands in the database or the log in a form that works', async () => {
+test('neither the database nor the log contains a usable secret, token or cookie', async () => {
   const tenant = await server.tenant();
   const person = await tenant.person('admin');
   const agent = await tenant.agent('a', 'clerk');

@@ -9,6 +9,8 @@ const server = useServer();
 const DEFAULTS = {
   approval_required: false,
   self_approval: false,
+  tests_required: false,
+  min_coverage: 0,
   input_retention_days: 30,
   poll_seconds: 15,
   approver_groups: {},
@@ -23,11 +25,13 @@ test('a new tenant has the defaults, and every member reads them', async () => {
   expect((await server.call(200, 'GET /v1/settings', await tenant.person('viewer'))).body).toEqual(DEFAULTS);
 });
 
-test('every setting can be changed and taken back to its default, which shows again', async () => {
+test('every setting can be changed and reset to its default, which is shown again', async () => {
   const tenant = await server.tenant();
   const admin = await tenant.person('admin');
   const other = {
     self_approval: true,
+    tests_required: true,
+    min_coverage: 60,
     input_retention_days: 90,
     poll_seconds: 7,
     approver_groups: { finance: [admin.userId] },
@@ -54,7 +58,7 @@ test('every setting can be changed and taken back to its default, which shows ag
   expect(stored).toEqual([{ settings: {} }]);
 });
 
-test('a change touches what it names and nothing else, and counts at once for everyone', async () => {
+test('a change affects only the given settings, and takes effect immediately for everyone', async () => {
   const [tenant, other] = [await server.tenant(), await server.tenant()];
   const admin = await tenant.person('admin');
   const reason = 'as agreed';
@@ -76,7 +80,7 @@ test('a change touches what it names and nothing else, and counts at once for ev
   expect((await server.call(200, 'GET /v1/proxy-config', other.admin)).body.poll_seconds).toBe(15);
 });
 
-test('a group is of members: each id that is none is named', async () => {
+test('a group contains only members: each other id is named', async () => {
   const [tenant, other] = [await server.tenant(), await server.tenant()];
   const gone = await tenant.person('approver');
   await server.call(204, `DELETE /v1/team/${gone.userId}`, tenant.admin);
@@ -89,7 +93,7 @@ test('a group is of members: each id that is none is named', async () => {
   expect((await server.call(200, 'GET /v1/settings', tenant.admin)).body).toMatchObject(DEFAULTS);
 });
 
-test('an unknown or wrong member changes nothing, also beside right ones', async () => {
+test('an unknown or invalid setting changes nothing, even together with valid ones', async () => {
   const admin = await (await server.tenant()).person('admin');
   for (const body of [
     { approval_required: true, surprise: 1 },
@@ -108,7 +112,7 @@ test('an unknown or wrong member changes nothing, also beside right ones', async
   expect(audit.body.records).toEqual([]);
 });
 
-test('each change has its audit record, with the hashes of what was before and is now', async () => {
+test('each change has its audit record, with the hashes before and after', async () => {
   const tenant = await server.tenant();
   const person = await tenant.person('admin');
   const stored = async () =>
@@ -137,14 +141,14 @@ test('each change has its audit record, with the hashes of what was before and i
   ]);
 });
 
-test('the audit record of lists tells what came and what went, however long they are', async () => {
+test('the audit record of lists shows what was added and removed, however long they are', async () => {
   const admin = await (await server.tenant()).person('admin');
   const user = admin.userId;
   const read = Array.from({ length: 60 }, (_, n) => `type_number_${n}`);
   const steps: [Record<string, unknown>, string][] = [
     [
       { approver_groups: { finance: [user], legal: [] }, self_approval: false },
-      `approver_groups/finance: new, +${user}; approver_groups/legal: new; self_approval: false, as before`,
+      `approver_groups/finance: new, +${user}; approver_groups/legal: new; self_approval: false, unchanged`,
     ],
     [{ approver_groups: { finance: [user], legal: [user] } }, `approver_groups/legal: +${user}`],
     // a group may be called what every object has
@@ -152,13 +156,13 @@ test('the audit record of lists tells what came and what went, however long they
       { approver_groups: { constructor: [], legal: [user] } },
       `approver_groups/constructor: new; approver_groups/finance: deleted, −${user}`,
     ],
-    [{ approver_groups: { constructor: [], legal: [user] } }, 'approver_groups: as before'],
+    [{ approver_groups: { constructor: [], legal: [user] } }, 'approver_groups: unchanged'],
     [{ action_types: { read, write: [] } }, `action_types/read: ${read.map((name) => `+${name}`).join(', ')}`],
     [
       { action_types: { read: read.slice(0, -1), write: ['last'] } },
       'action_types/read: −type_number_59; action_types/write: +last',
     ],
-    [{ action_types: { read: read.slice(0, -1).reverse(), write: ['last'] } }, 'action_types/read: in another order'],
+    [{ action_types: { read: read.slice(0, -1).reverse(), write: ['last'] } }, 'action_types/read: reordered'],
   ];
   for (const [body] of steps) await server.call(200, 'PATCH /v1/settings', admin, { ...body, reason: 'as agreed' });
   const line = 'GET /v1/audit?action=settings.changed';
@@ -168,7 +172,7 @@ test('the audit record of lists tells what came and what went, however long they
   expect(one.body).toEqual(body.records[0]);
 });
 
-test('changes at the same time are all kept', async () => {
+test('concurrent changes are all kept', async () => {
   const admin = await (await server.tenant()).person('admin');
   const reason = 'as agreed';
   await Promise.all([
@@ -216,6 +220,8 @@ const actionsOf = async (who: Credential, action: string) =>
 /** Each guarded setting, one step that takes a safeguard away, and the value that it takes it from. */
 const loosenings = (admin: string, other: string): [name: string, from: unknown, to: unknown][] => [
   ['self_approval', false, true],
+  ['tests_required', true, false],
+  ['min_coverage', 60, 59],
   ['policy_author_may_vote', false, true],
   ['input_retention_days', 30, 29],
   ['approver_groups', { finance: [admin] }, { finance: [admin, other] }],
@@ -227,19 +233,21 @@ const loosenings = (admin: string, other: string): [name: string, from: unknown,
   ['approval_required', true, null],
 ];
 
-describe('settings that decide who must agree', () => {
-  test('no key changes, of any maker: neither in one step nor in another spelling', async () => {
+describe('settings that decide whose approval is needed', () => {
+  test('cannot be changed by any key: neither in one step nor in another spelling', async () => {
     const tenant = await server.tenant();
     const bodies = [
       ...loosenings(tenant.admin.userId, tenant.admin.userId).map(([name, , to]) => ({ [name]: to })),
       { approval_required: true },
+      { tests_required: true },
       { input_retention_days: 31 },
       { sso_only: true },
       { poll_seconds: 9, approver_groups: { finance: [tenant.admin.userId] } },
     ].filter((body) => !('approval_required' in body) || body.approval_required === true);
     for (const who of [tenant.admin, tenant.operatorKey]) {
       for (const body of bodies) {
-        const same = (body as Record<string, unknown>).policy_author_may_vote === true;
+        const { policy_author_may_vote, tests_required } = body as Record<string, unknown>;
+        const same = policy_author_may_vote === true || tests_required === false;
         await patch(same ? 200 : 403, who, { ...body, reason });
       }
     }
@@ -252,7 +260,7 @@ describe('settings that decide who must agree', () => {
     await server.call(403, 'POST /v1/settings/changes/stc_none/approve', tenant.admin, {});
   });
 
-  test('change with a reason, which the audit log keeps', async () => {
+  test('change only with a reason, which the audit log keeps', async () => {
     const tenant = await server.tenant();
     const admin = await tenant.person('admin');
     expect((await patch(400, admin, { approval_required: true })).body.errors).toMatchObject([{ pointer: '/reason' }]);
@@ -262,7 +270,7 @@ describe('settings that decide who must agree', () => {
     await patch(200, admin, { magic_link_confirm: true });
   });
 
-  test('where approval is required, each loosening waits for another person, and a tightening does not', async () => {
+  test('if approval is required, loosening each waits for another person, and tightening does not', async () => {
     const tenant = await server.tenant();
     const [admin, other] = [await tenant.person('admin'), await tenant.person('approver')];
     for (const [name, from, to] of loosenings(admin.userId, other.userId)) {
@@ -287,17 +295,19 @@ describe('settings that decide who must agree', () => {
     const tight = {
       self_approval: false,
       policy_author_may_vote: false,
+      tests_required: true,
+      min_coverage: 80,
       input_retention_days: 60,
       approver_groups: { a: [], b: [] },
     };
     expect((await patch(200, admin, { ...tight, reason })).body).toMatchObject({ ...tight, waiting: null });
     const codes = async (action: string) => (await actionsOf(admin, action)).map(({ code }) => code);
-    expect(await codes('settings.change_proposed')).toEqual(Array(10).fill('TEN003I'));
-    expect(await codes('settings.change_approved')).toEqual(Array(10).fill('TEN004I'));
-    expect(await codes('settings.approval_refused')).toEqual(Array(10).fill('TEN004E'));
+    expect(await codes('settings.change_proposed')).toEqual(Array(12).fill('TEN003I'));
+    expect(await codes('settings.change_approved')).toEqual(Array(12).fill('TEN004I'));
+    expect(await codes('settings.approval_refused')).toEqual(Array(12).fill('TEN004E'));
   });
 
-  test('single sign-on as the only way in is a loosening when it ends', async () => {
+  test('ending required single sign-on is a loosening', async () => {
     const tenant = await server.tenant();
     const [admin, other] = [await tenant.person('admin'), await tenant.person('admin')];
     await sql(
@@ -320,7 +330,7 @@ describe('settings that decide who must agree', () => {
     expect((await approve(403, admin, change.id)).body.code).toBe('SELF_APPROVAL');
   });
 
-  test('what was read is what happens: a change is void once its setting has changed otherwise', async () => {
+  test('a pending change is void once its setting has changed otherwise', async () => {
     const tenant = await server.tenant();
     const [a, b] = [await tenant.person('admin'), await tenant.person('admin')];
     const c = await tenant.person('viewer');
@@ -339,7 +349,7 @@ describe('settings that decide who must agree', () => {
     await approve(400, b, joins.id);
   });
 
-  test('what was not shown does not happen: a setting that was named as it stood may change meanwhile', async () => {
+  test('a pending change does not include settings named with their current value, which may change meanwhile', async () => {
     const tenant = await server.tenant();
     const [a, b] = [await tenant.person('admin'), await tenant.person('admin')];
     await tenant.set({ approval_required: true });
@@ -372,7 +382,7 @@ describe('settings that decide who must agree', () => {
     expect(await settingsOf(a)).toMatchObject({ approval_required: true, input_retention_days: 30 });
   });
 
-  test('ends with the role of who asked for it, and is for approvers alone', async () => {
+  test('a pending change ends with the role of its requester, and only approvers decide it', async () => {
     const tenant = await server.tenant();
     const [a, b] = [await tenant.person('admin', 'approver'), await tenant.person('admin')];
     await tenant.set({ approval_required: true });
@@ -403,7 +413,7 @@ describe('settings that decide who must agree', () => {
     expect(await settingsOf(a)).toMatchObject({ self_approval: false });
   });
 
-  test('approved by many at once, a change is applied once; so many wait and no more', async () => {
+  test('approved concurrently, a change is applied once; the number of pending changes is limited', async () => {
     const tenant = await server.tenant();
     const admin = await tenant.person('admin');
     const others = await Promise.all(Array.from({ length: 4 }, () => tenant.person('approver')));
@@ -426,7 +436,7 @@ describe('settings that decide who must agree', () => {
 });
 
 describe('tenants', () => {
-  test('have ids that are taken once, and an audit log from their first moment', async () => {
+  test('have unique ids, and an audit log from their creation', async () => {
     const tenant = await server.tenant();
     const again = server.core.tenants.create(
       { id: tenant.id, name: 'x', adminEmail: 'a@example.test' },
@@ -447,7 +457,7 @@ describe('tenants', () => {
     expect(body.records.at(-1)).toMatchObject({ code: 'TEN001I', actor: { type: 'operator' } });
   });
 
-  test('know a person by address, in any case, once', async () => {
+  test('have one person per address, in any case', async () => {
     const tenant = await server.tenant();
     await expect(
       server.core.tenants.addMember(tenant.id, { email: 'ADMIN@example.test', roles: ['viewer'] }, { actor: OPERATOR }),
@@ -466,7 +476,7 @@ describe('tenants', () => {
   });
 });
 
-test('a record of changes that is cut short is cut between characters', async () => {
+test('a truncated record of changes is cut between characters', async () => {
   const admin = await (await server.tenant()).person('admin');
   // one of two lengths that differ by one cuts within a character of two code units
   for (const first of ['a', 'aa']) {

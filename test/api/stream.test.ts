@@ -31,7 +31,7 @@ async function listen(who: Credential) {
   };
 }
 
-test('tells of holds, policies, settings and decisions of the tenant, and of no other', async () => {
+test('sends hints about holds, policies, settings and decisions of its own tenant only', async () => {
   const [mine, other] = [await makeWorld(server), await makeWorld(server)];
   const stream = await listen(mine.credential.admin);
   await stream.until('event: hello');
@@ -58,7 +58,7 @@ test('ends with the session', async () => {
   await stream.end();
 });
 
-test('is for those who may read: an agent key and a proxy key get no stream', async () => {
+test('is only for those who may read: an agent key and a proxy key get no stream', async () => {
   const tenant = await server.tenant();
   await server.call(403, 'GET /v1/stream', await tenant.agent('agent-1', 'clerk'));
   await server.call(403, 'GET /v1/stream', await tenant.key('proxy'));

@@ -49,7 +49,7 @@ const post = (token: string, more: Record<string, string> = {}, headers: Record<
   });
 
 describe('an invitation', () => {
-  test('is mailed, and joins a program that asks for JSON at once, with the role that was given', async () => {
+  test('is mailed, and with JSON joins immediately, with the given role', async () => {
     const tenant = await server.tenant();
     const admin = await tenant.person('admin');
     const email = newAddress();
@@ -79,7 +79,7 @@ describe('an invitation', () => {
     expect(found).toEqual(['INV001I', 'INV004I', 'MEM001I', 'INV004E']);
   });
 
-  test('shows a browser a page with a button, which joins; looking changes nothing', async () => {
+  test('shows a browser a page with a button, which joins; viewing changes nothing', async () => {
     const tenant = await server.tenant();
     const email = newAddress();
     await create(tenant.admin, email, 'approver');
@@ -107,7 +107,7 @@ describe('an invitation', () => {
     expect([dead.status, dead.headers.get('content-type')]).toEqual([401, 'text/html; charset=utf-8']);
   });
 
-  test('that 30 requests accept at once joins one person with one session', async () => {
+  test('that 30 concurrent requests accept joins one person with one session', async () => {
     const tenant = await server.tenant();
     const email = newAddress();
     await create(tenant.admin, email);
@@ -126,7 +126,7 @@ describe('an invitation', () => {
     expect(counts).toEqual({ members: 1, sessions: 1 });
   });
 
-  test('is dead after 7 days', async () => {
+  test('expires after 7 days', async () => {
     const tenant = await server.tenant();
     const email = newAddress();
     const { id } = await create(tenant.admin, email);
@@ -140,7 +140,7 @@ describe('an invitation', () => {
     await join((await mailed(email)).token);
   });
 
-  test('that is sent again has a new link, and the former one is dead', async () => {
+  test('that is resent has a new link, and the previous one is dead', async () => {
     const tenant = await server.tenant();
     const email = newAddress();
     const { id } = await create(tenant.admin, email);
@@ -154,7 +154,7 @@ describe('an invitation', () => {
     await server.call(404, `DELETE /v1/invites/${id}`, tenant.admin);
   });
 
-  test('that is made again for an address replaces the open one, also many at once', async () => {
+  test('that is repeated for an address replaces the open one, even concurrently', async () => {
     const tenant = await server.tenant();
     const email = newAddress();
     await create(tenant.admin, email, 'viewer');
@@ -176,7 +176,7 @@ describe('an invitation', () => {
     expect(statuses.sort()).toEqual([200, ...Array(7).fill(401)]);
   });
 
-  test('that is revoked lets nobody in', async () => {
+  test('that is revoked lets no one in', async () => {
     const tenant = await server.tenant();
     const email = newAddress();
     const { id } = await create(tenant.admin, email);
@@ -224,7 +224,7 @@ describe('an invitation', () => {
     expect((await audit(tenant, 'member.restored')).map(({ code }) => code)).toEqual(['MEM003I']);
   });
 
-  test('that was open beside an account does not outlive its removal', async () => {
+  test('that was open alongside an account does not outlive its removal', async () => {
     const tenant = await server.tenant();
     const email = newAddress();
     await create(tenant.admin, email, 'admin');
@@ -234,7 +234,7 @@ describe('an invitation', () => {
     await join(token, 401);
   });
 
-  test('leads to single sign-on where that is the only way in', async () => {
+  test('leads to single sign-on if that is required', async () => {
     const tenant = await server.tenant();
     const [early, late] = [newAddress(), newAddress()];
     await create(tenant.admin, early);

@@ -181,7 +181,7 @@ describe('requesting a link', () => {
     expect(signedIn.sort()).toEqual(tenants.map(({ id }) => id).sort());
   });
 
-  test('twice in one browser leaves both links good for it', async () => {
+  test('twice in one browser leaves both links working there', async () => {
     const { email } = await member(await server.tenant());
     const browser = new Browser();
     const first = await browser.ask(email);
@@ -200,7 +200,7 @@ describe('requesting a link', () => {
     await server.call(405, 'GET /auth/magic-link', { headers: { accept: 'application/json' } });
   });
 
-  test('again after a process died with the request makes no second link', async () => {
+  test('that a process died serving makes no second link when retried', async () => {
     const tenant = await server.tenant();
     const { email, userId } = await member(tenant);
     const { core, clock } = server;
@@ -222,7 +222,7 @@ describe('requesting a link', () => {
 });
 
 describe('a mailed link', () => {
-  test('that a scanner opened first, by HEAD, prefetch and GET, still lets the browser that asked in, once', async () => {
+  test('that a scanner opened first, by HEAD, prefetch and GET, still works once in the browser that requested it', async () => {
     const tenant = await server.tenant();
     const { email } = await member(tenant);
     const [browser, scanner] = [new Browser(), new Browser()];
@@ -281,7 +281,7 @@ describe('a mailed link', () => {
     expect((await fetch(server.url + VERIFY + other.token, { redirect: 'manual' })).status).toBe(302);
   });
 
-  test('that its browser opened first lets nobody else in', async () => {
+  test('that its browser opened first lets no one else in', async () => {
     const { email } = await member(await server.tenant());
     const browser = new Browser();
     const { token } = await browser.ask(email);
@@ -293,7 +293,7 @@ describe('a mailed link', () => {
     expect(await browser.signedIn()).toBe(true);
   });
 
-  test('gives one session to 100 uses at once, from the browser that asked, from elsewhere, or both', async () => {
+  test('gives one session to 100 concurrent uses, from the requesting browser, from elsewhere, or both', async () => {
     for (const who of ['asker', 'others', 'both']) {
       const tenant = await server.tenant();
       const { email, userId } = await member(tenant);
@@ -318,7 +318,7 @@ describe('a mailed link', () => {
     }
   });
 
-  test('is dead 15 minutes after it was asked for, also for the browser that asked', async () => {
+  test('expires 15 minutes after the request, also in the requesting browser', async () => {
     const { email } = await member(await server.tenant());
     const browser = new Browser();
     const { token } = await browser.ask(email);
@@ -327,7 +327,7 @@ describe('a mailed link', () => {
     expect((await new Browser().open(token)).status).toBe(401);
   });
 
-  test('that does not work is reported to browsers on a page without script, and to programs as a problem', async () => {
+  test('that is invalid is reported to browsers on a page without script, and to programs as a problem', async () => {
     const page = await new Browser().open('svc_link_x');
     expect([page.status, page.headers.get('content-type')]).toEqual([401, 'text/html; charset=utf-8']);
     expect(page.headers.get('content-security-policy')).toMatch(/^default-src 'none'; style-src 'sha256-/);
@@ -351,7 +351,7 @@ describe('a mailed link', () => {
     expect((await browser.open(token)).status).toBe(401);
   });
 
-  test('lets nobody in once single sign-on is the only way in; a mail says where to go', async () => {
+  test('lets no one in once single sign-on is required; a mail links to it', async () => {
     const tenant = await server.tenant();
     const { email, userId } = await member(tenant);
     const browser = new Browser();
@@ -386,42 +386,45 @@ describe('a link that is opened while another person is signed in', () => {
     return { ...made, browser };
   };
 
-  test.each(['of the same tenant', 'of another tenant'])('%s asks first, and signs in by its button', async (where) => {
-    const tenant = await server.tenant();
-    const victim = await person(tenant);
-    const attacker = await member(where === 'of the same tenant' ? tenant : await server.tenant());
-    // a link that somebody sent, and one that the victim's own browser asked for
-    const links = [await new Browser().ask(attacker.email), await victim.browser.ask(attacker.email)];
-    for (const { token } of links) {
-      for (const headers of [{}, { accept: 'application/json' }, { accept: '*/*' }]) {
-        const page = await victim.browser.open(token, headers);
-        expect([page.status, page.headers.getSetCookie()]).toEqual([200, []]);
-        const text = await page.text();
-        expect(text).toContain(`signed in as <strong>${victim.email}</strong>`);
-        expect(text).toContain(`signs in <strong>${attacker.email}</strong> at <strong>Test</strong>`);
-        expect(text).not.toContain('<script');
+  test.each(['of the same tenant', 'of another tenant'])(
+    '%s asks first, and signs in with its button',
+    async (where) => {
+      const tenant = await server.tenant();
+      const victim = await person(tenant);
+      const attacker = await member(where === 'of the same tenant' ? tenant : await server.tenant());
+      // a link that somebody sent, and one that the victim's own browser asked for
+      const links = [await new Browser().ask(attacker.email), await victim.browser.ask(attacker.email)];
+      for (const { token } of links) {
+        for (const headers of [{}, { accept: 'application/json' }, { accept: '*/*' }]) {
+          const page = await victim.browser.open(token, headers);
+          expect([page.status, page.headers.getSetCookie()]).toEqual([200, []]);
+          const text = await page.text();
+          expect(text).toContain(`signed in as <strong>${victim.email}</strong>`);
+          expect(text).toContain(`signs in <strong>${attacker.email}</strong> at <strong>Test</strong>`);
+          expect(text).not.toContain('<script');
+        }
+        expect(await me(victim.browser)).toBe(victim.email);
       }
-      expect(await me(victim.browser)).toBe(victim.email);
-    }
-    const { token } = links[0]!;
-    for (const origin of ['https://evil.test', 'null']) {
-      const { headers, body } = form(token);
-      const posted = await victim.browser.send('POST', '/auth/magic-link/verify', {
-        headers: { ...headers, origin },
-        body,
-      });
-      expect(posted.status).toBe(403);
-    }
-    const before = victim.browser.cookies.get('svc_session');
-    const posted = await victim.browser.send('POST', '/auth/magic-link/verify', form(token));
-    expect([posted.status, posted.headers.get('location')]).toEqual([303, '/policies']);
-    expect(await me(victim.browser)).toBe(attacker.email);
-    // what the browser had is over, not only overwritten
-    await server.call(401, 'GET /auth/me', { cookie: `svc_session=${before}` });
-    expect((await victim.browser.send('POST', '/auth/magic-link/verify', form(token))).status).toBe(401);
-  });
+      const { token } = links[0]!;
+      for (const origin of ['https://evil.test', 'null']) {
+        const { headers, body } = form(token);
+        const posted = await victim.browser.send('POST', '/auth/magic-link/verify', {
+          headers: { ...headers, origin },
+          body,
+        });
+        expect(posted.status).toBe(403);
+      }
+      const before = victim.browser.cookies.get('svc_session');
+      const posted = await victim.browser.send('POST', '/auth/magic-link/verify', form(token));
+      expect([posted.status, posted.headers.get('location')]).toEqual([303, '/policies']);
+      expect(await me(victim.browser)).toBe(attacker.email);
+      // what the browser had is over, not only overwritten
+      await server.call(401, 'GET /auth/me', { cookie: `svc_session=${before}` });
+      expect((await victim.browser.send('POST', '/auth/magic-link/verify', form(token))).status).toBe(401);
+    },
+  );
 
-  test('asks nothing of the same person, of one whose session is over, or for a link that is dead', async () => {
+  test('does not ask the same person, a person whose session has ended, or for an expired link', async () => {
     const tenant = await server.tenant();
     const { email, browser } = await person(tenant);
     const again = await browser.ask(email);
@@ -441,7 +444,7 @@ describe('a link that is opened while another person is signed in', () => {
   });
 });
 
-describe('where the tenant asks for a button', () => {
+describe('if the tenant requires a button', () => {
   const confirming = async () => {
     const tenant = await server.tenant();
     await server.call(200, 'PATCH /v1/settings', tenant.admin, { magic_link_confirm: true });
@@ -468,13 +471,13 @@ describe('where the tenant asks for a button', () => {
     expect((await other.send('POST', '/auth/magic-link/verify', form(token))).status).toBe(401);
   });
 
-  test('the browser that asked needs none', async () => {
+  test('the requesting browser needs none', async () => {
     const { email } = await confirming();
     const browser = new Browser();
     expect((await browser.open((await browser.ask(email)).token)).status).toBe(302);
   });
 
-  test('the button of another site signs nobody in, and uses nothing up', async () => {
+  test('a form on another site signs no one in, and uses nothing up', async () => {
     const { email } = await confirming();
     const { token } = await new Browser().ask(email);
     const victim = new Browser();
@@ -485,7 +488,7 @@ describe('where the tenant asks for a button', () => {
     expect((await victim.send('POST', '/auth/magic-link/verify', form(token))).status).toBe(303);
   });
 
-  test('a form with a field twice, or one too many, is refused', async () => {
+  test('a form with a repeated or an extra field is refused', async () => {
     const { email } = await confirming();
     const { token } = await new Browser().ask(email);
     for (const body of [`token=${token}&token=${token}`, `token=${token}&x=1`, `token=${token}&__proto__=1`]) {
@@ -495,7 +498,7 @@ describe('where the tenant asks for a button', () => {
   });
 });
 
-test('what ended long ago is deleted, and nothing that works', async () => {
+test('what ended long ago is deleted, and nothing still valid', async () => {
   const tenant = await server.tenant();
   const { email, userId } = await member(tenant);
   const { token } = await new Browser().ask(email);
@@ -526,7 +529,7 @@ test('what ended long ago is deleted, and nothing that works', async () => {
 });
 
 describe('limits', () => {
-  test('5 links in 15 minutes for an address and 20 an hour from an IP address, without a sign of it', async () => {
+  test('allow 5 links in 15 minutes per address and 20 an hour per IP address, without revealing it', async () => {
     const tenant = await limited.tenant();
     const { email } = await member(tenant, newAddress(), limited);
     const shapes = new Set<string>();
@@ -549,6 +552,6 @@ describe('limits', () => {
     expect(others.map((address) => mailsTo(limited, address).length)).toEqual([...Array(12).fill(1), 0, 0]);
     expect(shapes.size).toBe(1);
     const metrics = await limited.call(200, 'GET /metrics', undefined);
-    expect(metrics.text).toMatch(/svc_sign_in_failures_total\{reason="too many links asked for"\} 5\n/);
+    expect(metrics.text).toMatch(/svc_sign_in_failures_total\{reason="too many sign-in links requested"\} 5\n/);
   });
 });

@@ -86,7 +86,7 @@ describe('one spelling of a domain', () => {
     expect(normalDomain(given)).toBeUndefined();
   });
 
-  test('and of an address, in ASCII alone', () => {
+  test('and of an address, in ASCII only', () => {
     expect(normalEmail('Ann.Lee+x@Example.COM')).toEqual({ email: 'ann.lee+x@example.com', domain: 'example.com' });
     expect(normalEmail('ann@münchen.example')).toEqual({
       email: 'ann@xn--mnchen-3ya.example',
@@ -115,7 +115,7 @@ describe('one spelling of a domain', () => {
 });
 
 describe('a claimed domain', () => {
-  test('has a record of its own for each tenant, the same however often it is claimed', async () => {
+  test('has a separate record for each tenant, the same however often it is claimed', async () => {
     const [a, b] = [await server.tenant(), await server.tenant()];
     const first = await claim(a, 'Claimed.Example.');
     expect(first).toMatchObject({
@@ -149,7 +149,7 @@ describe('a claimed domain', () => {
     ['other.example', { txt: ['v=spf1 -all'] }, 'DNS returned 1 other value, "v=spf1 -all"'],
     ['failing.example', 'SERVFAIL', 'DNS gave no answer (DNS_ERROR)'],
     ['refusing.example', 'REFUSED', 'DNS gave no answer (DNS_ERROR)'],
-  ] as const)('%s without its record: 422 names the record, and what DNS said', async (domain, script, said) => {
+  ] as const)('%s without its record: 422 names the record, and what DNS returned', async (domain, script, said) => {
     const tenant = await server.tenant();
     const record = await claim(tenant, domain);
     dns.names[record.txt_name] = script;
@@ -194,7 +194,7 @@ describe('a claimed domain', () => {
     expect((await verify(200, tenant, 'right.example')).body.verified_at).toBe(body.verified_at);
   });
 
-  test('of another tenant, or of nobody, is not found', async () => {
+  test('of another tenant, or of no one, is not found', async () => {
     const [a, b] = [await server.tenant(), await server.tenant()];
     await claim(a, 'mine.example');
     for (const domain of ['mine.example', 'none.example', 'not a domain', '%00']) {
@@ -227,7 +227,7 @@ describe('one organization', () => {
     expect((await verify(200, b, 'one.example')).body.verified).toBe(true);
   });
 
-  test('wins when many verify the same domain at once', async () => {
+  test('wins when many verify the same domain concurrently', async () => {
     const tenants = await Promise.all(Array.from({ length: 8 }, () => server.tenant()));
     const records = await Promise.all(tenants.map((tenant) => claim(tenant, 'race.example')));
     dns.names[records[0]!.txt_name] = { txt: records.map((record) => record.txt_value) };
@@ -245,7 +245,7 @@ describe('one organization', () => {
     expect(states.filter(Boolean)).toHaveLength(1);
   });
 
-  test('is the only holder by constraint of the database', async () => {
+  test('is the only holder by database constraint', async () => {
     const [a, b] = [await server.tenant(), await server.tenant()];
     await verifyDomain(server, dns, a.admin, 'row.example');
     const insert = server.core.db.transaction(b.id, (em) =>

@@ -77,7 +77,7 @@ async function expectRefused(outcome: Awaited<ReturnType<typeof signIn>>, code: 
   expect(['warning', 'critical']).toContain(record!.severity);
 }
 
-test('with nothing wrong the person is signed in', async () => {
+test('without any fault the person is signed in', async () => {
   const outcome = await signIn();
   expect(outcome).toMatchObject({ status: 302, path: '/policies', error: null });
   const me = await server.call(200, 'GET /auth/me', outcome.who);
@@ -140,7 +140,7 @@ describe('name and picture of a person', () => {
     return { name, avatar_url };
   };
 
-  test('are what the provider says at each sign-in, in every session at once', async () => {
+  test('are updated at each sign-in, in every session immediately', async () => {
     const picture = 'https://pictures.example/ann.png?size=64';
     expect(await signedIn({ name: 'Ann Lee', picture })).toEqual({ name: 'Ann Lee', avatar_url: picture });
     const before = await signIn();
@@ -156,7 +156,7 @@ describe('name and picture of a person', () => {
     expect(await signedIn({ name: 'Ann', picture })).toEqual({ name: 'Ann', avatar_url: picture });
   });
 
-  test('are text on one line, and an https address, however they come', async () => {
+  test('are one line of text and an https address, whatever the provider sends', async () => {
     for (const [given, shown] of [
       ['Ann\u202e\u2066ecila\u0007', 'Ann ecila'],
       [' Ann\r\n\u2028Lee\t ', 'Ann Lee'],
@@ -783,7 +783,7 @@ const DOCUMENTS: Attack[] = [
   ['only private_key_jwt', 'SSO107E', '', () => edited({ token_endpoint_auth_methods_supported: ['private_key_jwt'] })],
 ];
 
-describe('a provider whose discovery holds', () => {
+describe('a provider whose discovery document contains', () => {
   test.each(DOCUMENTS)('%s is refused as %s, and nothing is stored', async (_what, code, _error, misbehavior) => {
     const other = await server.tenant();
     provider.misbehavior = misbehavior();
@@ -794,7 +794,7 @@ describe('a provider whose discovery holds', () => {
     expect((await server.call(200, 'GET /v1/settings/sso', other.admin)).body.configured).toBe(false);
   });
 
-  test('what it held when it was set up, and something else later, is refused at the sign-in', async () => {
+  test('what it contained at setup, and something else later, is refused at sign-in', async () => {
     for (const [misbehavior, code] of [
       [edited({ issuer: 'https://other.example' }), 'SSO105E'],
       [edited({ token_endpoint: 'https://169.254.169.254/token' }), 'SSO131E'],
@@ -809,7 +809,7 @@ describe('a provider whose discovery holds', () => {
     expect(await signIn()).toMatchObject({ path: '/policies' });
   });
 
-  test('an address that does not answer is asked again only after a while', async () => {
+  test('an address that does not answer is retried only after a while', async () => {
     provider.misbehavior = { answer: { [WELL_KNOWN]: status(500) } };
     await expireCache();
     const before = provider.requests.length;
@@ -822,7 +822,7 @@ describe('a provider whose discovery holds', () => {
 });
 
 describe('keys', () => {
-  test('that were swapped for others under the same name do not verify, once the old ones are gone', async () => {
+  test('that were swapped for others under the same id do not verify once the cached ones have expired', async () => {
     provider.misbehavior = { keySet: () => ({ keys: [{ ...stranger.publicKey, kid: provider.publicKey.kid }] }) };
     await expireCache();
     await expectRefused(await signIn(), 'SSO157E', 'sso_failed');
@@ -830,7 +830,7 @@ describe('keys', () => {
     await expireCache();
   });
 
-  test('that are rotated are fetched when a token names them, but not for each unknown name', async () => {
+  test('that are rotated are fetched when a token names them, but not for each unknown id', async () => {
     await expireCache();
     await signIn();
     const fetches = () => provider.requests.filter((line) => line === 'GET /jwks').length;
@@ -852,7 +852,7 @@ describe('keys', () => {
     await expireCache();
   });
 
-  test('and algorithms that are new are accepted at their first use, also at another address or without a name', async () => {
+  test('and algorithms that are new are accepted at first use, also at another URL or without an id', async () => {
     await expireCache();
     await signIn();
     const { privateKey, publicKey } = await generateKeyPair('ES256', { extractable: true });
@@ -901,7 +901,7 @@ describe('keys', () => {
     await expireCache();
   });
 
-  test('that are too weak, malformed, or more than one for a token without a name, are refused', async () => {
+  test('that are too weak, malformed, or ambiguous for a token without an id, are refused', async () => {
     provider.misbehavior = {
       keySet: () => ({ keys: [{ ...weak.publicKey, kid: 'weak' }] }),
       idToken: (claims) => handSigned({ alg: 'RS256', kid: 'weak' }, claims, weak.privateKey),
@@ -946,7 +946,7 @@ describe('a response', () => {
     await expectRefused(await finish(server, browser, mixed.href), 'SSO122E', 'sso_expired');
   });
 
-  test('that arrives many times at once opens one session', async () => {
+  test('that arrives many times concurrently opens one session', async () => {
     const { browser, callback } = await onTheWay();
     const answers = await Promise.all(Array.from({ length: 20 }, () => browser.send(callback)));
     const locations = answers.map((answer) => answer.headers.get('location')!.split('?')[0]);
@@ -954,7 +954,7 @@ describe('a response', () => {
     expect(locations.filter((to) => to === '/sign-in')).toHaveLength(19);
   });
 
-  test('is refused in another browser, with or without a sign-in of its own under way', async () => {
+  test('is refused in another browser, with or without a sign-in in progress there', async () => {
     const { callback } = await onTheWay();
     await expectRefused(await finish(server, newBrowser(server), callback), 'SSO121E', 'sso_expired');
     const other = await onTheWay();
@@ -977,7 +977,7 @@ describe('a response', () => {
     await expectRefused(await finish(server, browser, callback), 'SSO120E', 'sso_expired');
   });
 
-  test('to a sign-in that began under another configuration is refused', async () => {
+  test('to a sign-in that started under another configuration is refused', async () => {
     const { browser, callback } = await onTheWay();
     await configure();
     await expectRefused(await finish(server, browser, callback), 'SSO123E', 'sso_expired');
@@ -994,7 +994,7 @@ describe('a response', () => {
     provider.misbehavior = tokens;
   });
 
-  test('with a state that was not made here names no tenant: it is logged and counted', async () => {
+  test('with a forged state names no tenant: it is logged and counted', async () => {
     const { browser, callback } = await onTheWay();
     const before = await audited(server, tenant);
     const state = new URL(callback).searchParams.get('state')!;
@@ -1015,7 +1015,7 @@ describe('a response', () => {
     expect((await browser.send(`${callback}&state=x`)).status).toBe(400);
   });
 
-  test('that was used before sends a signed-in browser home, still as the same person', async () => {
+  test('that was already used redirects a signed-in browser home, still as the same person', async () => {
     const { browser, callback } = await onTheWay();
     const first = await finish(server, browser, callback);
     const state = new URL(callback).searchParams.get('state')!;
@@ -1060,7 +1060,7 @@ describe('a response', () => {
     expect((await from('cross-site')).headers.get('location')).toContain(provider.issuer);
   });
 
-  test('in two tabs of one browser signs in in both', async () => {
+  test('in each of two tabs of one browser signs in', async () => {
     const first = await onTheWay();
     const second = await onTheWay(first.browser);
     expect(await finish(server, first.browser, first.callback)).toMatchObject({ path: '/policies' });
@@ -1077,7 +1077,7 @@ describe('two tenants', () => {
     await configure(other);
   });
 
-  test('with the same subject at their providers have two people', async () => {
+  test('with the same subject at their providers have two separate people', async () => {
     const mine = await signIn();
     provider.person = { sub: GOOD.sub, email: 'olga@other.test', email_verified: true };
     const theirs = await signIn(other);
@@ -1101,7 +1101,7 @@ describe('two tenants', () => {
     await expectRefused(outcome, 'SSO173E', 'sso_no_access', other);
   });
 
-  test('both configured: the sign-in page asks whose', async () => {
+  test('that are both configured make the sign-in page ask which', async () => {
     const response = await newBrowser(server).send(`${BASE_URL}/auth/login`);
     expect(response.headers.get('location')).toBe('/sign-in');
   });
@@ -1188,7 +1188,10 @@ describe('a mix-up of identity providers', () => {
     const shared = new URL(`${BASE_URL}/auth/callback${response.search}`);
     shared.searchParams.set('state', lured.searchParams.get('state')!);
     const answer = await victim.send(shared.href, { headers: { accept: 'text/html' } });
-    expect([answer.status, await answer.text()]).toEqual([404, expect.stringContaining('own connection')]);
+    expect([answer.status, await answer.text()]).toEqual([
+      404,
+      expect.stringContaining('redirect URI of a connection'),
+    ]);
     for (const id of ['', victims.id.toUpperCase(), `${victims.id}%00`, 'none', '%2e%2e']) {
       const moved = `${BASE_URL}/auth/callback/${id}${response.search}`;
       expect((await finish(server, attacker, moved)).who).toBeUndefined();
@@ -1200,7 +1203,7 @@ describe('a mix-up of identity providers', () => {
   });
 });
 
-test('of two subjects that arrive at once for one member, one is bound', async () => {
+test('of two subjects that arrive concurrently for one member, one is bound', async () => {
   await addMember(server, tenant, 'carl@example.test', 'viewer');
   const back: [browser: ReturnType<typeof newBrowser>, callback: string][] = [];
   for (let i = 0; i < 8; i++) {
@@ -1245,7 +1248,7 @@ test('every refusal of a provider or a sign-in was shown here, with its code', a
   expect(all.length).toBeGreaterThan(50);
 });
 
-test('nothing that was refused left a token, a claim or a secret in the log', () => {
+test('no refusal left a token, a claim or a secret in the log', () => {
   const log = server.logged.join('\n');
   expect(log).not.toContain(CLIENT.client_secret);
   expect(log).not.toMatch(/eyJ[\w-]{10,}\.eyJ/);

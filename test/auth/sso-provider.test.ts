@@ -117,7 +117,7 @@ test('the second sign-in finds the same account and binds nothing', async () => 
   expect(await audited(server, tenant, '&action=sso.identity_bound')).toHaveLength(1);
 });
 
-test('GET /auth/login goes to the provider at once where one tenant has one', async () => {
+test('GET /auth/login redirects to the provider if exactly one tenant has one', async () => {
   const response = await newBrowser(server).send(`${BASE_URL}/auth/login`);
   expect(response.status).toBe(302);
   const to = new URL(response.headers.get('location')!);
@@ -155,7 +155,7 @@ test('an address of no organization gets the same answer as a malformed one', as
   }
 });
 
-test('a person who is not a member stays out, and so does one who was removed', async () => {
+test('a person who is not a member is refused, and so is a removed one', async () => {
   people.eve = { email: 'eve@acme.test', email_verified: true, name: 'Eve' };
   expect(await signIn('eve')).toMatchObject({ path: '/sign-in', error: 'sso_no_access', who: undefined });
   expect((await audited(server, tenant))[0]).toMatchObject({ code: 'SSO175E' });
@@ -229,7 +229,7 @@ test('a person who declines at the provider is sent back to the sign-in page', a
 });
 
 describe('the client secret', () => {
-  test('is in no answer, log, audit record or table', async () => {
+  test('is in no response, log, audit record or table', async () => {
     const { text } = await server.call(200, 'GET /v1/settings/sso', tenant.admin);
     const tables = Object.values(await dump(server)).join('\n');
     const audit = JSON.stringify(await audited(server, tenant));
@@ -240,7 +240,7 @@ describe('the client secret', () => {
     }
   });
 
-  test('that is wrong lets nobody in until it is rotated to the right one', async () => {
+  test('that is wrong lets no one in until it is rotated to the right one', async () => {
     const bound = await audited(server, tenant, '&action=sso.identity_bound');
     await configure(tenant, { client_secret: 'wrong' });
     expect(await signIn('root')).toMatchObject({ path: '/sign-in', error: 'sso_unavailable' });
@@ -262,7 +262,7 @@ describe('the client secret', () => {
   });
 });
 
-test('where approval is required, no admin swaps the provider to sign in as the second person', async () => {
+test('if approval is required, no admin can swap the provider to sign in as the second person', async () => {
   const own = await newTenant();
   const alone = await own.person('admin');
   await configure(own);
@@ -305,7 +305,7 @@ test('a provider that wants the secret in the form and puts the claims into the 
   });
 });
 
-test('a new issuer binds accounts of its own; those of the previous one mean nothing to it', async () => {
+test('a new issuer binds its own accounts; those of the previous one do not apply', async () => {
   const mine = await newTenant();
   await configure(mine);
   await verifyDomain(server, dns, mine.admin, 'moving.test');
@@ -352,7 +352,7 @@ describe('SSO only', () => {
   const enforce = (expected: number, on = true) =>
     server.call(expected, 'PATCH /v1/settings', boss, { sso_only: on, reason: 'one way in' });
 
-  test('cannot be switched on before an admin has signed in with the present configuration', async () => {
+  test('cannot be turned on before an admin has signed in with the present configuration', async () => {
     await enforce(409);
     expect((await audited(server, guarded))[0]).toMatchObject({ code: 'SSO004E', severity: 'warning' });
     await configure(guarded);

@@ -73,7 +73,7 @@ describe('an issuer at an internal address', () => {
     expect(connections).toBe(0);
   });
 
-  test('is refused by the addresses that its name resolves to', async () => {
+  test('is refused because of the addresses that its name resolves to', async () => {
     const tenant = await server.tenant();
     const who = await tenant.enter(tenant.admin.userId);
     const { port } = listener.address() as AddressInfo;
@@ -93,7 +93,7 @@ describe('an issuer at an internal address', () => {
     expect(connections).toBe(0);
   });
 
-  test('and one that no name server knows, or that does not answer, say so', async () => {
+  test('is distinguished from one that no name server knows, or that does not answer', async () => {
     const tenant = await server.tenant();
     dns.names['broken.example'] = 'SERVFAIL';
     for (const host of ['nowhere.example', 'broken.example']) {
@@ -105,30 +105,30 @@ describe('an issuer at an internal address', () => {
 
 describe('an issuer', () => {
   test.each([
-    ['http://idp.example', 'must be an https address'],
-    ['http://localhost.idp.example', 'must be an https address'],
-    ['ftp://idp.example', 'must be an https address'],
-    ['idp.example', 'must be an https address'],
-    ['https://user:pass@idp.example', 'must not hold a user name or password'],
-    ['https://idp.example?tenant=1', 'must have no query and no fragment'],
-    ['https://idp.example/#x', 'must have no query and no fragment'],
-    ['https://idp.example/?', 'must have no query and no fragment'],
+    ['http://idp.example', 'must be an https URL'],
+    ['http://localhost.idp.example', 'must be an https URL'],
+    ['ftp://idp.example', 'must be an https URL'],
+    ['idp.example', 'must be an https URL'],
+    ['https://user:pass@idp.example', 'must not contain a user name or password'],
+    ['https://idp.example?tenant=1', 'must not have a query or a fragment'],
+    ['https://idp.example/#x', 'must not have a query or a fragment'],
+    ['https://idp.example/?', 'must not have a query or a fragment'],
     ['https://IDP.example', 'must be written as https://idp.example/'],
     ['https://idp.example:443', 'must be written as https://idp.example/'],
     ['https://idp.example/a/../b', 'must be written as https://idp.example/b'],
     [' https://idp.example', 'must be written as https://idp.example/'],
     ['https:\\\\idp.example', 'must be written as https://idp.example/'],
-  ])('%s is refused before anything is asked: %s', async (issuer_url, message) => {
+  ])('%s is refused before any request: %s', async (issuer_url, message) => {
     const { body } = await setProvider(open, await open.tenant(), { issuer_url, ...CLIENT }, 400);
     expect(faultsOf(body)).toEqual([{ pointer: '/issuer_url', message }]);
   });
 
-  test('may be on plain http only at an address that the operator exempted', async () => {
+  test('may use plain http only at an address that the operator exempted', async () => {
     const tenant = await open.tenant();
     await setProvider(open, tenant, { issuer_url: provider.issuer, ...CLIENT });
     for (const host of ['127.0.0.2', '[::1]', '192.168.0.1', '8.8.8.8']) {
       const { body } = await setProvider(open, tenant, { issuer_url: `http://${host}`, ...CLIENT }, 400);
-      expect(faultsOf(body)[0]!.message).toBe('must be an https address');
+      expect(faultsOf(body)[0]!.message).toBe('must be an https URL');
     }
   });
 
@@ -145,7 +145,7 @@ describe('an issuer', () => {
 });
 
 describe('the settings of single sign-on', () => {
-  test('are those of the tenant alone', async () => {
+  test('belong to one tenant', async () => {
     const [mine, other] = [await open.tenant(), await open.tenant()];
     await setProvider(open, mine, { issuer_url: provider.issuer, ...CLIENT });
     await open.call(201, 'POST /v1/settings/sso/domains', mine.admin, { domain: 'mine.example' });
@@ -205,7 +205,7 @@ describe('how people sign in', () => {
       tenant.admin.userId,
     ]);
 
-  test('is changed by no key, and by nobody without a reason', async () => {
+  test('cannot be changed by a key, or without a reason', async () => {
     const tenant = await open.tenant();
     await bind(tenant, 'one');
     const unbind = `DELETE /v1/settings/sso/identities/${tenant.admin.userId}`;
@@ -244,7 +244,7 @@ describe('how people sign in', () => {
     expect(actions.slice(0, 2)).toEqual(['sso.configured', 'settings.change_approved']);
   });
 
-  test('shows what waits, but not the secret, which is gone once the change is decided', async () => {
+  test('shows the pending change, but not the secret, which is deleted once the change is decided', async () => {
     const { tenant, mallory, boss } = await guarded();
     const [first, second] = [(await put(200, mallory)).body.waiting!, (await put(200, mallory)).body.waiting!];
     const { text } = await open.call(200, 'GET /v1/settings/changes?status=pending', boss);
@@ -281,7 +281,7 @@ describe('how people sign in', () => {
     expect(await view(boss)).toMatchObject({ configured: false });
   });
 
-  test('waits for a second person also when the provider goes or an account is forgotten, not for a new secret', async () => {
+  test('needs a second person also to remove the provider or unbind an account, but not for a new secret', async () => {
     const { tenant, mallory, boss } = await guarded();
     await decide(200, boss, (await put(200, mallory)).body.waiting!);
     await bind(tenant, 'one');
@@ -325,7 +325,7 @@ describe('token issuers', () => {
       { token_issuers },
     );
 
-  test('are stored once their keys were found, and reach the proxies', async () => {
+  test('are stored if their keys can be fetched, and reach the proxies', async () => {
     const tenant = await open.tenant();
     const proxy = await tenant.key('proxy');
     expect((await open.call(200, 'GET /v1/proxy-config', proxy)).body.token_issuers).toEqual([]);
@@ -362,7 +362,7 @@ describe('token issuers', () => {
     ]);
   });
 
-  test('are stored all or none: each one that was refused is named', async () => {
+  test('are stored all or none, and each refused one is named', async () => {
     const tenant = await open.tenant();
     await put(200, tenant.admin, issuer());
     const refused = await put(

@@ -2,9 +2,10 @@ import type pg from 'pg';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { type Database, openDatabase } from '../../db/index.ts';
 import { Notices } from '../../db/notices.ts';
-import { Authenticator, type Found } from '../../server/auth/authenticate.ts';
+import { Authenticator, type ValidCredential } from '../../server/auth/authenticate.ts';
 import { Sessions } from '../../server/auth/sessions.ts';
 import { OPERATOR } from '../../server/domain/audit.ts';
+import { EMPTY_REGISTRY } from '../../server/domain/tools.ts';
 import { Keyring } from '../../server/keys/keyring.ts';
 import { systemClock } from '../../server/lib/clock.ts';
 import { SecretBox } from '../../server/lib/crypto.ts';
@@ -162,6 +163,7 @@ const caches: Record<string, () => Promise<Case>> = {
       log,
       signer: () => server.core.keyring.current,
       actionTypes: async () => ({ read: [], write: [] }),
+      registry: async () => EMPTY_REGISTRY,
     });
     const dsl_source = 'permit(principal, action, resource == Tool::"read");';
     await server.call(201, 'POST /v1/policies', tenant.admin, { id: 'p', dsl_source });
@@ -223,13 +225,13 @@ test('signing keys that were being read when one was made do not replace the new
   expect(keyring.current.kid).toBe(second.kid);
 });
 
-test('a shared cache that repeats a look-up from before a revocation is not trusted', async () => {
-  const entries = new Map<string, { value: Found | null; until: number; horizon: Horizon }>();
-  const first = new Map<string, { value: Found | null; until: number; horizon: Horizon }>();
+test('a shared cache that replays a lookup from before a revocation is not trusted', async () => {
+  const entries = new Map<string, { value: ValidCredential | null; until: number; horizon: Horizon }>();
+  const first = new Map<string, { value: ValidCredential | null; until: number; horizon: Horizon }>();
   const shared = {
     horizon: () => there.horizon(),
     read: async (key: string) => first.get(key) ?? entries.get(key),
-    write: async (key: string, entry: { value: Found | null; until: number; horizon: Horizon }) => {
+    write: async (key: string, entry: { value: ValidCredential | null; until: number; horizon: Horizon }) => {
       entries.set(key, entry);
     },
   };

@@ -10,20 +10,20 @@ import { performance } from 'node:perf_hooks';
 import { type BenchContext, type Figure, figure, quantile } from './lib.ts';
 import { withProgram } from './program.ts';
 
-const STATEMENTS = 100;
+export const STATEMENTS = 100;
 const CALLS = 3000;
 /** Calls of each before any is measured: until then the engines of the processes still compile what runs often. */
 const WARM_UP = 1500;
 
 /** 100 live statements over ten tools: permits with limits, guardrails, and hard denials. */
-function policyText(tool: number): string {
-  const of = `principal in AgentRole::"support", action == Action::"api_call", resource == Tool::"tool_${tool}"`;
-  const amount = 'context.num.hasTag("body.amount") && context.num.getTag("body.amount")';
+export function policyText(tool: number, action = 'api_call', prefix = 'body.'): string {
+  const of = `principal in AgentRole::"support", action == Action::"${action}", resource == Tool::"tool_${tool}"`;
+  const amount = `context.num.hasTag("${prefix}amount") && context.num.getTag("${prefix}amount")`;
   return Array.from({ length: STATEMENTS / 10 }, (_, i) => {
     if (i === 0) return `permit(${of});`;
     if (i % 3 === 0) return `@escrow("single") forbid(${of}) when { ${amount}.greaterThan(decimal("${1000 * i}.0")) };`;
     if (i % 3 === 1) return `forbid(${of}) when { ${amount}.greaterThan(decimal("${9000 + i}.0")) };`;
-    return `permit(${of}) when { ${amount}.lessThan(decimal("${i}.0")) && context.str.hasTag("body.user.id") };`;
+    return `permit(${of}) when { ${amount}.lessThan(decimal("${i}.0")) && context.str.hasTag("${prefix}user.id") };`;
   }).join('\n');
 }
 

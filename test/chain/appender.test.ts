@@ -53,7 +53,7 @@ async function killWriters(): Promise<number> {
 }
 
 describe('what is appended verifies', () => {
-  test('any batches of any events, ids used twice included, make a chain that verifies and holds each id once', async () => {
+  test('any batches of events, even with repeated ids, make a chain that verifies and contains each id once', async () => {
     const ids = Array.from({ length: 12 }, (_, i) => `evt_${i}`);
     const batches = fc.array(fc.array(anyEvent(ids), { minLength: 1, maxLength: 8 }), { minLength: 1, maxLength: 8 });
     const writer = appender();
@@ -94,7 +94,7 @@ describe('what is appended verifies', () => {
     );
   });
 
-  test('32 tenants at once keep 32 chains apart, whatever the number of writers', async () => {
+  test('32 concurrent tenants keep separate chains, whatever the number of writers', async () => {
     for (const shards of [1, 3]) {
       const writer = appender({ shards });
       const tenants = await Promise.all(Array.from({ length: 32 }, () => newTenant(box.db)));
@@ -125,7 +125,7 @@ describe('what is appended verifies', () => {
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true });
   });
 
-  test('inputs are kept beside the chain, committed with their records', async () => {
+  test('inputs are stored next to the chain and committed with their records', async () => {
     const tenantId = await newTenant(box.db);
     const events: AppendEvent[] = eventsOf(30).map((e, i) =>
       i % 3 === 0 ? { ...e, input: `{"n":${i},"ä":"😀"}` } : e,
@@ -139,7 +139,7 @@ describe('what is appended verifies', () => {
     );
   });
 
-  test('the genesis record names the tenant and the key, and its id is nobody else’s', async () => {
+  test('the genesis record names the tenant and the key, and its id is reserved', async () => {
     const tenantId = await newTenant(box.db);
     const { results } = await appender().append(tenantId, [{ event: event({ event_id: 'genesis_forensics' }) }]);
     expect(results).toEqual([{ conflict: true }]);
@@ -152,7 +152,7 @@ describe('what is appended verifies', () => {
 });
 
 describe('an event id is stored once', () => {
-  test('a replay is acknowledged with the place it has, from memory and from the table', async () => {
+  test('a replay is acknowledged with its original position, from memory and from the table', async () => {
     const tenantId = await newTenant(box.db);
     const events = eventsOf(300);
     const writer = appender();
@@ -167,7 +167,7 @@ describe('an event id is stored once', () => {
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 351 });
   });
 
-  test('the same batch sent many times at once is stored once', async () => {
+  test('the same batch sent many times concurrently is stored once', async () => {
     const tenantId = await newTenant(box.db);
     const events = eventsOf(50);
     for (const writer of [appender(), appender()]) {
@@ -215,7 +215,7 @@ describe('an event id is stored once', () => {
   });
 });
 
-describe('a bad event hurts only itself', () => {
+describe('a bad event affects no other event', () => {
   const incompressible = Array.from({ length: 9000 }, (_, i) =>
     String.fromCodePoint(0x4e00 + ((i * 7919) % 20_000)),
   ).join('');
@@ -245,7 +245,7 @@ describe('a bad event hurts only itself', () => {
     expect(await verdictOf(box.db, neighbor)).toMatchObject({ verified: true, records_checked: 41 });
   });
 
-  test('an input that the database refuses keeps its record out too', async () => {
+  test('if the database refuses an input, its record is not stored either', async () => {
     const tenantId = await newTenant(box.db);
     const { results } = await appender().append(tenantId, [
       { event: event(), input: '{}' },
@@ -273,7 +273,7 @@ describe('one writer owns a chain', () => {
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 19 });
   });
 
-  test('two writers that fight over a tenant lose and double nothing', async () => {
+  test('two writers competing for a tenant lose and duplicate nothing', async () => {
     const tenantId = await newTenant(box.db);
     const acknowledged = new Set<string>();
     const work = async (writer: Appender) => {
@@ -289,7 +289,7 @@ describe('one writer owns a chain', () => {
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 401 });
   });
 
-  test('a fenced tenant does not keep the others of its group from being stored', async () => {
+  test('a fenced tenant does not prevent the others of its group from being stored', async () => {
     const [lost, kept] = [await newTenant(box.db), await newTenant(box.db)];
     const [writer, thief] = [appender(), appender()];
     await Promise.all([writer.append(lost, eventsOf(1)), writer.append(kept, eventsOf(1))]);
@@ -303,7 +303,7 @@ describe('one writer owns a chain', () => {
 });
 
 describe('a connection that breaks', () => {
-  test('under load: nothing acknowledged is lost, nothing is doubled, the chains stay linear', async () => {
+  test('under load: nothing acknowledged is lost, nothing is duplicated, the chains stay linear', async () => {
     const tenants = await Promise.all(Array.from({ length: 3 }, () => newTenant(box.db)));
     const writer = appender();
     const acknowledged = new Map(tenants.map((tenantId) => [tenantId, new Map<string, number>()]));
@@ -335,7 +335,7 @@ describe('a connection that breaks', () => {
     }
   });
 
-  test.each([0, 1, 3, 8])('%i ms after a COMMIT was sent: the look-up finds what became of it', async (ms) => {
+  test.each([0, 1, 3, 8])('%i ms after a COMMIT was sent: the lookup finds its outcome', async (ms) => {
     const tenantId = await newTenant(box.db);
     let cuts = 0;
     const writer = appender({
@@ -354,7 +354,7 @@ describe('a connection that breaks', () => {
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 601 });
   });
 
-  test('while another process takes over: the former owner does not take it back', async () => {
+  test('while another process takes over: the former owner does not take the chain back', async () => {
     const tenantId = await newTenant(box.db);
     const thief = appender();
     let armed = false;
@@ -374,7 +374,7 @@ describe('a connection that breaks', () => {
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 4 });
   });
 
-  test('and does not come back: callers get UNAVAILABLE, and it works again when it does', async () => {
+  test('for a long time: callers get UNAVAILABLE until the database is back', async () => {
     const tenantId = await newTenant(box.db);
     let away = false;
     const db = {
@@ -431,7 +431,7 @@ describe('bounds', () => {
     expect(await writerPids()).toEqual([]);
   });
 
-  test('inputs give their place in the mailbox back, stored or refused: far more than fits at once goes through in turn', async () => {
+  test('inputs release their mailbox space, stored or refused: far more than its capacity passes through in turn', async () => {
     const tenantId = await newTenant(box.db);
     const writer = appender();
     const input = 'x'.repeat(8 * 1024 * 1024);
@@ -467,7 +467,7 @@ describe('bounds', () => {
     expect(writer.waiting).toBe(0);
   });
 
-  test('a long line that is not ASCII is stored and verified as its bytes', async () => {
+  test('a long non-ASCII line is stored and verified byte for byte', async () => {
     const tenantId = await newTenant(box.db);
     const writer = appender();
     for (const text of ['ü'.repeat(9000), '€'.repeat(20_000), '𝄞'.repeat(70_000), 'x\u2028\ufeff'.repeat(30_000)]) {
@@ -480,7 +480,7 @@ describe('bounds', () => {
     }
   });
 
-  test('a tenant may be called anything', async () => {
+  test('a tenant can have any name', async () => {
     const tenantId = `tnt "quoted", {braced} \\ 'and' null`;
     await box.db.owner.query(`insert into tenant values ($1, $1, '{}', now())`, [tenantId]);
     const checkpoints = new Checkpoints({
@@ -497,14 +497,14 @@ describe('bounds', () => {
     expect(await checkpoints.latest(tenantId, 'forensics')).toMatchObject({ seq: 11 });
   });
 
-  test('a tenant that does not exist is not found, and others go on', async () => {
+  test('a tenant that does not exist is not found, and others are unaffected', async () => {
     const tenantId = await newTenant(box.db);
     const writer = appender();
     await expect(writer.append('nobody', eventsOf(1))).rejects.toEqual(refusal('NOT_FOUND'));
     await writer.append(tenantId, eventsOf(1));
   });
 
-  test('a chain whose head was set back is not written over', async () => {
+  test('a chain whose head was moved back is not overwritten', async () => {
     const tenantId = await newTenant(box.db);
     await appender().append(tenantId, eventsOf(10));
     const rows = await storedRows(box.db, tenantId);

@@ -75,7 +75,7 @@ async function consistent(checkpoints: Checkpoints, tenantId: string): Promise<n
 }
 
 describe('checkpoints', () => {
-  test('the writer signs every so many records, in the transaction of the head', async () => {
+  test('the writer signs after a fixed number of records, in the transaction of the head', async () => {
     const tenantId = await newTenant(box.db);
     const checkpoints = checkpointsOf({ everyRecords: 50 });
     const writer = appender(checkpoints);
@@ -89,7 +89,7 @@ describe('checkpoints', () => {
     expect((await checkpoints.list(tenantId, 'forensics', 100, 250)).map(({ seq }) => seq)).toEqual([121, 181, 241]);
   });
 
-  test('is told to nobody before its commit, and never when that fails', async () => {
+  test('is announced only after its commit, and never if that fails', async () => {
     const tenantId = await newTenant(box.db);
     const checkpoints = checkpointsOf({ everyRecords: 10 });
     const seen: [string, number][] = [];
@@ -141,7 +141,7 @@ describe('checkpoints', () => {
     expect(await consistent(checkpoints, idle)).toEqual([4]);
   });
 
-  test('the audit chain is signed like the other', async () => {
+  test('the audit chain is signed like the decision chain', async () => {
     const tenantId = await newTenant(box.db);
     const checkpoints = checkpointsOf();
     const line = genesisLine(tenantId, 'audit', new Date(now).toISOString(), 'sha256:00');
@@ -162,7 +162,7 @@ describe('checkpoints', () => {
     expect(await highestInFile(directory, tenantId, 'forensics', keys)).toEqual([]);
   });
 
-  test('signed from two sides under load, no two contradict each other', async () => {
+  test('checkpoints signed by two processes under load do not contradict each other', async () => {
     const tenantId = await newTenant(box.db);
     const checkpoints = [checkpointsOf({ everyRecords: 30 }), checkpointsOf()] as const;
     const writer = appender(checkpoints[0]);
@@ -229,7 +229,7 @@ describe('checkpoints', () => {
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 81 });
   });
 
-  test('a rotated key signs at once, and the one before still opens what it signed', async () => {
+  test('a rotated key signs immediately, and the previous one still verifies what it signed', async () => {
     const tenantId = await newTenant(box.db);
     const second = newSigner();
     let current = signer;
@@ -242,7 +242,7 @@ describe('checkpoints', () => {
     expect(await checkpoints.take(tenantId, 'forensics')).toMatchObject({ kid: second.kid, seq: 3 });
   });
 
-  test('without a key to sign with, records are stored all the same', async () => {
+  test('without a signing key, records are still stored', async () => {
     const tenantId = await newTenant(box.db);
     const checkpoints = checkpointsOf({
       everyRecords: 5,
@@ -257,7 +257,7 @@ describe('checkpoints', () => {
 });
 
 describe('the checkpoint file', () => {
-  test('holds every checkpoint in order; the newest complete one counts, and a torn one is passed over', async () => {
+  test('contains every checkpoint in order; the newest complete one counts, and a torn one is skipped', async () => {
     const tenantId = await newTenant(box.db);
     const checkpoints = checkpointsOf({ everyRecords: 10 });
     const writer = appender(checkpoints);
@@ -291,7 +291,7 @@ describe('the checkpoint file', () => {
     await expect(highestInFile(directory, tenantId, 'forensics', keys)).rejects.toThrow(/no signature/);
   });
 
-  test('an unwritable directory is logged and stops nothing', async () => {
+  test('an unwritable directory is logged and does not stop anything', async () => {
     const tenantId = await newTenant(box.db);
     const file = path.join(directory, 'file');
     await writeFile(file, '');

@@ -59,7 +59,7 @@ describe.skipIf(noRedis)('acknowledged heads in Redis', () => {
     expect(await other.heads.known('a', 'forensics')).toEqual([]);
   });
 
-  test('with Redis away the process remembers alone', async () => {
+  test('without Redis the process relies on its own memory', async () => {
     const one = await process();
     await redis.stop();
     one.heads.acknowledge('t', 'forensics', head(3));

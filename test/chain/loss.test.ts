@@ -87,7 +87,7 @@ async function goBack(tenantId: string, to: number, table = 'forensic_record', c
 }
 
 describe('a chain that went back', () => {
-  test('is closed by what the process acknowledged, though no checkpoint says it; accepted, it goes on and stores again what comes again', async () => {
+  test('is closed by what the process acknowledged, even without a checkpoint; after acceptance it continues and stores resent events again', async () => {
     const tenantId = await newTenant(box.db);
     const one = newProcess();
     const events = eventsOf(20);
@@ -141,7 +141,7 @@ describe('a chain that went back', () => {
     ).toMatchObject([{ kept_seq: 8, lost_seq: 21, record_seq: 9 }]);
   });
 
-  test('answers no event as a duplicate that it does not hold, when only the writer’s connection was away', async () => {
+  test('does not report an event as a duplicate unless it contains it, when only the writer’s connection was lost', async () => {
     const tenantId = await newTenant(box.db);
     const one = newProcess();
     const events = eventsOf(5);
@@ -154,7 +154,7 @@ describe('a chain that went back', () => {
     await expect.poll(() => one.writer.append(tenantId, events).catch((error) => error)).toBeInstanceOf(ChainClosed);
   });
 
-  test('is closed by the file alone, whose highest checkpoint counts and not its last', async () => {
+  test('is closed by the file alone, of which the highest checkpoint counts, not the last', async () => {
     const tenantId = await newTenant(box.db);
     const one = newProcess();
     for (let i = 0; i < 4; i++) await one.writer.append(tenantId, eventsOf(25));
@@ -172,7 +172,7 @@ describe('a chain that went back', () => {
     expect(await other.verify(tenantId)).toMatchObject({ verified: false, first_mismatch_seq: 61 });
   });
 
-  test('an acceptance serves once: the chain cut again, to just behind it, is closed again', async () => {
+  test('an acceptance works once: a chain cut again just after it is closed again', async () => {
     const tenantId = await newTenant(box.db);
     const one = newProcess();
     for (let i = 0; i < 4; i++) await one.writer.append(tenantId, eventsOf(25));
@@ -197,7 +197,7 @@ describe('a chain that went back', () => {
     expect(await newProcess().verify(tenantId)).toMatchObject({ verified: false, first_mismatch_seq: 41 });
   });
 
-  test('nobody without a key accepts anything: a forged note, or one of another place, chain or tenant, counts for nothing', async () => {
+  test('no one can accept a loss without a key: a forged note, or one for another position, chain or tenant, has no effect', async () => {
     const forger = newSigner();
     const makers: ((of: { tenantId: string; kept: { seq: number; hash: string } }) => string)[] = [
       ({ tenantId, kept }) => signLoss(loss(tenantId, kept), forger.privateKey, forger.publicKey),
@@ -240,14 +240,14 @@ describe('a chain that went back', () => {
     }
   });
 
-  test('nothing is accepted that nothing contradicts', async () => {
+  test('a chain that nothing contradicts has no loss to accept', async () => {
     const tenantId = await newTenant(box.db);
     const one = newProcess();
     await one.writer.append(tenantId, eventsOf(3));
     await expect(one.accept(tenantId)).rejects.toMatchObject({ problem: 'CONFLICT' });
   });
 
-  test('a chain without any record left goes on behind a new genesis record', async () => {
+  test('a chain without any remaining record continues after a new genesis record', async () => {
     const tenantId = await newTenant(box.db);
     const one = newProcess();
     await one.writer.append(tenantId, eventsOf(30));
@@ -259,7 +259,7 @@ describe('a chain that went back', () => {
     expect(await newProcess().verify(tenantId)).toMatchObject({ verified: true, records_checked: 2 });
   });
 
-  test('a rewritten history is closed too, and accepted from where it differs', async () => {
+  test('a rewritten chain is closed too, and accepted from where it differs', async () => {
     const tenantId = await newTenant(box.db);
     const one = newProcess();
     for (let i = 0; i < 4; i++) await one.writer.append(tenantId, eventsOf(25));
@@ -276,7 +276,7 @@ describe('a chain that went back', () => {
     expect(await newProcess().verify(tenantId)).toMatchObject({ verified: false, first_mismatch_seq: 26 });
   });
 
-  test('a file with a note that nobody signed stops the signing until it is accepted; what opens in it is kept', async () => {
+  test('a file with a note without a valid signature stops signing until it is accepted; its valid notes are kept', async () => {
     const tenantId = await newTenant(box.db);
     const one = newProcess();
     for (let i = 0; i < 2; i++) await one.writer.append(tenantId, eventsOf(25));
@@ -298,7 +298,7 @@ describe('a chain that went back', () => {
 });
 
 describe('the audit chain', () => {
-  test('that went back takes no record, so that nothing is changed, until the loss is accepted', async () => {
+  test('that went back accepts no record, so no change is made, until the loss is accepted', async () => {
     const tenantId = await newTenant(box.db);
     const one = newProcess();
     for (let i = 0; i < 5; i++) await one.act(tenantId, `k${i}`);
@@ -354,7 +354,7 @@ describe('the audit chain', () => {
   });
 });
 
-test('the whole of a tenant’s file put away and the newest rows deleted: what the process acknowledged still says so', async () => {
+test('a tenant’s file removed and the newest rows deleted: what the process acknowledged still proves the loss', async () => {
   const tenantId = await newTenant(box.db);
   const one = newProcess();
   for (let i = 0; i < 4; i++) await one.writer.append(tenantId, eventsOf(25));

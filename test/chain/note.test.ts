@@ -10,7 +10,7 @@ const { privateKey, publicKey } = vectorKey(1);
 const note = signHead(head, privateKey, publicKey);
 
 describe('a checkpoint note', () => {
-  test('opens with the key that signed it, for any head', () => {
+  test('verifies with the key that signed it, for any head', () => {
     fc.assert(
       fc.property(
         fc.integer({ min: 1, max: Number.MAX_SAFE_INTEGER }),
@@ -34,12 +34,12 @@ describe('a checkpoint note', () => {
     expect(verify(null, Buffer.from(`${text}\n`), publicKey, bytes.subarray(4))).toBe(true);
   });
 
-  test('does not open with another key', () => {
+  test('does not verify with another key', () => {
     expect(() => openHead(note, [vectorKey(2).publicKey])).toThrow('no signature of the note is by a known key');
     expect(() => openHead(note, [])).toThrow('known key');
   });
 
-  test('does not open when one bit of it is flipped', () => {
+  test('does not verify if any one bit is flipped', () => {
     const bytes = Buffer.from(note);
     for (let bit = 0; bit < bytes.length * 8; bit++) {
       const flipped = Buffer.from(bytes);
@@ -48,7 +48,7 @@ describe('a checkpoint note', () => {
     }
   });
 
-  test('opens beside a signature by somebody else', () => {
+  test('verifies next to a signature by someone else', () => {
     const witness = `— witness.example ${Buffer.alloc(68, 3).toString('base64')}\n`;
     expect(openHead(note + witness, [publicKey])).toEqual(head);
   });
@@ -69,12 +69,12 @@ describe('a checkpoint note', () => {
     ['no final newline', note.trimEnd()],
     ['a signer with another name', note.replace('— control.example', '— other.example')],
     ['base64 in another spelling', note.replace(/=*\n$/, '\n')],
-  ])('is refused with words: %s', (_, malformed) => {
+  ])('is refused with a readable reason: %s', (_, malformed) => {
     expect(malformed).not.toBe(note);
     expect(() => openHead(malformed, [publicKey])).toThrow(/the note/);
   });
 
-  test('of the golden files still opens', () => {
+  test('of the golden files still verifies', () => {
     const file = readFileSync(new URL('../vectors/chain/checkpoints.txt', import.meta.url), 'utf8');
     const [first, second] = file.split(/(?<==\n)\n/);
     expect(openHead(first!, [publicKey]).seq).toBe(3);

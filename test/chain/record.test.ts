@@ -26,7 +26,7 @@ describe('a record line', () => {
     );
   });
 
-  test('says all that the event says, and no more than its version has', () => {
+  test('contains all facts of the event, and no more than its version defines', () => {
     fc.assert(
       fc.property(anyEvent, (event) => {
         const { event_id, ...said } = { ...event, event_id: 'evt_1' };
@@ -54,7 +54,7 @@ describe('a record line', () => {
 describe('the chain hash', () => {
   const anyHash = fc.uint8Array({ minLength: 32, maxLength: 32 });
 
-  test('is BLAKE3 over the hash before in hex, a newline and the line', () => {
+  test('is BLAKE3 over the previous hash in hex, a newline and the line', () => {
     fc.assert(
       fc.property(anyHash, fc.string({ unit: 'binary' }), (previous, line) => {
         const preimage = Buffer.from(`${Buffer.from(previous).toString('hex')}\n${line}`);
@@ -100,7 +100,7 @@ describe('the chain hash', () => {
 });
 
 describe('the golden chain', () => {
-  test('still has its hashes', () => {
+  test('still has the same hashes', () => {
     let previous: Uint8Array = Buffer.from(ZERO_HASH, 'hex');
     for (const row of golden) {
       previous = chainHash(previous, row.slice(65));
@@ -109,12 +109,12 @@ describe('the golden chain', () => {
     expect(golden.length).toBeGreaterThan(5);
   });
 
-  test('has every field of the definition in one of its records', () => {
+  test('contains every defined field in at least one record', () => {
     const members = golden.flatMap((row) => Object.keys(JSON.parse(row.slice(65))));
     expect(members).toEqual(expect.arrayContaining([...FIELD_NAMES]));
   });
 
-  test('would still be written like this', () => {
+  test('would still be written the same way', () => {
     const { event_id, ...rest } = { ...ordinaryEvent(0), event_id: 'evt_000002' };
     const received = JSON.parse(golden[1]!.slice(65)).received_at;
     expect(decisionLine('tnt_vectors', 2, received, { ...rest, event_id })).toBe(golden[1]!.slice(65));

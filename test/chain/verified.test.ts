@@ -9,7 +9,7 @@ const last = async (who: { cookie?: string; key?: string }) => {
   return body.records[0];
 };
 
-test('the audit log tells when a person last verified the chain, and of every failure that anyone found', async () => {
+test('the audit log records when a person last verified the chain, and every failure that anyone found', async () => {
   const { tenant, credential } = await makeWorld(server);
   await server.call(200, 'GET /v1/forensics/verify', tenant.admin);
   expect(await last(tenant.admin)).toBeUndefined();

@@ -64,7 +64,7 @@ function rewritten(
 }
 
 describe('a chain as it was written', () => {
-  test('verifies, whatever the events were, with and without columns, as text and as bytes', () => {
+  test('verifies for any events, with and without columns, as text and as bytes', () => {
     fc.assert(
       fc.property(anyChain(12), (rows) => {
         const expected = { verified: true, linear: true, records_checked: rows.length, head: place(rows.at(-1)!) };
@@ -92,7 +92,7 @@ describe('a chain as it was written', () => {
     );
   });
 
-  test('does not look at a row again after it was fed', () => {
+  test('does not read a row again after it was fed', () => {
     const rows = chainOf(20);
     const verifier = new ChainVerifier({ tenantId: TENANT, chain: 'forensics' });
     const reused = { seq: 0, hash: Buffer.alloc(32), line: Buffer.alloc(0), columns: rows[0]!.columns };
@@ -119,7 +119,7 @@ describe('a chain as it was written', () => {
     for (const strict of [false, true]) expect(verify(rows, { tenantId: 'tnt_vectors', strict }).verified).toBe(true);
   });
 
-  test('is empty and verifies when nothing was written', () => {
+  test('is empty and verifies if nothing was written', () => {
     expect(verify([], { head: { seq: 0, hash: ZERO_HASH } })).toEqual({
       verified: true,
       linear: true,
@@ -130,7 +130,7 @@ describe('a chain as it was written', () => {
 });
 
 describe('one flipped bit', () => {
-  test('of any text or hash is found at its record', () => {
+  test('in any text or hash is found at its record', () => {
     fc.assert(
       fc.property(anyChain(8), fc.nat(), fc.nat(), fc.boolean(), (rows, record, bit, inLine) => {
         const at = record % rows.length;
@@ -150,7 +150,7 @@ describe('one flipped bit', () => {
     );
   });
 
-  test('of every bit of a short chain is found', () => {
+  test('is found for every bit of a short chain', () => {
     const rows = chainOf(3);
     const { line, hash, columns } = rows[1]!;
     const bytes = Buffer.from(line);
@@ -162,7 +162,7 @@ describe('one flipped bit', () => {
     }
   });
 
-  test('of any column is found at its record, whose name is taken from the text', () => {
+  test('in any column is found at its record, whose id is read from the text', () => {
     const numbers = ['received_at_ms', ...DERIVED] as const;
     const change = fc.oneof(
       fc.record({ column: fc.constantFrom(...numbers), by: fc.constantFrom(1, 2, 1000, 86_400_000, -1) }),
@@ -193,7 +193,7 @@ describe('one flipped bit', () => {
     );
   });
 
-  test('leaves no doubt about a column that is null, not a number, or out of range', () => {
+  test('is also found in a column that is null, not a number, or out of range', () => {
     const rows = chainOf(3);
     for (const odd of [null, Number.NaN, Number.POSITIVE_INFINITY, 1e20, -0.5, undefined]) {
       for (const column of ['received_at_ms', 'event_id', ...DERIVED]) {
@@ -204,7 +204,7 @@ describe('one flipped bit', () => {
   });
 });
 
-describe('the quick look', () => {
+describe('the fast path', () => {
   // A member that an attacker would like the search to find: where its name stands in a value, it must not count.
   const bait = fc.constantFrom(
     '"agent_id":"x"',
@@ -249,7 +249,7 @@ describe('the quick look', () => {
 });
 
 describe('a record', () => {
-  test('that was removed leaves a gap, named by the record that stands there now', () => {
+  test('that was removed leaves a gap, reported at the record now in its position', () => {
     fc.assert(
       fc.property(anyChain(10), fc.nat(), (rows, which) => {
         fc.pre(rows.length > 2);
@@ -268,13 +268,13 @@ describe('a record', () => {
     );
   });
 
-  test('that was removed is found even when the rest was renumbered', () => {
+  test('that was removed is found even if the rest was renumbered', () => {
     const rows = chainOf(6).toSpliced(2, 1);
     const renumbered = rows.map((row, i) => ({ ...row, seq: i + 1 }));
     expect(verify(renumbered)).toMatchObject({ verified: false, code: 'hash_mismatch', first_mismatch_seq: 3 });
   });
 
-  test('that was inserted stands at a place that is taken', () => {
+  test('that was inserted is at a position already taken', () => {
     const rows = chainOf(6);
     const forged = { ...rows[3]!, columns: { ...rows[3]!.columns, event_id: 'evt_forged' } };
     expect(verify(rows.toSpliced(4, 0, forged))).toMatchObject({ verified: false, linear: false, code: 'repeat' });
@@ -282,7 +282,7 @@ describe('a record', () => {
     expect(verify(shifted)).toMatchObject({ verified: false, code: 'hash_mismatch', first_mismatch_seq: 5 });
   });
 
-  test('that changed places with another is found at the first of the two', () => {
+  test('that was swapped with another is found at the first of the two', () => {
     const rows = chainOf(6);
     const swapped = [rows[0]!, rows[1]!, rows[4]!, rows[3]!, rows[2]!, rows[5]!];
     expect(verify(swapped)).toMatchObject({
@@ -322,7 +322,7 @@ describe('a record', () => {
     if (!line.includes('MD5')) expect(verify(bare)).toEqual(strict);
   });
 
-  test('in another spelling than the canonical one is refused where that is asked for', () => {
+  test('in a non-canonical spelling is refused if canonical form is required', () => {
     const rows = chainOf(3);
     const spellings = [
       rows[1]!.line.replace('"alg"', ' "alg"'),
@@ -338,7 +338,7 @@ describe('a record', () => {
   });
 });
 
-describe('the begin and the end of a chain', () => {
+describe('the start and the end of a chain', () => {
   test('without its genesis record does not verify', () => {
     const rows = chainOf(4);
     const verdict = verify(rows.slice(1));
@@ -402,7 +402,7 @@ describe('the begin and the end of a chain', () => {
 describe('checkpoints', () => {
   const rows = chainOf(2500);
 
-  test('may come in any order, and late, as long as their record has not gone by', () => {
+  test('may arrive in any order, and late, as long as their record has not been passed', () => {
     const verifier = new ChainVerifier({
       tenantId: TENANT,
       chain: 'forensics',
@@ -446,7 +446,7 @@ describe('many checkpoints', () => {
   const places = rows.map(place);
   const wrong = (at: number): ChainPosition => ({ seq: at, hash: 'ab'.repeat(32) });
 
-  test('more than a thousand that are given on the way are each compared, and those done with are forgotten', () => {
+  test('more than a thousand added during a run are each compared, and forgotten afterwards', () => {
     for (const at of [undefined, 1001, 1002, 1003, 2003, 2600]) {
       const verifier = new ChainVerifier({ tenantId: TENANT, chain: 'forensics' });
       // always 50 ahead, as a long chain's are
@@ -504,7 +504,7 @@ describe('the audit chain', () => {
       record.action === columns.action ? undefined : 'action',
   };
 
-  test('verifies with the same class and a comparison of its own', () => {
+  test('verifies with the same class and a different comparison', () => {
     const verifier = new ChainVerifier<AuditColumns>(options);
     for (const row of auditChain()) verifier.add(row);
     expect(verifier.finish()).toMatchObject({ verified: true, records_checked: 5 });

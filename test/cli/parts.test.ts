@@ -49,14 +49,14 @@ test('rows are counted, and parts are cut, whatever the rows are', async () => {
   expect(many.sizes.length).toBe(9);
 });
 
-test('a copy that fails says why, and the connection goes on', async () => {
+test('a copy that fails says why, and the connection remains usable', async () => {
   const failing =
     "copy (select 1 / (5 - n) || repeat('x', 30000) from generate_series(1, 9) n) to stdout (format binary)";
   await expect(copied(failing)).rejects.toThrow('division by zero');
   expect((await client.query('select 1 as one')).rows).toEqual([{ one: 1 }]);
 });
 
-test('a server that goes silent in the middle of a copy ends it', async () => {
+test('a server that goes silent during a copy ends it', async () => {
   const silent = await database.db.connectOwner();
   silent.on('error', () => undefined);
   const parts = copyParts(silent, "copy (select repeat('x', 9) || pg_sleep(1000)) to stdout", { silenceMs: 300 });
@@ -65,7 +65,7 @@ test('a server that goes silent in the middle of a copy ends it', async () => {
   await client.query(asleep);
 });
 
-test('a slow reader is not the silence of the server', async () => {
+test('a slow reader is not mistaken for a silent server', async () => {
   const slow = await database.db.connectOwner();
   let bytes = 0;
   for await (const part of copyParts(slow, filled(PART, 40), { partBytes: PART, silenceMs: 200 })) {

@@ -105,7 +105,7 @@ describe('a replay', () => {
     expect(keys.body.agent_keys).toEqual([]);
   });
 
-  test('leaves a policy that is live as it is, and puts a new text in force', async () => {
+  test('leaves a live policy unchanged, and enforces a new text', async () => {
     const { flags } = await target();
     const file = calls('one.jsonl', [call(1, 1, 'read')]);
     const replay = async () => (await svcHere(0, {}, 'replay', file, ...flags, '--json')).json<Result>().policies;
@@ -169,7 +169,7 @@ describe('a replay', () => {
     expect(text.stdout).toMatch(/^latency p50 [\d.]+ ms, p99/m);
   });
 
-  test('can make each session an agent of its own, give another role, and stop early', async () => {
+  test('can treat each session as a separate agent, use another role, and stop early', async () => {
     const { tenant, flags } = await target();
     const file = calls('roles.jsonl', [call(1, 1, 'read'), call(2, 1, 'read'), call(3, 1, 'read')]);
     const more = ['--agent-per-session', '--agent-role', 'guest', '--limit', '2', '--concurrency', '1', '--json'];
@@ -203,15 +203,15 @@ describe('a replay', () => {
     expect(await replay('--agent-per-session')).toEqual({ allow: 4 });
   });
 
-  test('says what stands in its way', async () => {
+  test('explains why it cannot run', async () => {
     const { tenant, flags } = await target();
     const file = calls('one.jsonl', [call(1, 1, 'read')]);
     const wrong = path.join(dir, 'wrong');
     mkdirSync(wrong);
     const cases: [string[], RegExp][] = [
-      [['--policies', wrong, '--url', server.url, '--api-key', tenant.admin.key], /there is no \*\.cedar file/],
-      [[...flags, '--tenant', 'other'], new RegExp(`the key is of the tenant ${tenant.id}`)],
-      [['--policies', policies, '--url', server.url, '--api-key', 'svc_key_wrong'], /does not know the key/],
+      [['--policies', wrong, '--url', server.url, '--api-key', tenant.admin.key], /has no \*\.cedar files/],
+      [[...flags, '--tenant', 'other'], new RegExp(`the key belongs to the tenant ${tenant.id}`)],
+      [['--policies', policies, '--url', server.url, '--api-key', 'svc_key_wrong'], /does not accept the key/],
       [['--policies', policies, '--url', `http://127.0.0.1:${await freePort()}`, '--api-key', 'x'], /no answer from/],
     ];
     for (const [words, fault] of cases) expect((await svcHere(1, {}, 'replay', file, ...words)).stderr).toMatch(fault);
@@ -220,7 +220,7 @@ describe('a replay', () => {
     expect(invalid.stderr).toMatch(/POLICY_INVALID[\s\S]*line 2, column \d+/);
     expect((await svcHere(1, {}, 'replay', path.join(dir, 'none.jsonl'), ...flags)).stderr).toContain('ENOENT');
     expect((await svcHere(1, {}, 'replay', calls('empty.jsonl', ['']), ...flags)).stderr).toContain(
-      'no call to replay',
+      'no calls to replay',
     );
     const alone = { SVC_DATA_DIR: dir, PORT: String(await freePort()) };
     expect((await svcHere(1, alone, 'replay', file, '--policies', policies)).stderr).toContain('no server answers');

@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { command, duration, guess, helpOf, listOf, readCall, UsageError } from '../../server/cli/command.ts';
+import { command, duration, helpOf, listOf, readCall, suggestion, UsageError } from '../../server/cli/command.ts';
 import { COMMANDS } from '../../server/cli/main.ts';
 import { svc, svcHere } from './svc.ts';
 
@@ -36,14 +36,14 @@ describe('help', () => {
 describe('a call that is wrong', () => {
   test('exits with 2, says what is wrong on standard error and prints nothing else', async () => {
     const cases: [string[], RegExp][] = [
-      [[], /give a command/],
-      [['tenant'], /give a command[\s\S]*tenant create/],
+      [[], /a command is required/],
+      [['tenant'], /a command is required[\s\S]*tenant create/],
       [['tenant', 'craete'], /did you mean tenant create\?/],
       [['docter'], /did you mean doctor\?/],
       [['tenant', 'create', '--nmae', 'x'], /--nmae is not a flag of this command; did you mean --name\?/],
       [['tenant', 'create'], /missing: --name NAME, --admin-email EMAIL/],
-      [['tenant', 'create', '--name', 'x', '--admin-email', 'nobody'], /"nobody" is not an address/],
-      [['replay', 'calls.jsonl', '--policies', '.', '--url', 'http://x'], /--url and --api-key go together/],
+      [['tenant', 'create', '--name', 'x', '--admin-email', 'nobody'], /"nobody" is not an email address/],
+      [['replay', 'calls.jsonl', '--policies', '.', '--url', 'http://x'], /--url and --api-key must be used together/],
     ];
     for (const [words, fault] of cases) {
       const { stdout, stderr } = await svcHere(2, env, ...words);
@@ -63,8 +63,8 @@ describe('a call that is wrong', () => {
   test.each<[string[], RegExp]>([
     [['f'], /missing: --name N/],
     [['--name', 'a'], /missing: FILE/],
-    [['--name', 'a', 'f', 'g'], /"g" is one argument too many/],
-    [['--name', 'a', '--name', 'b', 'f'], /--name is given twice/],
+    [['--name', 'a', 'f', 'g'], /"g" is an unexpected argument/],
+    [['--name', 'a', '--name', 'b', 'f'], /--name was given twice/],
     [['--name'], /argument missing/],
     [['--name', 'a', 'f', '--json=yes'], /does not take an argument/],
     [['--name', 'a', 'f', '-x'], /-x is not a flag/],
@@ -89,13 +89,13 @@ describe('values', () => {
     }
   });
 
-  test('lists hold only what is allowed, each once', () => {
+  test('lists contain only allowed values, each once', () => {
     expect(listOf('a, b,a', '--x', ['a', 'b'])).toEqual(['a', 'b']);
     for (const wrong of ['', 'a,', 'A', 'a b']) expect(() => listOf(wrong, '--x', ['a', 'b'])).toThrow(UsageError);
   });
 
-  test('a guess is made only of what is near', () => {
-    expect(guess('approval_requird', ['approval_required', 'poll_seconds'])).toContain('approval_required');
-    expect(guess('banana', ['approval_required', 'poll_seconds'])).toBe('');
+  test('only a similar value is suggested', () => {
+    expect(suggestion('approval_requird', ['approval_required', 'poll_seconds'])).toContain('approval_required');
+    expect(suggestion('banana', ['approval_required', 'poll_seconds'])).toBe('');
   });
 });

@@ -67,8 +67,8 @@ const post = async (options: Partial<InjectOptions> & { raw?: string | Buffer; j
   return { status: response.statusCode, body: response.json(), headers: response.headers };
 };
 
-describe('what is accepted is stored as it came', () => {
-  test('a full event and the least one', async () => {
+describe('accepted events are stored as received', () => {
+  test('a complete event and a minimal one', async () => {
     const full = wire({
       tenant_id: tenantId,
       decision: 'deny',
@@ -108,7 +108,7 @@ describe('what is accepted is stored as it came', () => {
     expect(JSON.parse(row.line).decision).toBe('allow');
   });
 
-  test('text of every kind comes back as it was', async () => {
+  test('text of every kind is returned unchanged', async () => {
     const inline = [
       '"',
       '\\',
@@ -198,7 +198,7 @@ describe('a bad event is rejected with its index and the others are stored', () 
     expect(answer).toMatchObject({ accepted: 2, rejected: [{ index: 0, code: 'FORBIDDEN' }] });
   });
 
-  test('an id with other content, beside duplicates and bad ones, in the order of their places', async () => {
+  test('an id with different content, among duplicates and bad events, in their order', async () => {
     const [one, two] = [wire(), wire()];
     await take({ events: [one, two] });
     const events = [
@@ -274,7 +274,7 @@ describe('over HTTP', () => {
     }
   });
 
-  test('who has no credential does not get to send a body', async () => {
+  test('a caller without a credential cannot send a body', async () => {
     const { status, body } = await post({ raw: '{', headers: { authorization: 'Bearer bad' } });
     expect([status, body.code]).toEqual([401, 'UNAUTHENTICATED']);
   });
@@ -325,7 +325,7 @@ describe('over HTTP', () => {
     expect(body.errors).toEqual([{ pointer: '/x', message: 'is not known here' }]);
   });
 
-  test('of a member that is named twice the last counts', async () => {
+  test('if a member is repeated, the last one counts', async () => {
     const raw = JSON.stringify({ events: [wire()] }).replace('"method":"POST"', '"method":"POST","method":"PUT"');
     await post({ raw });
     expect(JSON.parse((await storedRows(box.db, tenantId)).at(-1)!.line).method).toBe('PUT');

@@ -4,7 +4,7 @@ import { useServer } from '../helpers/server.ts';
 
 const server = useServer({});
 
-test('inputs of decisions are erased when the retention is over, and no others', async () => {
+test('inputs of decisions are erased after their retention period, and no others', async () => {
   const [over, kept] = [await server.tenant(), await server.tenant()];
   const { db, tenants } = server.core;
   for (const { id } of [over, kept]) {

@@ -87,7 +87,7 @@ async function all(tenantId: string, query: EventQuery, scanRecords?: number): P
 }
 
 describe('a search', () => {
-  test('tells ids of one hash apart, knows roles exactly, and its cursor stays within its window', async () => {
+  test('distinguishes ids with the same hash, matches roles exactly, and its cursor stays within its window', async () => {
     const tenantId = await newTenant(box.db);
     const [one, other] = COLLIDING;
     now += 1000;
@@ -116,7 +116,7 @@ describe('a search', () => {
     expect(await all(tenantId, { agent_role: 'ops', order: 'asc' }, 1)).toHaveLength(1);
   });
 
-  test('finds what a naive filter over all events finds, in order, whatever the page size and the bound of a scan', async () => {
+  test('finds what a naive filter over all events finds, in order, for any page size and scan limit', async () => {
     const { tenantId, known } = await newHistory(150);
     const times = known.map(({ at }) => at);
     const some = <T>(arbitrary: fc.Arbitrary<T>) => fc.option(arbitrary, { nil: undefined, freq: 1 });
@@ -176,7 +176,7 @@ describe('a search', () => {
     }
   });
 
-  test('tells agents apart whose ids have the same hash', async () => {
+  test('distinguishes agents whose ids have the same hash', async () => {
     const seen = new Map<number, string>();
     let pair: [string, string] | undefined;
     for (let i = 0; !pair; i++) {
@@ -203,7 +203,7 @@ describe('a search', () => {
 });
 
 describe('a cursor', () => {
-  test('is stable while events come in: newest first neither repeats nor skips, and the new ones stay out', async () => {
+  test('is stable while events arrive: newest first neither repeats nor skips, and excludes new ones', async () => {
     const { tenantId, known } = await newHistory(120);
     const ids: string[] = [];
     let after: string | undefined;
@@ -248,7 +248,7 @@ describe('a cursor', () => {
     }
   });
 
-  test('carries its order; one of the other order, or none of ours, is refused', async () => {
+  test('includes its order; one of the other order, or a forged one, is refused', async () => {
     const { tenantId } = await newHistory(30);
     const up = await searchEvents(box.db, tenantId, { order: 'asc', limit: 10 });
     const next = await searchEvents(box.db, tenantId, { after: up.next_cursor!, limit: 10 });
@@ -298,7 +298,7 @@ describe('the query', () => {
 });
 
 describe('a single event', () => {
-  test('has its place in the chain and what it was decided on', async () => {
+  test('has its position in the chain and the input it was decided on', async () => {
     const tenantId = await newTenant(box.db);
     const full = event({
       decision: 'escrow',
@@ -336,7 +336,7 @@ describe('a single event', () => {
     });
   });
 
-  test('what was not said is null in the snapshot and absent elsewhere', async () => {
+  test('unstated facts are null in the snapshot and absent elsewhere', async () => {
     const tenantId = await newTenant(box.db);
     const { event_id, policy_id } = event();
     await appender.append(tenantId, [{ event: event({ event_id, policy_id }) }]);

@@ -13,6 +13,9 @@ const recipes = text
   .map((section) => ({
     title: section.split('\n')[0]!,
     source: /^```cedar\n([\s\S]*?)^```/m.exec(section)?.[1],
+    lists: Object.entries(
+      JSON.parse(/^```lists\n([\s\S]*?)^```/m.exec(section)?.[1] ?? '{}') as Record<string, string[]>,
+    ).map(([name, values]) => ({ name, version: 1, values })),
     calls: /^```decides\n([\s\S]*?)^```/m.exec(section)?.[1]?.trim().split('\n') ?? [],
   }));
 
@@ -20,14 +23,14 @@ test('there are many of them', () => {
   expect(recipes.length).toBeGreaterThanOrEqual(12);
 });
 
-describe.each(recipes)('the recipe "$title"', ({ source, calls }) => {
+describe.each(recipes)('the recipe "$title"', ({ source, lists, calls }) => {
   test('compiles without errors and warnings', () => {
     expect(compile(source!, 'recipe')).toMatchObject({ errors: [], warnings: [] });
   });
 
   test('decides its calls as it says', () => {
     expect(calls.length).toBeGreaterThan(0);
-    const engine = new PolicyEngine(contentOf({ recipe: source! }));
+    const engine = new PolicyEngine(contentOf({ recipe: source! }, null, lists));
     const decided = calls.map((call) => {
       const json = call.slice(0, call.lastIndexOf(' → '));
       const request: ActionRequest = {

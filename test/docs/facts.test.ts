@@ -5,10 +5,10 @@ import { describe, expect, test } from 'vitest';
 import packageJson from '../../package.json' with { type: 'json' };
 import document from '../../server/api/openapi.json' with { type: 'json' };
 import { COMMANDS } from '../../server/cli/main.ts';
-import { settingsHelp } from '../../server/config.ts';
+import { serverSettingsHelp } from '../../server/config.ts';
 import { AUDIT_ACTIONS } from '../../server/domain/audit.ts';
+import { ERRORS } from '../../server/domain/errors.ts';
 import { EVENT_TYPES } from '../../server/domain/events.ts';
-import { ERRORS } from '../../server/errors.ts';
 import { proxySettingsHelp } from '../../server/proxy/config.ts';
 import { refresh, root } from './generate.ts';
 
@@ -114,7 +114,7 @@ describe('commands', () => {
   test('every flag of svc-verify and svc-proxy that a page names is in its help', () => {
     const help = {
       'svc-verify': source('server/forensics/svc-verify.ts'),
-      'svc-proxy': source('server/proxy/options.ts'),
+      'svc-proxy': [source('server/proxy/{options,clients/install,login/command}.ts').join()],
     };
     for (const [program, [text]] of Object.entries(help)) {
       for (const { code } of found(new RegExp(`\\b${program}\\b`, 'g'))) {
@@ -127,7 +127,7 @@ describe('commands', () => {
 });
 
 test('every setting that a page names is one of the server, the proxy or the tests', () => {
-  const settings = [...settingsHelp(), ...proxySettingsHelp()].map(({ name }) => name);
+  const settings = [...serverSettingsHelp(), ...proxySettingsHelp()].map(({ name }) => name);
   const ofTests = source('test/**/*.ts').join('');
   const named = found(/\bSVC_[A-Z_]+[A-Z]\b/g).map(({ match }) => match[0]);
   expect(named.length).toBeGreaterThan(60);
@@ -214,7 +214,7 @@ describe('errors', () => {
   });
 
   test('every code that a page names is in the table', () => {
-    const settings = [...settingsHelp(), ...proxySettingsHelp()].map(({ name }) => name);
+    const settings = [...serverSettingsHelp(), ...proxySettingsHelp()].map(({ name }) => name);
     const named = found(/^[A-Z]+(?:_[A-Z]+)+$/g).map(({ match }) => match[0]);
     const others = named.filter(
       (name) =>

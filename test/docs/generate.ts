@@ -1,7 +1,7 @@
 import { globSync, readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { COMMANDS } from '../../server/cli/main.ts';
-import { settingsHelp } from '../../server/config.ts';
+import { serverSettingsHelp } from '../../server/config.ts';
 import { ANNOTATIONS, escrowNeededBy, isAnnotationName } from '../../server/domain/annotations.ts';
 import { AUDIT_ACTIONS } from '../../server/domain/audit.ts';
 import { FIELD_NAMES, fieldOf } from '../../server/domain/decision.ts';
@@ -24,7 +24,7 @@ function table(head: readonly string[], rows: readonly (readonly string[])[]): s
 }
 
 const code = (text: string) => (text === '' ? '' : `\`${text}\``);
-const settings = (list: ReturnType<typeof settingsHelp>) =>
+const settings = (list: ReturnType<typeof serverSettingsHelp>) =>
   table(
     ['setting', 'default', 'meaning'],
     list.map(({ name, fallback, meaning }) => [code(name), code(fallback), meaning]),
@@ -74,7 +74,7 @@ function recordFields(): string {
 
 /** Every generated part by the name of its markers, with the page that it is on. */
 export const PARTS: Record<string, { page: string; text: () => string }> = {
-  'server-settings': { page: 'docs/operation.md', text: () => settings(settingsHelp()) },
+  'server-settings': { page: 'docs/operation.md', text: () => settings(serverSettingsHelp()) },
   'proxy-settings': { page: 'docs/proxy.md', text: () => settings(proxySettingsHelp()) },
   'tenant-settings': { page: 'docs/people.md', text: tenantSettings },
   commands: {

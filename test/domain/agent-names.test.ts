@@ -48,13 +48,13 @@ const BAD = [
 ];
 
 describe('the name of an agent or role', () => {
-  test('is of a closed alphabet', () => {
+  test('uses a closed alphabet', () => {
     expect(GOOD.filter((name) => !isAgentName(name))).toEqual([]);
     expect(BAD.filter(isAgentName)).toEqual([]);
     expect([null, 1, ['a'], { a: 1 }].filter(isAgentName)).toEqual([]);
   });
 
-  test('is named by itself, or by a pattern with one star', () => {
+  test('is matched by itself, or by a pattern with one star', () => {
     const named = (pattern: string, name: string) => isNamedBy([pattern], name);
     expect(named('bot', 'bot')).toBe(true);
     expect(named('*', 'anything')).toBe(true);
@@ -81,7 +81,7 @@ describe('the name of an agent or role', () => {
   });
 });
 
-describe('wherever an agent or role is named, no other name is taken:', () => {
+describe('wherever an agent or role is named, no other name is accepted:', () => {
   const server = useServer();
   const holdOf = (agent_id: string, agent_role: string) => ({
     agent_id,
@@ -93,7 +93,7 @@ describe('wherever an agent or role is named, no other name is taken:', () => {
     ttl_seconds: 60,
   });
 
-  test('keys, holds, their use, tries and events', async () => {
+  test('keys, holds, their use, trial evaluations and events', async () => {
     const { admin } = await server.tenant();
     const request = { action_type: 'tool_call', tool_name: 't' };
     const text = 'permit(principal, action, resource);';

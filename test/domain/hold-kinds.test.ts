@@ -10,7 +10,7 @@ test('no two hold kinds are equally strict, and one that needs more approvals is
   expect(least).toEqual([...least].sort((a, b) => b - a));
 });
 
-test('people are stricter than conditions, and conditions than time', () => {
+test('approvals by people are stricter than conditions, and conditions than time', () => {
   const known = ['multi_party', 'single', 'conditional', 'time_delayed'];
   expect(strictestFirst.filter((kind) => known.includes(kind))).toEqual(known);
 });
@@ -22,7 +22,7 @@ test.each(HOLD_KIND_NAMES)('the summary of %s names what the kind waits for, and
   if (leastApprovals === 0) expect(summary).not.toContain('{approvals}');
 });
 
-test('an annotation that some kinds take names them', () => {
+test('an annotation for some kinds only names them', () => {
   const needs = ANNOTATION_NAMES.flatMap((name) => (ANNOTATIONS[name].kinds ? [[name, escrowNeededBy(name)]] : []));
   expect(Object.fromEntries(needs)).toMatchObject({
     approvals: '@escrow',

@@ -28,14 +28,25 @@ const person = (...roles: Role[]): Principal => ({
 const agent: Principal = { kind: 'agent_key', tenantId: 't', id: 'a', agentId: 'a', agentRole: 'r', ownerId: null };
 
 describe('an access rule', () => {
-  test('without a kind of credential lets nobody of that kind pass', () => {
+  test('that omits a kind of credential admits no one of that kind', () => {
     for (const principal of [key(...SCOPES), person(...ROLES), agent]) expect(refusal({}, principal)).toBeDefined();
     expect(refusal({ role: 'viewer', agent: true }, key('admin'))?.code).toBe('KEY_SCOPE');
     expect(refusal({ keys: ['proxy'], agent: true }, person('admin'))?.code).toBe('FORBIDDEN');
     expect(refusal({ keys: ['proxy'], role: 'viewer' }, agent)?.code).toBe('KEY_SCOPE');
   });
 
-  test('lets higher roles pass where lower ones do, and the scope admin where any scope does', () => {
+  test('names the accepted credentials if the kind is wrong', () => {
+    expect(refusal({ agent: true }, key('admin'))?.detail).toBe('this route takes an agent key');
+    expect(refusal({ role: 'approver' }, agent)?.detail).toBe(
+      'this route takes a signed-in person with the role approver',
+    );
+    expect(refusal({ keys: ['proxy'], agent: true }, person('admin'))?.detail).toBe(
+      'this route takes an agent key, or an API key with the scope proxy or admin',
+    );
+    expect(refusal({ role: 'any' }, key('admin'))?.detail).toBe('this route takes a signed-in person');
+  });
+
+  test('admits higher roles wherever it admits lower ones, and the scope admin wherever it admits a scope', () => {
     const access = fc.record({
       keys: fc.option(fc.subarray(['proxy', 'pipeline'] as const), { nil: undefined }),
       role: fc.option(fc.constantFrom(...ROLES), { nil: undefined }),
@@ -67,7 +78,7 @@ describe('an access rule', () => {
 });
 
 describe('a secret', () => {
-  test('is known by its form and checksum: no change of one character passes', () => {
+  test('is recognized by its form and checksum: no change of one character passes', () => {
     fc.assert(
       fc.property(
         fc.constantFrom(...SECRET_KINDS),

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 
-const server = useServer({}, { browsed: true });
+const server = useServer({}, { shared: true });
 
 describeInBrowser('a new tenant', () => {
   const browser = useBrowser(() => server.url);

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { useServer } from '../helpers/server.ts';
 
-const server = useServer({}, { browsed: true });
+const server = useServer({}, { shared: true });
 
 describeInBrowser('the machines', () => {
   const browser = useBrowser(() => server.url);
@@ -13,7 +13,7 @@ describeInBrowser('the machines', () => {
     await visitor.open('/machines');
     await visitor.assertAccessible();
     await visitor.page.getByRole('button', { name: 'Hold' }).click();
-    await visitor.page.getByRole('heading', { name: 'Hold machine' }).waitFor();
+    await visitor.page.getByRole('heading', { name: 'Hold lifecycle' }).waitFor();
     const drawn = await visitor.page.locator('.chart-state text').allTextContents();
     expect(drawn.toSorted()).toEqual(['cancelled', 'consumed', 'expired', 'held', 'rejected', 'released']);
     await visitor.page.getByRole('cell', { name: 'released consume → consumed' }).waitFor();
@@ -32,7 +32,7 @@ describeInBrowser('the machines', () => {
     await server.call(200, 'POST /v1/policies/desk/submit', author, {});
     const { page, open, assertAccessible } = await browser.visitor(author);
     await open('/policies/desk?tab=machine');
-    await page.getByRole('heading', { name: 'Now pending approval: what may come next' }).waitFor();
+    await page.getByRole('heading', { name: 'Now pending approval: next steps' }).waitFor();
     expect(await page.locator('.chart-state[data-current] text').textContent()).toBe('pending approval');
     await page.getByText('this needs the role approver').first().waitFor();
     expect(await page.locator('ol.machine-steps li strong').allTextContents()).toEqual(['submitted', 'created']);
@@ -53,8 +53,8 @@ describeInBrowser('the machines', () => {
     const { page, open, assertAccessible } = await browser.visitor(await tenant.person('approver'));
     await open(`/approvals/${body.id}`);
     await page.getByText('Current state, next steps').click();
-    await page.getByRole('heading', { name: 'Now held: what may come next' }).waitFor();
-    await page.getByText('you may').first().waitFor();
+    await page.getByRole('heading', { name: 'Now held: next steps' }).waitFor();
+    await page.getByText('allowed for you').first().waitFor();
     await assertAccessible();
   });
 });

@@ -95,7 +95,7 @@ const SCREENS: Record<string, Screen> = {
     path: (demo) => `/approvals/${demo.hold}`,
     prepare: async (page) => {
       await page.getByText('Current state, next steps').click();
-      const next = page.getByRole('heading', { name: /what may come next/ });
+      const next = page.getByRole('heading', { name: /next steps/ });
       await next.waitFor();
       await next.scrollIntoViewIfNeeded();
     },
@@ -118,7 +118,7 @@ const SCREENS: Record<string, Screen> = {
         .getByRole('button', { name: /details/ })
         .first()
         .click();
-      await page.getByText('what may come next').waitFor();
+      await page.getByRole('heading', { name: /: next steps/ }).waitFor();
     },
   },
   keys: { path: '/keys' },

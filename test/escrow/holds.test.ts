@@ -83,7 +83,7 @@ const state = (tenantId: string) =>
     [tenantId],
   );
 
-describe('a change is whole or it is not', () => {
+describe('a change is atomic', () => {
   const changes: [string, (h: Holds, tenantId: string, id: string, approver: string) => Promise<unknown>][] = [
     ['open', (h, tenantId) => h.open(tenantId, holdRequest(), by)],
     ['create', (h, tenantId) => open(tenantId, {}, h)],
@@ -138,7 +138,7 @@ describe('a change is whole or it is not', () => {
 
 describe('races', () => {
   const ROUNDS = SIEGE ? 1000 : 60;
-  test(`two approvals and one rejection at once, ${ROUNDS} times: one of the two legal ends`, async () => {
+  test(`two concurrent approvals and one rejection, ${ROUNDS} times: one of the two legal outcomes`, async () => {
     const ends: Record<string, number> = {};
     const round = async (t: { id: string; approvers: string[] }) => {
       const { id } = await open(t.id, { hold_type: 'multi_party', required_approvals: 2 });
@@ -168,7 +168,7 @@ describe('races', () => {
     expect(Object.values(ends).reduce((sum, n) => sum + n, 0)).toBe(ROUNDS);
   }, 300_000);
 
-  test('identical requests at once share one hold, also where an old one has just run out', async () => {
+  test('identical concurrent requests share one hold, even if an old one has just expired', async () => {
     const t = await tenant();
     const ask = () => Promise.all(Array.from({ length: 20 }, () => holds.open(t.id, holdRequest(), by)));
     const first = await ask();
@@ -184,7 +184,7 @@ describe('races', () => {
 });
 
 describe('timers', () => {
-  test('two at once and one that dies in the middle: each hold ends once', async () => {
+  test('two concurrent ones and one that dies halfway: each hold ends once', async () => {
     const some = await Promise.all([tenant(), tenant()]);
     const made: [string, string][] = [];
     for (const t of some) {
@@ -207,7 +207,7 @@ describe('timers', () => {
     for (const t of some) expect(await outbox(t.id, 'escrow.expired')).toBe(60);
   });
 
-  test('a timer that comes after both the release and its end tells of both, in order and with their own times', async () => {
+  test('a timer that runs after both the release and its expiry reports both, in order and with their own times', async () => {
     const t = await tenant();
     const delayed = { hold_type: 'time_delayed' as const, required_approvals: 0, release_after_seconds: 10 };
     const { id, created_at } = await open(t.id, { ...delayed, ttl_seconds: 60, execute_within_seconds: 20 });
@@ -235,7 +235,7 @@ describe('timers', () => {
     expect(Date.parse(expired_at!) - Date.parse(released_at!)).toBe(5000);
   });
 
-  test('of a batch with a hold that cannot be read, the others are woken once, and that one is set aside', async () => {
+  test('in a batch with an unreadable hold, the others are woken once, and that one is set aside', async () => {
     const t = await tenant();
     const made: string[] = [];
     for (let n = 0; n < 5; n++) made.push((await open(t.id)).id);
@@ -260,7 +260,7 @@ describe('timers', () => {
     await sql('delete from escrow_hold where id = $1', [bad]);
   });
 
-  test('without any timer, nothing is consumed late and nothing reads as what it no longer is', async () => {
+  test('without any timer, nothing is consumed late and no hold is shown in an outdated status', async () => {
     const t = await tenant();
     const delayed = { hold_type: 'time_delayed' as const, required_approvals: 0, release_after_seconds: 10 };
     const one = await open(t.id, { ...delayed, ttl_seconds: 60, execute_within_seconds: 20 });
@@ -278,7 +278,7 @@ describe('timers', () => {
     expect(await outbox(t.id, 'escrow.released')).toBe(1);
   });
 
-  test('a hold that cannot be read keeps no other from its time, and no program from refusing to start', async () => {
+  test('an unreadable hold delays no other, and does not keep a program from refusing to start', async () => {
     const t = await tenant();
     const [bad, good] = [await open(t.id), await open(t.id)];
     await sql('update escrow_hold set machine_version = 99 where id = $1', [bad.id]);
@@ -292,7 +292,7 @@ describe('timers', () => {
     await holds.assertReadable();
   });
 
-  test('the time is the database’s where no clock is given', async () => {
+  test('the time is the database’s if no clock is given', async () => {
     const t = await tenant();
     const real = new Holds({ db: box.db, audit, settings: (id) => tenants.settings(id) });
     const { id, expires_at, created_at } = await open(t.id, { ttl_seconds: 1 }, real);

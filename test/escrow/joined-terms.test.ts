@@ -68,7 +68,7 @@ function releasedAt(terms: HoldTerms, course: Course): number | undefined {
   return undefined;
 }
 
-test('what releases a joined hold would have released the hold of each rule, and is good no longer than its', () => {
+test('what releases a joined hold would have released the hold of each rule, and is valid no longer than that one', () => {
   let releases = 0;
   fc.assert(
     fc.property(fc.array(annotations, { minLength: 1, maxLength: 4 }), courses, (list, course) => {
@@ -107,7 +107,7 @@ test('a rule without a time to execute lets no release outlive its ttl', () => {
   });
 });
 
-test('approvals release a delayed hold early only where every rule lets them', () => {
+test('approvals release a delayed hold early only if every rule lets them', () => {
   const delayed = { escrow: 'time_delayed', delay: 600 } as const;
   const seats = [{ group: 'finance', count: 2 }];
   const mixed = terms(delayed, { ...delayed, delay: 60, approvals: 2, quorum: seats });

@@ -4,7 +4,7 @@ import { useServer } from '../helpers/server.ts';
 
 const server = useServer();
 
-test('approvers see the held action without what its rules mask, and the hash binds the whole of it', async () => {
+test('approvers see the held action with the masks of its rules, and the hash binds the unmasked action', async () => {
   const tenant = await server.tenant();
   await deploy(
     server,

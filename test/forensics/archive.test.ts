@@ -6,18 +6,11 @@ import { join } from 'node:path';
 import fc from 'fast-check';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { chainHash, ZERO_HASH } from '../../server/chain/record.ts';
-import {
-  ArchiveError,
-  fileSums,
-  type Manifest,
-  readTar,
-  splitNotes,
-  sumLists,
-  writeTar,
-} from '../../server/forensics/archive.ts';
+import { fileSums, type Manifest, splitNotes, sumLists } from '../../server/forensics/archive.ts';
 import { checkPackage } from '../../server/forensics/check-package.ts';
 import { canonicalJson } from '../../server/lib/canonical-json.ts';
 import { keyFingerprint, sha256Tag } from '../../server/lib/crypto.ts';
+import { ArchiveError, readTar, writeTar } from '../../server/lib/tar.ts';
 import { vectorKey } from '../vectors/chain/samples.ts';
 import {
   bundle,
@@ -57,7 +50,7 @@ function bash(directory: string, ...args: string[]): { status: number | null; ou
 }
 
 describe('a package', () => {
-  test('has the same bytes whenever it is made of equal parts', async () => {
+  test('has the same bytes whenever it is made from equal parts', async () => {
     const rows = chain(6);
     const parts = { checkpoints: [note(rows[5]!)] };
     const one = await makePackage(rows, parts);
@@ -69,7 +62,7 @@ describe('a package', () => {
     expect(one.package_hash).toBe(sha256Tag(one.bytes));
   });
 
-  test('states in its manifest what is in it', async () => {
+  test('states its contents in its manifest', async () => {
     const rows = chain(8);
     const { manifest } = await goldenRange();
     expect(manifest).toMatchObject({
@@ -86,7 +79,7 @@ describe('a package', () => {
     expect(manifest).not.toHaveProperty('first_mismatch_id');
   });
 
-  test('holds exactly the files of its format, of which the manifest lists all but itself and its signature', async () => {
+  test('contains exactly the files of its format; the manifest lists all but itself and its signature', async () => {
     const { bytes, manifest } = await goldenRange();
     const names = [...readTar(bytes).keys()];
     expect(names).toEqual([
@@ -105,7 +98,7 @@ describe('a package', () => {
     expect(Object.keys(manifest.files).sort()).toEqual(names.filter((name) => !name.startsWith('manifest.json')));
   });
 
-  test('of a broken chain is made like any other and names the record where it starts', async () => {
+  test('of a broken chain is made like any other and names the record where the break starts', async () => {
     const { manifest } = await goldenBroken();
     expect(manifest).toMatchObject({ chain_intact: false, first_mismatch_id: 'evt_000004', record_count: 6 });
     const rows = chain(6).toSpliced(3, 1);
@@ -123,7 +116,7 @@ describe('a package', () => {
     expect((await makePackage(rows)).manifest).toMatchObject({ chain_intact: false, last_seq: 4, record_count: 5 });
   });
 
-  test('is intact only with a checkpoint at or after its last record, and what leads there', async () => {
+  test('is intact only with a checkpoint at or after its last record, and the records up to it', async () => {
     const rows = chain(8);
     const span = windowOf(rows.slice(0, 4));
     const intact = async (lead: typeof rows, ...notes: string[]) => {
@@ -171,7 +164,7 @@ describe('a package', () => {
     expect(cut.manifest.chain_intact).toBe(false);
   });
 
-  test('of a window holds what was received in it, and nothing that was not', async () => {
+  test('of a window contains exactly what was received in it', async () => {
     const rows = chain(8);
     const of = async (span: { from: string; to: string }) =>
       (
@@ -190,7 +183,7 @@ describe('a package', () => {
     expect(await of({ from, to: later(to, 1) })).toBe(false);
   });
 
-  test('may hold no record at all, and is tied to what came after the window', async () => {
+  test('can be empty, and is then tied to what came after the window', async () => {
     const { manifest } = await goldenEmpty();
     expect(manifest).toMatchObject({
       first_seq: null,
@@ -203,7 +196,7 @@ describe('a package', () => {
     expect((await makePackage([])).manifest).toMatchObject({ record_count: 0, chain_intact: false });
   });
 
-  test('is not made of records that change between its two readings', async () => {
+  test('is not made from records that change between its two reads', async () => {
     const rows = chain(4);
     let readings = 0;
     const records = () => {
@@ -230,7 +223,7 @@ describe('a package', () => {
 });
 
 describe('the notes of a package', () => {
-  test('are split as they were joined', async () => {
+  test('are split the way they were joined', async () => {
     const notes = chain(4).map((row) => note(row));
     expect(splitNotes(notes.join('\n'))).toEqual(notes);
     expect(splitNotes('')).toEqual([]);
@@ -248,7 +241,7 @@ describe('the archive', () => {
     .array(fc.tuple(name, fc.uint8Array({ maxLength: 1500 })), { maxLength: 6 })
     .map((members) => new Map(members));
 
-  test('gives back what was put into it, sorted, and has one form', async () => {
+  test('returns its members, sorted, and has only one form', async () => {
     fc.assert(
       fc.property(files, (members) => {
         const bytes = writeTar(members);
@@ -314,11 +307,11 @@ describe('the archive', () => {
     ['a negative size', crafted((header) => header.write('-0000000007\0', 124))],
     ['a size that is no number', crafted((header) => header.fill(0, 124, 136))],
     ['a wrong checksum', Buffer.from(one).fill('x', 0, 1)],
-  ])('with %s is refused with words', (_, bytes) => {
+  ])('with %s is refused with a readable reason', (_, bytes) => {
     expect(() => readTar(bytes)).toThrow(ArchiveError);
   });
 
-  test('of random bytes is refused with words and nothing else', async () => {
+  test('of random bytes is refused with a readable reason and nothing else', async () => {
     fc.assert(
       fc.property(fc.uint8Array({ maxLength: 2048 }), (bytes) => {
         expect(() => readTar(bytes)).toThrow(ArchiveError);
@@ -326,7 +319,7 @@ describe('the archive', () => {
     );
   });
 
-  test('takes no name that a package does not need', async () => {
+  test('accepts no name that a package does not need', async () => {
     for (const bad of ['/a', '../a', 'a b', 'ä', 'x'.repeat(101), '']) {
       expect(() => writeTar(new Map([[bad, new Uint8Array()]]))).toThrow(RangeError);
     }
@@ -349,7 +342,7 @@ describe.skipIf(skipped !== '')(`an auditor without this software${skipped}`, ()
     return loop.replace('<prev_hash_before_first>', manifest.prev_hash_before_first);
   }
 
-  test('verifies a package with the commands that it brings, and with check.sh', async () => {
+  test('verifies a package with its own commands, and with check.sh', async () => {
     const directory = unpack(bytes);
     const signature =
       'openssl pkeyutl -verify -pubin -inkey pubkey.pem -rawin -in manifest.json -sigfile manifest.json.sig';
@@ -414,7 +407,7 @@ describe.skipIf(skipped !== '')(`an auditor without this software${skipped}`, ()
     expect(bash(directory, '-c', documentedLoop(directory))).toEqual({ status: 1, output: 'MISMATCH 3\n' });
   });
 
-  test('finds a file too many, a file too few, a link, and another key than expected', async () => {
+  test('finds an extra file, a missing file, a link, and an unexpected key', async () => {
     const directory = unpack(bytes);
     expect(bash(directory, 'check.sh', keyFingerprint(vectorKey(2).publicKey)).output).toContain(FINGERPRINT);
     for (const name of ['.hidden', 'bundles/more', 'two words']) {
@@ -430,7 +423,7 @@ describe.skipIf(skipped !== '')(`an auditor without this software${skipped}`, ()
     expect(bash(directory, 'check.sh')).toMatchObject({ status: 1, output: 'MISMATCH VERIFY.md: not a plain file\n' });
   });
 
-  test('finds a checkpoint that was changed, is by no key of the package, or is missing, with check.sh', async () => {
+  test('finds a checkpoint that was changed, signed by an unknown key, or is missing, with check.sh', async () => {
     const parts = { lead: rows.slice(4), span: windowOf(rows.slice(0, 4)) };
     const made = async (checkpoints: string[], lead = rows.slice(4)) =>
       bash(unpack((await makePackage(rows.slice(0, 4), { ...parts, lead, checkpoints })).bytes), 'check.sh');

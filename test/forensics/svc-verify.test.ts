@@ -8,11 +8,12 @@ import fc from 'fast-check';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { type ChainLoss, signLoss } from '../../server/chain/note.ts';
 import { chainHash, lossLine } from '../../server/chain/record.ts';
-import { fileSums, type Manifest, readTar, sumLists, writeTar } from '../../server/forensics/archive.ts';
+import { fileSums, type Manifest, sumLists } from '../../server/forensics/archive.ts';
 import { checkBundle, checkPackage, checkPackageFiles, type Report } from '../../server/forensics/check-package.ts';
 import { svcVerify } from '../../server/forensics/svc-verify.ts';
 import { canonicalJson } from '../../server/lib/canonical-json.ts';
 import { keyFingerprint } from '../../server/lib/crypto.ts';
+import { readTar, writeTar } from '../../server/lib/tar.ts';
 import { vectorKey } from '../vectors/chain/samples.ts';
 import {
   bundle,
@@ -95,12 +96,12 @@ describe('every package ever shipped', () => {
   const expected = JSON.parse(readFileSync(join(GOLDEN, 'expected.json'), 'utf8'));
   const names = readdirSync(GOLDEN).filter((name) => name.endsWith('.tar'));
 
-  test('is among those expected', async () => {
+  test('is one of the expected ones', async () => {
     expect(names.length).toBeGreaterThanOrEqual(4);
     expect(Object.keys(expected).sort()).toEqual(names.sort());
   });
 
-  test.each(names)('%s is read as it was then', (name) => {
+  test.each(names)('%s is still read the same way', (name) => {
     const { package_hash, record_count, chain_intact, first_mismatch_id } = expected[name];
     const report = checkPackage(readFileSync(join(GOLDEN, name)), { fingerprint: FINGERPRINT });
     expect(report).toMatchObject({
@@ -115,7 +116,7 @@ describe('every package ever shipped', () => {
     expect(report.public_key_fingerprint).toBe(FINGERPRINT);
   });
 
-  test('would be made with the same bytes today', async () => {
+  test('would still be made with the same bytes', async () => {
     for (const [name, content] of Object.entries(await generate())) {
       expect(Buffer.from(content as string).equals(readFileSync(join(GOLDEN, name))), name).toBe(true);
     }
@@ -176,7 +177,7 @@ describe('a package of a chain with an accepted loss', () => {
     expect(checkPackageFiles(readTar(bytes)).losses).toMatchObject([{ seq: 5, accepted }]);
   });
 
-  test('is listed as accepting nothing when no key of the package signed its note for this place', async () => {
+  test('is listed as accepting nothing if no key of the package signed its note for this position', async () => {
     for (const change of [{ key: vectorKey(3) }, { kept: 3 }]) {
       const all = chainWithLoss(change);
       const file = stored((await makePackage(all, { checkpoints: [note(all[4]!, undefined, 1)] })).bytes);
@@ -185,13 +186,13 @@ describe('a package of a chain with an accepted loss', () => {
     }
   });
 
-  test('steers no terminal by the words in it', async () => {
+  test('cannot control the terminal through its text', async () => {
     const all = chainWithLoss({ reason: 'a\u001b[31m\nVERIFIED' });
     const file = stored((await makePackage(all, { checkpoints: [note(all[4]!, undefined, 1)] })).bytes);
     expect(svcVerify([file]).stdout).toContain('Reason: a?[31m?VERIFIED\n');
   });
 
-  test('has none where there is none', () => {
+  test('lists none if there is none', () => {
     expect(checkPackage(sound).losses).toEqual([]);
     expect(svcVerify([stored(sound)]).stdout).not.toContain('loss');
   });
@@ -245,7 +246,7 @@ describe('a package in which one byte was changed', () => {
     }
   });
 
-  test('is told by the record, when it is in a record', async () => {
+  test('is reported with the record, if it is in a record', async () => {
     const files = readTar(Buffer.from(sound));
     const records = Buffer.from(files.get('records.txt')!).toString();
     files.set('records.txt', Buffer.from(records.replace('"agent_id":"agent-1"', '"agent_id":"agent-2"')));
@@ -284,13 +285,13 @@ describe('a package signed by its signer, but wrong', () => {
     ['a chain that is said to be broken', ['statement'], (m) => Object.assign(m, { chain_intact: false })],
     ['a mismatch that is none', ['statement'], (m) => Object.assign(m, { first_mismatch_id: 'evt_000002' })],
     ['records but no first_seq', ['manifest'], (m) => Object.assign(m, { first_seq: null })],
-  ])('states %s: it does not verify', (_, checks, manifest) => {
+  ])('that states %s does not verify', (_, checks, manifest) => {
     const report = checkPackage(forged(sound, { manifest }));
     expect(failed(report)).toEqual(checks);
     expect(report).toMatchObject({ verified: false, authentic: false });
   });
 
-  test('has a manifest in another spelling: it does not verify', async () => {
+  test('with a manifest in another spelling does not verify', async () => {
     for (const text of [
       (t: string) => ` ${t}`,
       (t: string) => `${t}\n`,
@@ -300,7 +301,7 @@ describe('a package signed by its signer, but wrong', () => {
     }
   });
 
-  test('denies that its chain is broken, or where: it does not verify and is not authentic', async () => {
+  test('that denies that its chain is broken, or where, does not verify and is not authentic', async () => {
     const { bytes } = await goldenBroken();
     const deny = (m: Manifest) => {
       m.chain_intact = true;
@@ -311,7 +312,7 @@ describe('a package signed by its signer, but wrong', () => {
     expect(failed(checkPackage(forged(bytes, { manifest: elsewhere })))).toEqual(['chain', 'statement']);
   });
 
-  test('holds a checkpoint with another hash, of another chain, or by an unknown key: it does not verify', async () => {
+  test('with a checkpoint with another hash, of another chain, or by an unknown key does not verify', async () => {
     const put = (text: string) => (files: Map<string, Uint8Array>) => files.set('checkpoints.txt', Buffer.from(text));
     const wrong = note({ ...rows[2]!, hash: Buffer.alloc(32, 1) });
     const report = checkPackage(forged(sound, { files: put(wrong) }));
@@ -326,7 +327,7 @@ describe('a package signed by its signer, but wrong', () => {
     }
   });
 
-  test('holds a bundle under another name, of another tenant, or by an unknown key: it does not verify', async () => {
+  test('with a bundle under another name, of another tenant, or by an unknown key does not verify', async () => {
     const name = `bundles/${bundle.hash.slice(7)}.svcb`;
     const other = `bundles/${hex}.svcb`;
     const changes: ((files: Map<string, Uint8Array>) => void)[] = [
@@ -337,7 +338,7 @@ describe('a package signed by its signer, but wrong', () => {
     for (const files of changes) expect(failed(checkPackage(forged(sound, { files })))).toEqual(['bundles']);
   });
 
-  test('lacks a bundle that records name: it verifies and says so', async () => {
+  test('without a bundle that records name verifies and says so', async () => {
     const parts = { bundles: async () => [], checkpoints: [note(rows[3]!)] };
     const report = checkPackage((await makePackage(rows, parts)).bytes);
     expect(report.verified).toBe(true);
@@ -375,7 +376,7 @@ describe('a package that no checkpoint vouches for', () => {
     expect(failed(checkPackage(cut))).toEqual(['checkpoint', 'range', 'statement']);
   });
 
-  test('is not made whole by a claim of another session or another time', async () => {
+  test('is not verified by claiming another session or another time', async () => {
     const changes: ((manifest: Manifest) => void)[] = [
       (m) => Object.assign(m, { session_id: 'sess_0k3' }),
       (m) => Object.assign(m, { from: '2026-01-01T23:59:59.995Z' }),
@@ -395,7 +396,7 @@ describe('a package that no checkpoint vouches for', () => {
 });
 
 describe('the signer', () => {
-  test('is who the reader expects, or the package does not verify', async () => {
+  test('must be the one the reader expects, or the package does not verify', async () => {
     const { publicKey } = vectorKey(1);
     expect(checkPackage(counterfeit).verified).toBe(true);
     expect(checkPackage(counterfeit).notes.join()).toContain('--fingerprint');
@@ -411,7 +412,7 @@ describe('the signer', () => {
 });
 
 describe('hostile input', () => {
-  test('of any kind gives a report in words, never an error', async () => {
+  test('of any kind yields a readable report, never an error', async () => {
     const hostile = fc.oneof(
       fc.uint8Array({ maxLength: 3000 }),
       fc.nat(sound.length).map((length) => sound.subarray(0, length)),
@@ -433,7 +434,7 @@ describe('hostile input', () => {
     );
   });
 
-  test('with a right signature gives a report in words too, whatever the files hold', async () => {
+  test('with a valid signature yields a readable report too, whatever the files contain', async () => {
     const name = fc.constantFrom(
       'records.txt',
       'checkpoints.txt',
@@ -457,7 +458,7 @@ describe('hostile input', () => {
     );
   });
 
-  test('cannot steer the reader’s terminal', async () => {
+  test('cannot control the reader’s terminal', async () => {
     const line = rows[1]!.line.replace('evt_000002', '\\u001b[2J\\nVERIFIED\\u202e\\u0007');
     const broken = await makePackage([rows[0]!, { ...rows[1]!, line }, rows[2]!], { tenant_id: 'tnt_vectors' });
     const { stdout, exitCode } = svcVerify([stored(broken.bytes)]);
@@ -526,7 +527,7 @@ describe('the program', () => {
     });
   });
 
-  test('checks a bundle with a key from elsewhere, and will not without one', async () => {
+  test('checks a bundle only with a key from elsewhere', async () => {
     expect(svcVerify([bundleFile, '--pubkey', bundleKey])).toMatchObject({ exitCode: 0 });
     const report = JSON.parse(svcVerify([bundleFile, '--jwks', jwks(), '--json']).stdout);
     expect(report).toMatchObject({
@@ -542,7 +543,7 @@ describe('the program', () => {
     expect(svcVerify([stored(damaged, 'b.svcb'), '--pubkey', bundleKey])).toMatchObject({ exitCode: 1 });
   });
 
-  test('checks an unpacked package, and refuses one with a file too many or a link in it', async () => {
+  test('checks an unpacked package, and refuses one with an extra file or a link', async () => {
     const directory = unpacked(sound);
     expect(svcVerify([directory, '--pubkey', pubkey])).toMatchObject({ exitCode: 0 });
     writeFileSync(join(directory, 'more'), '');
@@ -585,7 +586,7 @@ describe('the program', () => {
     ['a malformed fingerprint', [GOLDEN, '--fingerprint', 'sha256:12']],
     ['a directory with nothing to verify', [dirname(PROGRAM)]],
     ['a device', ['/dev/null']],
-  ])('exits with 2 and a word of help for %s', (_, args) => {
+  ])('exits with 2 and a hint for %s', (_, args) => {
     const { exitCode, stdout, stderr } = svcVerify(args);
     expect({ exitCode, stdout }).toEqual({ exitCode: 2, stdout: '' });
     expect(stderr).toMatch(/^svc-verify: /);
@@ -599,7 +600,7 @@ describe('the program', () => {
     });
   });
 
-  test('runs as a program of its own', async () => {
+  test('runs as a standalone program', async () => {
     const run = (...args: string[]) => {
       const { status, stdout, stderr } = spawnSync(process.execPath, [PROGRAM, ...args], { encoding: 'utf8' });
       return { status, stdout, stderr };
@@ -625,7 +626,7 @@ describe('the program', () => {
     expect(run('--nonsense')).toMatchObject({ status: 2, stdout: '' });
   });
 
-  test('stands on pure files alone: no network, no database, no clock', async () => {
+  test('imports only pure files: no network, no database, no clock', async () => {
     const seen = new Set<string>();
     const outside = new Set<string>();
     const visit = (path: string) => {

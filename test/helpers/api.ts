@@ -1,6 +1,7 @@
 import pg from 'pg';
 import { describeApi } from '../../server/app.ts';
 import type { Access, Role } from '../../server/domain/principal.ts';
+import { pinned } from '../../server/domain/tool-definition.ts';
 import type { Credential, TestServer, TestTenant } from './server.ts';
 
 /** One operation of the OpenAPI document. */
@@ -37,11 +38,24 @@ export const operations: readonly Operation[] = Object.entries(document.paths).f
   }),
 );
 
+/** A tool that each world has, which nobody has decided on. */
+export const READ_FILE = pinned('files', {
+  name: 'read_file',
+  description: 'Reads a file.',
+  inputSchema: { type: 'object', properties: { path: { type: 'string' } }, required: ['path'] },
+  annotations: { readOnlyHint: true },
+});
+
 /** The line of an operation with its parameters filled in; what is not given becomes an id that nothing has. */
 export function fill(line: string, ids: Record<string, string> = {}): string {
   return line.replace(
     /\{(\w+)\}/g,
-    (_, name: string) => ids[name] ?? { version: '1', role: 'viewer' }[name] ?? 'nothing-has-this-id',
+    (_, name: string) =>
+      ids[name] ??
+      { version: '1', role: 'viewer', server: 'files', name: 'read_file', agent_id: 'agent-1', pin: READ_FILE.pin }[
+        name
+      ] ??
+      'nothing-has-this-id',
   );
 }
 
@@ -78,6 +92,12 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
     dsl_source: 'permit(principal, action, resource);',
     request: { agent_id: 'agent-1', agent_role: 'clerk', action_type: 'tool_call', tool_name: 'read' },
   },
+  'POST /v1/policies/{id}/test': {
+    tests_source: [
+      'defaults: { agent_role: clerk, action_type: tool_call, tool_name: write }',
+      'tests: [{ name: clerks write, expect: { decision: allow } }]',
+    ].join('\n'),
+  },
   'POST /v1/policies/{id}/comments': { version: 1, comment: 'why?' },
   'PUT /v1/policies/{id}': { dsl_source: 'permit(principal, action, resource == Tool::"write");' },
   'DELETE /v1/policies/{id}': { reason: 'over' },
@@ -88,6 +108,17 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /v1/policies/{id}/request-changes': { version: 1, comment: 'narrower' },
   'POST /v1/policies/{id}/break-glass': { reason: 'incident' },
   'POST /v1/proxies/heartbeat': { proxy_id: 'proxy-1', version: '1.0.0', bundle_hash: 'sha256:0', bundle_seq: 1 },
+  'POST /v1/tools/observed': {
+    server: 'files',
+    complete: true,
+    tools: [{ name: 'read_file', pin: READ_FILE.pin, definition: { ...READ_FILE.definition } }],
+  },
+  'POST /v1/tools/{server}/{name}/approve': { pin: READ_FILE.pin, comment: 'read it' },
+  'POST /v1/tools/{server}/{name}/reject': { pin: READ_FILE.pin, reason: 'reads too much' },
+  'PUT /v1/tools/{server}/{name}/labels': { labels: ['read-only'] },
+  'DELETE /v1/tools/{server}/{name}': {},
+  'PUT /v1/tool-servers/{server}': { mode: 'enforce', trust: 50, check_arguments: true, reason: 'as agreed' },
+  'PUT /v1/agents/{agent_id}/labels': { labels: ['trusted'] },
   'POST /v1/evaluate': {
     action_type: 'tool_call',
     tool_name: 'read',
@@ -141,6 +172,10 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /v1/forensics/export': { purpose: 'audit' },
   'POST /v1/events/ingest': { events: [] },
   'POST /v1/forensics/records': { events: [] },
+  'PUT /v1/lists/{name}': { values: ['DE1', 'DE3'], version: 2 },
+  'POST /v1/lists/{name}/approve': { version: 2 },
+  'POST /v1/lists/{name}/reject': { version: 2, reason: 'not ours' },
+  'DELETE /v1/lists/{name}': {},
   'DELETE /v1/keys/{id}': {},
   'DELETE /v1/sessions': {},
   'DELETE /v1/sessions/{id}': {},
@@ -210,6 +245,10 @@ export async function makeWorld(server: TestServer): Promise<World> {
     action_type: 'tool_call',
     tool_name: 'pay',
   });
+  await server.call(200, 'POST /v1/tools/observed', tenant.admin, BODIES['POST /v1/tools/observed']);
+  for (const [version, values] of [['DE1'], ['DE1', 'DE2']].entries()) {
+    await server.call(200, 'PUT /v1/lists/read_file', tenant.admin, { values, version });
+  }
   const key = await server.call<{ id: string }>(201, 'POST /v1/keys', admin, { label: 'k', scopes: ['proxy'] });
   const agentKey = await server.call<{ id: string }>(201, 'POST /v1/agent-keys', admin, {
     agent_id: 'agent-2',

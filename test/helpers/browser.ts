@@ -1,8 +1,8 @@
 import { existsSync, readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { type Browser, type BrowserContext, chromium, type Page } from 'playwright-core';
-import { afterEach, beforeAll, describe, expect, vi } from 'vitest';
-import type { Credential } from './server.ts';
+import { afterAll, afterEach, beforeAll, describe, expect, vi } from 'vitest';
+import { type Credential, isShared } from './server.ts';
 
 /** Debian's browser, which these tests drive; elsewhere name another one. */
 const PROGRAM = process.env.SVC_CHROMIUM ?? '/usr/bin/chromium';
@@ -35,7 +35,58 @@ export interface Visitor {
   assertAccessible(): Promise<void>;
 }
 
+const VIEWPORT = { width: 1280, height: 900 };
+
 let launched: Browser | undefined;
+
+/** A browser profile, which a later test uses again when its visitor is gone. */
+interface Profile {
+  context: BrowserContext;
+  /** The only server that it is used for. */
+  origin: string;
+  /**
+   * Between visitors it shows a plain text of the server: with it the process stays that compiled the dashboard. A
+   * profile that is new to the dashboard costs three times as much.
+   */
+  page: Page;
+}
+
+const spare: Profile[] = [];
+
+/** A profile without anything of an earlier visitor. */
+async function enter(browser: Browser, origin: string, own: boolean): Promise<Profile> {
+  const index = own ? -1 : spare.findIndex((one) => one.origin === origin);
+  if (index < 0) {
+    const context = await browser.newContext({ viewport: VIEWPORT, reducedMotion: 'reduce' });
+    return { context, origin, page: await context.newPage() };
+  }
+  const [profile] = spare.splice(index, 1) as [Profile];
+  const { context, page } = profile;
+  const session = await context.newCDPSession(page);
+  await session.send('Storage.clearDataForOrigin', { origin, storageTypes: 'all' });
+  await session.detach();
+  await page.evaluate('sessionStorage.clear()');
+  await Promise.all([context.clearCookies(), context.clearPermissions()]);
+  await page.setViewportSize(VIEWPORT);
+  await page.emulateMedia({ colorScheme: 'light', reducedMotion: 'reduce' });
+  return profile;
+}
+
+/** Empties a profile as far as that needs its server, which may be away; then it is not used again. */
+async function leave({ context, origin, page }: Profile): Promise<void> {
+  for (const event of WATCHED) page.removeAllListeners(event);
+  context.removeAllListeners('page');
+  await context.unrouteAll({ behavior: 'ignoreErrors' });
+  const kept =
+    !page.isClosed() &&
+    (await page
+      .unrouteAll()
+      .then(() => page.goto(`${origin}/healthz`))
+      .catch(() => null));
+  if (!kept) return context.close();
+  await Promise.all(context.pages().map((one) => one !== page && one.close()));
+  spare.push({ context, origin, page });
+}
 
 /** The browser of this process, which ends with it: test files that run in it one after the other share it. */
 async function launch(): Promise<Browser> {
@@ -51,31 +102,42 @@ export function useBrowser(url: () => string) {
   // a browser on a busy machine is slow; each wait within a test has its own, shorter limit
   vi.setConfig({ testTimeout: 90_000 });
   let browser: Browser;
-  const open: { context: BrowserContext; faults: string[]; expected: RegExp[] }[] = [];
+  const open: { profile: Profile; faults: string[]; expected: RegExp[]; own: boolean }[] = [];
   beforeAll(async () => {
     browser = await launch();
   });
   afterEach(async () => {
     const visitors = open.splice(0);
-    await Promise.all(visitors.map(({ context }) => context.close()));
+    await Promise.all(visitors.map(({ profile, own }) => (own ? profile.context.close() : leave(profile))));
     for (const { faults, expected } of visitors) {
       expect(faults.filter((fault) => !expected.some((pattern) => pattern.test(fault)))).toEqual([]);
     }
   });
+  afterAll(async () => {
+    if (isShared(url())) return;
+    await Promise.all(spare.splice(0).map(({ context }) => context.close()));
+  });
   return {
-    /** A new browser profile, of this person where one is given. */
-    async visitor(who?: Credential, options: { width?: number; height?: number } = {}): Promise<Visitor> {
-      const context = await browser.newContext({
-        viewport: { width: options.width ?? 1280, height: options.height ?? 900 },
-        reducedMotion: 'reduce',
-      });
+    /**
+     * A browser profile in which nobody ever signed in, then of this person where one is given. `own`: it is not used
+     * again, for a test that changes what cannot be taken back.
+     */
+    async visitor(
+      who?: Credential,
+      options: { width?: number; height?: number; own?: boolean } = {},
+    ): Promise<Visitor> {
       const faults: string[] = [];
       const expected: RegExp[] = [];
-      open.push({ context, faults, expected });
-      if (who?.cookie) await signIn(context, url(), who);
+      const { own = false } = options;
+      const profile = await enter(browser, url(), own);
+      const { context, page } = profile;
+      open.push({ profile, faults, expected, own });
+      watch(page, faults);
+      context.on('page', (opened) => watch(opened, faults));
       context.setDefaultTimeout(10_000);
-      context.on('page', (page) => watch(page, faults));
-      const page = await context.newPage();
+      if (who?.cookie) await signIn(context, url(), who);
+      const { width, height } = options;
+      if (width && height) await page.setViewportSize({ width, height });
       return {
         page,
         context,
@@ -110,6 +172,8 @@ export async function settled(page: Page): Promise<void> {
   await page.locator('[aria-busy="true"], [aria-label="Loading"]').first().waitFor({ state: 'detached' });
 }
 
+const WATCHED = ['console', 'pageerror', 'requestfailed', 'response'] as const;
+
 function watch(page: Page, faults: string[]): void {
   page.on('console', (message) => {
     if (message.type() === 'error' || message.type() === 'warning') faults.push(`console: ${message.text()}`);
@@ -139,7 +203,7 @@ async function violations(page: Page, runOnly: readonly string[]): Promise<strin
         ): Promise<{ violations: { id: string; nodes: { html: string; any: { message: string }[] }[] }[] }>;
       };
     };
-    const { violations } = await axe.run({ runOnly });
+    const { violations } = await axe.run({ runOnly, resultTypes: ['violations'] });
     return violations.flatMap(({ id, nodes }) =>
       nodes.map(({ html, any }) => `${id}: ${html.slice(0, 200)} ${any[0]?.message ?? ''}`),
     );

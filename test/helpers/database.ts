@@ -15,6 +15,8 @@ export function useDatabase(): { readonly url: string; readonly db: Database } {
   afterAll(async () => {
     await box.db?.close();
     await asAdmin(`drop database if exists ${name} with (force)`);
+    // the process keeps what a file declared, for all files after it
+    Object.assign(box, { db: undefined });
   });
   return box;
 }

@@ -1,12 +1,12 @@
 import type { HoldRequest } from '../../server/escrow/holds.ts';
-import { shownAction } from '../../server/policy/evaluation/shown.ts';
+import { approverView } from '../../server/policy/evaluation/approver-view.ts';
 
 /** What a hold on a small payment asks for. */
 export function holdRequest(more: Partial<HoldRequest> = {}): HoldRequest {
   return {
     agent_role: 'clerk',
     agent_id: 'agent',
-    action: shownAction({ action_type: 'payment' }, []),
+    action: approverView({ action_type: 'payment' }, []),
     action_summary: 'pays',
     action_hash: `sha256:${'a'.repeat(64)}`,
     hold_type: 'single',

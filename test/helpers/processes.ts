@@ -113,17 +113,6 @@ export class ServerProcess {
   }
 }
 
-/** The process that writes the only chain there is traffic on. */
-export async function ownerAmong(servers: readonly ServerProcess[]): Promise<ServerProcess> {
-  for (let i = 0; i < 100; i++) {
-    const owned = await Promise.all(servers.map((server) => server.metric('svc_tenants_owned')));
-    const owners = servers.filter((_, index) => owned[index]! > 0);
-    if (owners.length === 1) return owners[0]!;
-    await delay(50);
-  }
-  throw new Error('there is not one owner');
-}
-
 export interface Writer {
   /** Ids of the events that were acknowledged. */
   readonly acknowledged: Set<string>;

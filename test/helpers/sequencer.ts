@@ -4,9 +4,9 @@ import { BaseSequencer, type TestSpecification } from 'vitest/node';
 /** The files that take longest. A long one that begins last keeps one worker busy while the others have nothing to do. */
 const LONGEST = [
   'actors/processes',
-  'api/audit',
   'readme',
-  'proxy/airline',
+  'proxy/conformance',
+  'proxy/package',
   'e2e/policies',
   'e2e/administration',
   'e2e/people',
@@ -14,12 +14,14 @@ const LONGEST = [
   'e2e/shell',
   'e2e/live',
   'e2e/evidence',
+  'api/audit',
   'actors/alone',
   'cli/alone',
   'cli/running',
   'cli/backup',
   'dev',
-  'api/naughty-strings',
+  'auth/sso-hostile',
+  'proxy/mcp',
   'api/bad-input',
   'api/export',
 ];
@@ -28,7 +30,7 @@ const LONGEST = [
 export class LongestFirst extends BaseSequencer {
   override async sort(files: TestSpecification[]): Promise<TestSpecification[]> {
     const place = ({ moduleId }: TestSpecification) => {
-      const name = path.relative(path.join(import.meta.dirname, '..'), moduleId).replace('.test.ts', '');
+      const name = path.relative(path.join(import.meta.dirname, '..'), moduleId).replace(/(?:\.slow)?\.test\.ts$/, '');
       const index = LONGEST.indexOf(name);
       return index < 0 ? LONGEST.length : index;
     };

@@ -1,3 +1,4 @@
+import { randomBytes } from 'node:crypto';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
@@ -11,7 +12,7 @@ import type { Egress } from '../../server/lib/egress.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { createTenant } from '../../server/provision.ts';
 import type { SettingsPatch } from '../../server/tenants/settings.ts';
-import { useDatabase } from './database.ts';
+import { asAdmin, cloneTemplate } from './database.ts';
 import { freePort } from './ports.ts';
 import { builtDashboard } from './provisions.ts';
 
@@ -79,48 +80,98 @@ export interface TestServer {
 
 let counter = 0;
 
-/**
- * The real program on a database of the test file's own, over real HTTP. `browsed`: at an address that a browser can
- * open; else its base URL is a name that nothing resolves.
- */
-export function useServer(
-  env: Record<string, string> = {},
-  options: { browsed?: boolean; egress?: Egress } = {},
-): TestServer {
-  const box = useDatabase();
-  const state = {} as { program: Program; url: string; origin: string; dir: string };
+interface Options {
+  /** At an address that a browser can open; else its base URL is a name that nothing resolves. */
+  browsed?: boolean;
+  /**
+   * One server that browsers can open for all files that ask for it in the same process, with the usual settings. A file
+   * that shares it keeps to tenants of its own and never moves the clock. It spares the start, and a browser's profile
+   * that already knows the server need not load the dashboard again.
+   */
+  shared?: boolean;
+  egress?: Egress;
+}
+
+interface Running {
+  program: Program;
+  url: string;
+  origin: string;
+  databaseUrl: string;
+  dir: string;
+  clock: TestClock;
+  logged: string[];
+  stop(): Promise<void>;
+}
+
+async function start(env: Record<string, string>, options: Options): Promise<Running> {
+  if (options.browsed) await builtDashboard();
+  const name = `t_${randomBytes(6).toString('hex')}`;
+  const databaseUrl = await cloneTemplate(name);
+  const dir = mkdtempSync(path.join(tmpdir(), 'svc-server-'));
   const clock = new TestClock();
   const logged: string[] = [];
+  const port = options.browsed ? await freePort() : 0;
+  const config = readConfig({
+    PORT: String(port),
+    SVC_BASE_URL: options.browsed ? `http://127.0.0.1:${port}` : 'http://control.test',
+    SVC_DATA_DIR: dir,
+    SVC_MASTER_KEY: Buffer.alloc(32, 7).toString('hex'),
+    SVC_RATE_KEY: '100000',
+    SVC_RATE_SESSION: '100000',
+    SVC_RATE_EVALUATE: '100000',
+    SVC_RATE_SIGN_IN: '100000',
+    SVC_RATE_LINK_ADDRESS: '100000',
+    SVC_RATE_LINK_IP: '100000',
+    SVC_RATE_EXPORT: '100000',
+    SVC_RATE_SUBSCRIPTION_TEST: '100000',
+    SVC_RATE_TOOLS: '100000',
+    // nobody answers there: no test asks a name server of the outside
+    SVC_DNS_SERVERS: '127.0.0.1:9',
+    ...env,
+  });
+  const log = createLog('debug', { write: (line: string) => logged.push(line) });
   const egress = options.egress && { egress: options.egress };
+  let program: Program | undefined;
+  const stop = async () => {
+    await program?.stop();
+    await asAdmin(`drop database if exists ${name} with (force)`);
+    rmSync(dir, { recursive: true, force: true });
+  };
+  try {
+    program = await createProgram({ config, databaseUrl, log, clock, ...egress });
+    const url = await program.listen();
+    return { program, url, origin: config.origins[0]!, databaseUrl, dir, clock, logged, stop };
+  } catch (error) {
+    await stop();
+    throw error;
+  }
+}
+
+/** Ends with the process; its database goes with the run's PostgreSQL. */
+let sharedServer: Promise<Running> | undefined;
+let sharedUrl: string | undefined;
+
+/** Whether the server at this address outlives the present test file. */
+export const isShared = (url: string) => url === sharedUrl;
+
+async function startShared(): Promise<Running> {
+  const running = await start({}, { browsed: true });
+  sharedUrl = running.url;
+  process.once('exit', () => rmSync(running.dir, { recursive: true, force: true }));
+  return running;
+}
+
+/** The real program on a database of its own, over real HTTP. */
+export function useServer(env: Record<string, string> = {}, options: Options = {}): TestServer {
+  let state = {} as Running;
   beforeAll(async () => {
-    if (options.browsed) await builtDashboard();
-    state.dir = mkdtempSync(path.join(tmpdir(), 'svc-server-'));
-    const port = options.browsed ? await freePort() : 0;
-    const config = readConfig({
-      PORT: String(port),
-      SVC_BASE_URL: options.browsed ? `http://127.0.0.1:${port}` : 'http://control.test',
-      SVC_DATA_DIR: state.dir,
-      SVC_MASTER_KEY: Buffer.alloc(32, 7).toString('hex'),
-      SVC_RATE_KEY: '100000',
-      SVC_RATE_SESSION: '100000',
-      SVC_RATE_EVALUATE: '100000',
-      SVC_RATE_SIGN_IN: '100000',
-      SVC_RATE_LINK_ADDRESS: '100000',
-      SVC_RATE_LINK_IP: '100000',
-      SVC_RATE_EXPORT: '100000',
-      SVC_RATE_SUBSCRIPTION_TEST: '100000',
-      // nobody answers there: no test asks a name server of the outside
-      SVC_DNS_SERVERS: '127.0.0.1:9',
-      ...env,
-    });
-    const log = createLog('debug', { write: (line: string) => logged.push(line) });
-    state.program = await createProgram({ config, databaseUrl: box.url, log, clock, ...egress });
-    state.url = await state.program.listen();
-    state.origin = config.origins[0]!;
+    if (options.shared) sharedServer ??= startShared();
+    state = await (options.shared ? sharedServer! : start(env, options));
   });
   afterAll(async () => {
-    await state.program?.stop();
-    rmSync(state.dir, { recursive: true, force: true });
+    if (!options.shared) await state.stop?.();
+    // the process keeps what a file declared, for all files after it
+    state = {} as Running;
   });
   const server: TestServer = {
     get url() {
@@ -133,13 +184,17 @@ export function useServer(
       return state.program.core!;
     },
     get databaseUrl() {
-      return box.url;
+      return state.databaseUrl;
     },
     get dataDir() {
       return state.dir;
     },
-    clock,
-    logged,
+    get clock() {
+      return state.clock;
+    },
+    get logged() {
+      return state.logged;
+    },
     async call<T>(expected: number, line: string, who: Credential | undefined, body?: unknown) {
       const [method, target] = line.split(' ') as [string, string];
       const raw = typeof body === 'string' || body instanceof Uint8Array;
@@ -169,8 +224,7 @@ export function useServer(
       };
     },
     async tenant() {
-      const { core } = server;
-      const made = await createTenant(core, state.url, {
+      const made = await createTenant(server.core, state.url, {
         id: `t${++counter}-${Math.random().toString(36).slice(2, 8)}`,
         name: 'Test',
         adminEmail: 'admin@example.test',
@@ -182,29 +236,29 @@ export function useServer(
         return response.headers.get('set-cookie')!.split(';')[0]!;
       };
       const operator = { type: 'operator', id: 'test' } as const;
-      const [member] = await core.db.query<{ id: string }>(tenantId, 'select id from member');
+      const [member] = await server.core.db.query<{ id: string }>(tenantId, 'select id from member');
       const keyOf = async (...scopes: Scope[]) => {
         const input = { label: scopes.join(' '), scopes, owner: member!.id };
-        return { key: (await core.keys.createApiKey(tenantId, input, { actor: operator })).secret };
+        return { key: (await server.core.keys.createApiKey(tenantId, input, { actor: operator })).secret };
       };
       const tenant: TestTenant = {
         id: tenantId,
         admin: { ...(await keyOf('admin')), userId: member!.id },
         operatorKey: { key: made.api_key },
         async set(patch) {
-          await core.settingsChanges.change(tenantId, patch as SettingsPatch, { actor: OPERATOR }, 'for a test');
+          await server.core.settingsChanges.change(tenantId, patch as SettingsPatch, { actor: OPERATOR }, 'for a test');
         },
         key: keyOf,
-        member: (who) => core.tenants.addMember(tenantId, who, { actor: OPERATOR }),
+        member: (who) => server.core.tenants.addMember(tenantId, who, { actor: OPERATOR }),
         async enter(userId, userAgent) {
-          const token = await core.links.create(tenantId, userId, 600, { actor: OPERATOR });
+          const token = await server.core.links.create(tenantId, userId, 600, { actor: OPERATOR });
           return { userId, cookie: await signIn(`${state.url}/auth/magic-link/verify?token=${token}`, userAgent) };
         },
         async person(...roles) {
           return tenant.enter(await tenant.member({ email: `u${++counter}@example.test`, roles }));
         },
         async agent(agentId, agentRole) {
-          const made = await core.keys.createAgentKey(
+          const made = await server.core.keys.createAgentKey(
             tenantId,
             { label: agentId, agentId, agentRole, owner: member!.id },
             { actor: operator },

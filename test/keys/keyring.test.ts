@@ -39,7 +39,7 @@ test('rotation makes a new current key, keeps the old ones for verification, and
   expect(there.find('unknown')).toBeUndefined();
 });
 
-test('many rotations at once leave one current key', async () => {
+test('concurrent rotations leave one current key', async () => {
   const keyring = await open();
   await Promise.all([keyring.rotate(), keyring.rotate(), keyring.rotate()]);
   const { rows } = await box.db.owner.query<{ n: number }>(

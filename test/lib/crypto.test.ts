@@ -18,7 +18,7 @@ describe('the secret box', () => {
   const box = new SecretBox(Buffer.alloc(32, 7));
   const place = 'tnt_a/subscription/sub_1/secret';
 
-  test('opens what it sealed, at the same place, with any secret and place', () => {
+  test('opens what it sealed, in the same context, for any secret and context', () => {
     fc.assert(
       fc.property(fc.uint8Array({ maxLength: 200 }), fc.string(), (secret, anywhere) => {
         expect(Buffer.compare(box.open(box.seal(secret, anywhere), anywhere), secret)).toBe(0);
@@ -33,7 +33,7 @@ describe('the secret box', () => {
     }
   });
 
-  test('refuses a secret of another master key, and names the place but not the secret', () => {
+  test('refuses a secret of another master key, and names the context but not the secret', () => {
     const sealed = new SecretBox(Buffer.alloc(32, 8)).seal('whsec_hidden', place);
     expect(() => box.open(sealed, place)).toThrow(`the secret at ${place} has another master key`);
     const otherHeader = Buffer.concat([Buffer.from([1]), box.keyId, sealed.subarray(9)]);
@@ -68,7 +68,7 @@ describe('keys and hashes', () => {
     expect(keyThumbprint(key)).toBe('kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k');
   });
 
-  test('the fingerprint is taken over the DER form that a PEM file carries', () => {
+  test('the fingerprint is computed over the DER in a PEM file', () => {
     const { privateKey, publicKey } = newSigningKey();
     const pem = publicKey.export({ type: 'spki', format: 'pem' }) as string;
     const der = Buffer.from(pem.replaceAll(/-----[A-Z ]+-----|\n/g, ''), 'base64');
@@ -81,7 +81,7 @@ describe('keys and hashes', () => {
     expect(sha256Tag('abc')).toBe('sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad');
   });
 
-  test('secrets compare as equal exactly when they are', () => {
+  test('secrets compare as equal exactly if they are', () => {
     fc.assert(
       fc.property(fc.uint8Array({ maxLength: 8 }), fc.uint8Array({ maxLength: 8 }), (a, b) => {
         expect(equalSecret(a, b)).toBe(Buffer.compare(a, b) === 0);
@@ -89,7 +89,7 @@ describe('keys and hashes', () => {
     );
   });
 
-  test('random base62 has the length asked for, its alphabet only, and every character of it', () => {
+  test('random base62 has the requested length, only its alphabet, and every character of it', () => {
     const sample = randomBase62(20_000);
     expect(sample).toMatch(/^[0-9A-Za-z]{20000}$/);
     expect(new Set(sample).size).toBe(62);

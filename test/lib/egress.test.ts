@@ -66,7 +66,7 @@ describe('forbidden addresses', () => {
     ));
   });
 
-  test('there are many spellings of them', () => {
+  test('have many spellings', () => {
     expect(new Set(forbiddenUrls(port)).size).toBeGreaterThan(150);
   });
 
@@ -171,7 +171,7 @@ describe('forbidden addresses', () => {
     expect(connections()).toBe(0);
   });
 
-  test('a name is resolved once per call: what it would answer next is not asked', async () => {
+  test('a name is resolved only once per call', async () => {
     // allowed at first, forbidden from the second question on: a connector that asked again would dial what was not judged
     dns.names['once.test'] = (type, count) => (type === 'A' ? [count === 1 ? '127.0.0.1' : '127.0.0.2'] : []);
     const before = connections();
@@ -183,7 +183,7 @@ describe('forbidden addresses', () => {
     expect(connections()).toBe(before + 1);
   });
 
-  test('what the operator allows is reached, and nothing beside it', async () => {
+  test('only what the operator allows is reached', async () => {
     const before = connections();
     const egress = guard(['127.0.0.0/29']);
     for (const host of ['127.0.0.1', '127.1', 'localhost', '[::ffff:127.0.0.2]', '[64:ff9b::127.0.0.1]']) {
@@ -196,7 +196,7 @@ describe('forbidden addresses', () => {
     }
   });
 
-  test('a message tells neither the address behind a name nor what is secret in a URL', async () => {
+  test('a message reveals neither the address behind a name nor the secrets in a URL', async () => {
     dns.names['inside.test'] = ['10.11.12.13'];
     for (const url of [
       `http://inside.test:${port}/T00/B00/hush?sig=hush`,
@@ -212,7 +212,7 @@ describe('forbidden addresses', () => {
 });
 
 describe('public addresses', () => {
-  test('pass a check, as they are or as what a name resolves to', async () => {
+  test('pass a check, directly or as what a name resolves to', async () => {
     dns.names['v4.test'] = ['93.184.216.34'];
     dns.names['v6.test'] = ['2606:4700::1111'];
     dns.names['both.test'] = ['93.184.216.34', '2606:4700::1111'];
@@ -227,7 +227,7 @@ describe('public addresses', () => {
     }
   });
 
-  test('the ranges agree with another table wherever both speak of a global address', async () => {
+  test('the ranges agree with another table wherever both classify a global address', async () => {
     // what ipaddr.js calls anything but unicast is never let through here
     await fc.assert(
       fc.asyncProperty(fc.oneof(fc.ipV4(), fc.ipV6()), async (text) => {
@@ -243,7 +243,7 @@ describe('public addresses', () => {
 });
 
 describe('names', () => {
-  test('that do not resolve are told apart from those that are blocked', async () => {
+  test('that do not resolve are distinguished from those that are blocked', async () => {
     dns.names['servfail.test'] = 'SERVFAIL';
     dns.names['refused.test'] = 'REFUSED';
     dns.names['empty.test'] = [];
@@ -253,7 +253,7 @@ describe('names', () => {
     }
   });
 
-  test('whose servers are silent end as DNS_ERROR, or as TIMEOUT where the call ends first', async () => {
+  test('whose servers are silent end as DNS_ERROR, or as TIMEOUT if the call ends first', async () => {
     dns.names['silent.test'] = 'silence';
     const url = 'http://silent.test/';
     const [slow, quick] = await Promise.all([
@@ -264,7 +264,7 @@ describe('names', () => {
     expect(quick.failure).toBe('TIMEOUT');
   });
 
-  test('TXT records come in one piece each; a name without them has none', async () => {
+  test('TXT records are each joined into one text; a name without them has none', async () => {
     dns.names['_svc.txt.test'] = { txt: ['one', ['in ', 'pieces'], 'x'.repeat(200), 'y'.repeat(200), 'z'.repeat(200)] };
     dns.names['a.txt.test'] = ['93.184.216.34'];
     dns.names['servfail.txt.test'] = 'SERVFAIL';
@@ -279,7 +279,7 @@ describe('names', () => {
 describe('exchanges', () => {
   const send = (url: string, more: object = {}) => guard(LOOPBACK, true).send({ url, timeoutMs: 2000, ...more });
 
-  test('the request arrives as it was given, under the name that was asked for', async () => {
+  test('the request arrives unchanged, under the requested name', async () => {
     dns.names['receiver.test'] = ['127.0.0.1'];
     const seen: { method: string; url: string; headers: http.IncomingHttpHeaders; body: string }[] = [];
     const { port, connections } = await listen(
@@ -308,7 +308,7 @@ describe('exchanges', () => {
     expect(connections(), 'a connection serves one request').toBe(2);
   });
 
-  test('a redirect is an answer, and is not followed', async () => {
+  test('a redirect is returned, not followed', async () => {
     const target = await listen(http.createServer((_, response) => response.end()));
     const { port } = await listen(
       http.createServer((_, response) => {
@@ -319,7 +319,7 @@ describe('exchanges', () => {
     expect(target.connections()).toBe(0);
   });
 
-  test('a long answer is cut off or refused, and is not read to its end', async () => {
+  test('a long response is cut off or refused, and is not read to its end', async () => {
     let sent = 0;
     const { port } = await listen(
       http.createServer((_, response) => {
@@ -341,14 +341,14 @@ describe('exchanges', () => {
     expect(sent).toBeLessThan(100e6);
   });
 
-  test('a compressed answer stays as it came', async () => {
+  test('a compressed response is returned unchanged', async () => {
     const { port } = await listen(
       http.createServer((_, response) => response.writeHead(200, { 'content-encoding': 'gzip' }).end('not gzip')),
     );
     expect(String((await send(`http://127.0.0.1:${port}/`)).body)).toBe('not gzip');
   });
 
-  test('the caller can end a call, and it rejects with their reason', async () => {
+  test('the caller can abort a call, which rejects with their reason', async () => {
     const { port, connections } = await listen(createServer());
     const controller = new AbortController();
     const call = send(`http://127.0.0.1:${port}/`, { signal: controller.signal });
@@ -400,7 +400,7 @@ describe('exchanges', () => {
     expect((await failureOf(send(`http://127.0.0.1:${port}/`))).failure).toBe('CONNECTION_FAILED');
   });
 
-  test('an upgrade is an answer and ends the connection', async () => {
+  test('an upgrade is returned and ends the connection', async () => {
     const { port } = await listen(
       raw('HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n', false),
     );
@@ -418,7 +418,7 @@ describe('TLS', () => {
     dns.names['other.test'] = ['127.0.0.1'];
   });
 
-  test('a certificate of a trusted authority is taken for its name and its address, and its name is asked for', async () => {
+  test('a certificate of a trusted authority is accepted for its name and its address, and the name is requested', async () => {
     const asked: unknown[] = [];
     const identity = await ca.issue(names);
     const server = https.createServer(
@@ -483,7 +483,7 @@ describe('TLS', () => {
     }
   });
 
-  test('a server that resets or is silent amid the handshake', async () => {
+  test('a server that resets or goes silent during the handshake', async () => {
     const resets = await listen(createServer((socket) => socket.once('data', () => socket.resetAndDestroy())));
     expect((await failureOf(send(`https://good.test:${resets.port}/`))).failure).toBe('CONNECTION_FAILED');
     const silent = await listen(createServer());

@@ -20,7 +20,7 @@ const fail = async () => {
   throw new Error(`failure ${fetches}`);
 };
 
-test('an answer serves while it is fresh, and one fetch serves all who wait', async () => {
+test('a value is served while it is fresh, and one fetch serves all waiting callers', async () => {
   expect(await Promise.all([1, 2, 3].map(() => fetched.get('k', fetch)))).toEqual(['v1', 'v1', 'v1']);
   now += 999;
   expect(await fetched.get('k', fetch)).toBe('v1');
@@ -28,14 +28,14 @@ test('an answer serves while it is fresh, and one fetch serves all who wait', as
   expect(await fetched.get('k', fetch)).toBe('v2');
 });
 
-test('a stale answer is not given, also when no newer one can be had', async () => {
+test('a stale value is not served, even if no newer one can be fetched', async () => {
   await fetched.get('k', fetch);
   now += 1000;
   answer = fail;
   await expect(fetched.get('k', fetch)).rejects.toThrow('failure 2');
 });
 
-test('a failure is remembered for its time, then asked about again', async () => {
+test('a failure is cached for its time, then retried', async () => {
   answer = fail;
   for (let n = 0; n < 5; n++) await expect(fetched.get('k', fetch)).rejects.toThrow('failure 1');
   now += 99;
@@ -47,7 +47,7 @@ test('a failure is remembered for its time, then asked about again', async () =>
   expect(fetches).toBe(2);
 });
 
-test('a renewal comes at its first need and then at most so often, whatever else was fetched', async () => {
+test('a renewal happens when first needed and is rate-limited after that, whatever else was fetched', async () => {
   await fetched.get('k', fetch);
   expect(await fetched.renew('k', fetch)).toBe('v2');
   for (let n = 0; n < 5; n++) expect(await fetched.renew('k', fetch)).toBeUndefined();
@@ -56,7 +56,7 @@ test('a renewal comes at its first need and then at most so often, whatever else
   expect(await fetched.renew('k', fetch)).toBe('v3');
 });
 
-test('a fresh answer serves while a newer one is fetched, and after that failed', async () => {
+test('a fresh value is served while a newer one is fetched, and after that fetch fails', async () => {
   await fetched.get('k', fetch);
   let refuse = (_: Error) => {};
   answer = () =>
@@ -72,7 +72,7 @@ test('a fresh answer serves while a newer one is fetched, and after that failed'
   expect(fetches).toBe(2);
 });
 
-test('asking now asks, and takes nothing away when it fails', async () => {
+test('a forced fetch always fetches, and discards nothing if it fails', async () => {
   await fetched.get('k', fetch);
   answer = fail;
   await expect(fetched.ask('k', fetch)).rejects.toThrow('failure 2');
@@ -82,7 +82,7 @@ test('asking now asks, and takes nothing away when it fails', async () => {
   expect(await fetched.get('k', fetch)).toBe('new');
 });
 
-test('no more answers are kept than were said: the one that was used least recently goes', async () => {
+test('the cache is bounded: the least recently used value is dropped', async () => {
   for (const key of ['a', 'b', 'c']) await fetched.get(key, fetch);
   await fetched.get('a', fetch);
   await fetched.get('d', fetch);

@@ -67,7 +67,7 @@ describe('what is looked up', () => {
   test.each([
     ['by a notice', () => wire.send('b', 7)],
     ['by a time without notices', () => wire.again()],
-  ])('and is overtaken by a change is not kept (%s)', async (_, change) => {
+  ])('and is overtaken by a change is not cached (%s)', async (_, change) => {
     const all = cache();
     const { asked, lookUp } = source();
     const early = all.get('k', lookUp);
@@ -84,7 +84,7 @@ describe('what is looked up', () => {
     expect(all.peek('k')).toBe('new b');
   });
 
-  test('and is overtaken by a change of something else is kept', async () => {
+  test('and is overtaken by a change of something else is cached', async () => {
     const all = cache();
     const { asked, lookUp } = source();
     const found = all.get('k', lookUp);
@@ -95,7 +95,7 @@ describe('what is looked up', () => {
     expect(all.peek('k')).toBe('a b');
   });
 
-  test('is one question for all who ask at once; a failure is nobody’s later', async () => {
+  test('is shared by concurrent callers; a failure is not cached', async () => {
     const all = cache();
     const { asked, lookUp } = source();
     const both = [all.get('k', lookUp), all.get('k', lookUp)];
@@ -109,7 +109,7 @@ describe('what is looked up', () => {
     expect(await next).toBe('a');
   });
 
-  test('while notices do not arrive is neither kept nor served', async () => {
+  test('while notices do not arrive is neither cached nor served', async () => {
     const all = cache();
     const { asked, lookUp } = source();
     const before = all.get('k', lookUp);
@@ -134,7 +134,7 @@ describe('what is looked up', () => {
     expect(all.peek('k')).toBeUndefined();
   });
 
-  test('ends by itself, and nothing is no value', async () => {
+  test('expires by itself, and undefined is no value', async () => {
     const all = cache({ until: (value: string) => now + value.length * 1000, mostMs: 3000 });
     const fill = (key: string, value: string | null) => all.get(key, async () => value);
     await fill('short', 'a');
@@ -175,7 +175,7 @@ describe('what is looked up', () => {
   });
 });
 
-describe('what others have looked up', () => {
+describe('what other processes have looked up', () => {
   class Shared implements SharedLookups<string | null> {
     at: Horizon = { run: 'r1', xmin: 201 };
     readonly entries = new Map<string, { value: string | null; until: number; horizon: Horizon }>();
@@ -193,7 +193,7 @@ describe('what others have looked up', () => {
     shared.entries.set('k', { value: 'old b', until, horizon: { run: 'r1', xmin: 201, ...horizon } });
   const get = (all: Lookups<string | null>) => all.get('k', async () => 'looked up');
 
-  test('is believed when it was looked up after every change that this process knows of', async () => {
+  test('is trusted if it was looked up after every change that this process knows of', async () => {
     const shared = new Shared();
     const all = cache({ shared });
     put(shared, {});
@@ -209,7 +209,7 @@ describe('what others have looked up', () => {
     ['of before a change', { xmin: 299 }],
     ['of before this process heard notices', { xmin: 100 }],
     ['of another run of the database', { run: 'r0', xmin: 9999 }],
-  ])('is not believed when it is %s, as often as it is repeated', async (_, horizon) => {
+  ])('is not trusted when it is %s, however often it is repeated', async (_, horizon) => {
     const shared = new Shared();
     const all = cache({ shared });
     wire.send('b', 300);
@@ -220,7 +220,7 @@ describe('what others have looked up', () => {
     expect(await get(all)).toBe('looked up');
   });
 
-  test('is not believed without notices, nor past its end, nor when a change has no number', async () => {
+  test('is not trusted without notices, nor past its expiry, nor when a change has no number', async () => {
     const shared = new Shared();
     const all = cache({ shared });
     put(shared, {});
@@ -239,7 +239,7 @@ describe('what others have looked up', () => {
     expect(await get(all)).toBe('looked up');
   });
 
-  test('is told with the moment before the look-up; one that was overtaken is not told', async () => {
+  test('is reported with the time before the lookup; one that was overtaken is not reported', async () => {
     const shared = new Shared();
     const all = cache({ shared, mostMs: 5000 });
     const { asked, lookUp } = source();
@@ -259,7 +259,7 @@ describe('what others have looked up', () => {
     expect(shared.entries.size).toBe(0);
   });
 
-  test('a change that is remembered no longer still counts against what is older', async () => {
+  test('a change that is no longer remembered still counts against older lookups', async () => {
     const shared = new Shared();
     const all = cache({ shared });
     wire.send('b', 500);

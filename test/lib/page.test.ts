@@ -18,7 +18,7 @@ describe('a page', () => {
     );
   });
 
-  test('is for those who ask for one', () => {
+  test('is sent only to clients that accept HTML', () => {
     const firefox = 'text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8';
     expect([firefox, 'text/html', 'application/json, text/html;q=0.5'].map(wantsPage)).toEqual([true, true, true]);
     expect([undefined, '*/*', 'application/json', 'text/plain', 'x-text/html'].map(wantsPage)).toEqual([

@@ -5,7 +5,7 @@ import { RedisLink } from '../../server/lib/redis.ts';
 import { RedisLookups } from '../../server/lib/redis-lookups.ts';
 import { noRedis, TestRedis } from '../helpers/redis.ts';
 
-describe.skipIf(noRedis)('look-ups in Redis', () => {
+describe.skipIf(noRedis)('lookups in Redis', () => {
   let redis: TestRedis;
   let links: RedisLink[];
   let one: RedisLookups<string>;
@@ -27,7 +27,7 @@ describe.skipIf(noRedis)('look-ups in Redis', () => {
     await redis?.stop();
   });
 
-  test('what one process stores, another reads, whole and until it is written again', async () => {
+  test('what one process stores, another reads in full until it is overwritten', async () => {
     await one.write('a', entry('value'));
     expect(await two.read('a')).toMatchObject({ value: 'value', horizon });
     await one.write('a', entry('next'));
@@ -35,7 +35,7 @@ describe.skipIf(noRedis)('look-ups in Redis', () => {
     expect(await two.horizon()).toEqual(horizon);
   });
 
-  test('nothing in Redis can be read, changed, moved or made there', async () => {
+  test('nothing in Redis can be read, changed, moved or forged there', async () => {
     await one.write('g', entry('the secret of g'));
     await one.write('h', entry('another'));
     const [link] = links as [RedisLink];
@@ -76,7 +76,7 @@ describe.skipIf(noRedis)('look-ups in Redis', () => {
       expect(new Set(sealed.map((text) => text.slice(n, n + 8))).size).toBeGreaterThan(90);
   });
 
-  test('installations that share a Redis do not meet', async () => {
+  test('installations that share a Redis do not affect each other', async () => {
     const [other, stranger] = [await open('y'), await open('x', Buffer.alloc(32, 2))];
     try {
       await one.write('i', entry('mine'));
@@ -92,7 +92,7 @@ describe.skipIf(noRedis)('look-ups in Redis', () => {
     }
   });
 
-  test('counters that are deleted or reset in Redis leave each process its own', async () => {
+  test('counters that are deleted or reset in Redis leave each process its own count', async () => {
     const [link] = links as [RedisLink, RedisLink];
     const [here, there] = links.map((each) => new RateLimiter({ name: 'floor', limit: 5, seconds: 600 }, each));
     const taken = { here: 0, there: 0 };
@@ -108,7 +108,7 @@ describe.skipIf(noRedis)('look-ups in Redis', () => {
     expect(taken).toEqual({ here: 5, there: 5 });
   });
 
-  test('without Redis nothing is known, at once', { timeout: 30_000 }, async () => {
+  test('without Redis nothing is found, without a delay', { timeout: 30_000 }, async () => {
     const limiter = new RateLimiter({ name: 'test', limit: 3, seconds: 60 }, links[0]);
     const other = new RateLimiter({ name: 'test', limit: 3, seconds: 60 }, links[1]);
     expect((await limiter.take('k')).allowed).toBe(true);
@@ -131,7 +131,7 @@ describe.skipIf(noRedis)('look-ups in Redis', () => {
     expect(await one.read('j')).toBeUndefined();
   });
 
-  test('a Redis that hangs is noticed, and its connection given up', { timeout: 30_000 }, async () => {
+  test('a Redis that hangs is detected, and its connection closed', { timeout: 30_000 }, async () => {
     await vi.waitFor(() => expect(links[1]!.tracked.isReady).toBe(true), { timeout: 10_000 });
     redis.pause();
     try {

@@ -8,7 +8,7 @@ const hold = chartOf(holdMachine);
 const edges = (chart: typeof policy, event: string) =>
   chart.transitions.filter((it) => it.event === event).map((it) => `${it.from} → ${it.to}`);
 
-test('a chart has every state, where the machine begins, and which states are final', () => {
+test('a chart shows every state, the initial one, and which states are final', () => {
   expect(policy.initial).toBe('draft');
   expect(policy.states.map(({ id }) => id)).toEqual(['draft', 'pending_approval', 'deployed', 'revoked']);
   expect(policy.states.some(({ final }) => final)).toBe(false);
@@ -23,7 +23,7 @@ test('a chart has every state, where the machine begins, and which states are fi
   expect(hold.states.every(({ description }) => description)).toBe(true);
 });
 
-test('what the whole machine takes stands at each of its states', () => {
+test('events that the whole machine accepts are shown at each state', () => {
   expect(edges(policy, 'break_glass')).toEqual([
     'draft → deployed',
     'pending_approval → deployed',

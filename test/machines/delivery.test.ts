@@ -34,7 +34,7 @@ const stored = ({ value, context }: DeliverySnapshot) =>
   });
 
 describe('the machine of deliveries', () => {
-  test('begins due at once', () => {
+  test('is due immediately at first', () => {
     const [snapshot, effects] = createDelivery(START);
     expect(snapshot.value).toBe('retrying');
     expect(effects).toEqual([{ type: 'wakeAt', params: { at: START } }]);
@@ -56,7 +56,7 @@ describe('the machine of deliveries', () => {
     expect(snapshot.context).toMatchObject({ attempts: 12, nextAt: null });
   });
 
-  test('of failures only, whatever their times and chances, makes each attempt in its window and ends', () => {
+  test('with failures only, at any times and random delays, makes each attempt in its window and ends', () => {
     fc.assert(
       fc.property(
         fc.array(fc.record({ late: fc.nat(10_000), jitter: fc.double({ min: 0, max: 1, noNaN: true }), failure }), {
@@ -150,7 +150,7 @@ describe('the machine of deliveries', () => {
     expect(() => restoreDelivery({ state: 'retrying', context, version: 99 })).toThrow(/99/);
   });
 
-  test('can be drawn: every state is there, every guard and effect has a name', () => {
+  test('can be drawn: every state is present, every guard and effect has a name', () => {
     const chart = chartOf(deliveryMachine);
     expect(chart.states.map(({ id }) => id)).toEqual(DELIVERY_STATES);
     expect(chart.transitions.filter(({ event }) => event === 'attempted').map(({ guard }) => guard)).toEqual([

@@ -413,14 +413,14 @@ describe('the hold machine', () => {
     expect(Object.keys(actions).length).toBeGreaterThan(3);
   });
 
-  test('a hold that asks for nothing is not made', () => {
+  test('a hold without requirements is not created', () => {
     expect(() =>
       begin({ type: 'conditional', approvals: 0, quorum: [], conditions: [], releaseAfter: 1, ttl: 9, within: null }),
     ).toThrow(RangeError);
     expect(() => RELEASES.time_delayed({ approvals: 0, conditions: [], releaseAt: undefined })).toThrow(RangeError);
   });
 
-  test('a late timer gives no time away: the release and the expiry count from when they were due', () => {
+  test('a late timer extends nothing: the release and the expiry count from when they were due', () => {
     const terms: Terms = {
       type: 'time_delayed',
       approvals: 0,
@@ -480,7 +480,7 @@ describe('stored holds', () => {
     within: null,
   });
 
-  test('of an older version are lifted step by step', () => {
+  test('of an older version are migrated step by step', () => {
     const upgrades = {
       [-1]: ({ context }: { context: unknown }) => ({ state: 'held', context, version: 0 }),
       0: ({ state, context }: { state: string; context: unknown }) => ({
@@ -500,14 +500,14 @@ describe('stored holds', () => {
       { state: 'held', version: 0 },
       { state: 'frozen', version: HOLD_MACHINE_VERSION },
     ]) {
-      expect(() => restoreHold({ ...wrong, context: snapshot.context })).toThrow(/unknown to this program/);
+      expect(() => restoreHold({ ...wrong, context: snapshot.context })).toThrow(/cannot be read by this version/);
       expect(unreadableHolds([wrong])).toEqual([`${wrong.state} of version ${wrong.version}`]);
     }
     expect(unreadableHolds([{ state: 'expired', version: HOLD_MACHINE_VERSION }])).toEqual([]);
   });
 });
 
-test('the published lives of holds are what the machine does, with a row for each hold type', async () => {
+test('the published lifecycles of holds match the machine, with a row for each hold type', async () => {
   const { 'lives.json': text } = await generate();
   expect(text).toBe(readFileSync(new URL('../vectors/escrow/lives.json', import.meta.url), 'utf8'));
   const { lives } = JSON.parse(text!) as { lives: { type: string }[] };

@@ -256,7 +256,7 @@ describe('the policy machine', () => {
     );
   });
 
-  test('with required approval nothing becomes live by its author alone, except over broken glass', () => {
+  test('with required approval no author alone can make anything live, except by break glass', () => {
     fc.assert(
       fc.property(fc.array(command, { maxLength: 25 }), (commands) => {
         let [snapshot] = createPolicy('ann');
@@ -274,7 +274,7 @@ describe('the policy machine', () => {
     );
   });
 
-  test('nobody approves what they submitted, nor does a key, for any author', () => {
+  test('no one approves what they submitted, nor does a key, for any author', () => {
     const ben = { actor: 'ben', signedIn: true, admin: true, approvalRequired: true, selfApproval: false };
     // a key that belongs to nobody has written it: without a submitter there would be one person
     const [draft] = createPolicy('key_of_nobody');
@@ -288,7 +288,7 @@ describe('the policy machine', () => {
     expect(live.context.liveVersion).toBe(1);
   });
 
-  test('every break-glass deployment is looked at by another person, each by its version', () => {
+  test('every break-glass deployment is reviewed by another person, each by its version', () => {
     const rules = { approvalRequired: true, selfApproval: true, signedIn: true, admin: true };
     const [ann, ben] = [
       { actor: 'ann', ...rules },
@@ -328,7 +328,7 @@ describe('the policy machine', () => {
     expect(send({ type: 'approve', version: 3, ...ann, actor: 'cleo' })).toBeUndefined();
   });
 
-  test('comes back from storage as it was, and refuses what another version stored', () => {
+  test('is restored from storage unchanged, and refuses what another version stored', () => {
     const [made] = createPolicy('ann');
     const [live] = stepPolicy(made, {
       type: 'break_glass',

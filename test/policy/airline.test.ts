@@ -49,7 +49,7 @@ describe("the airline's policies", () => {
     }
   });
 
-  it('let an agent look up, work out and hand over, and nobody else', () => {
+  it('let an agent look up, calculate and hand over, and no one else', () => {
     for (const tool of ['get_user_details', 'search_direct_flight', 'calculate', 'think', 'transfer_to_human_agents']) {
       expect(call(tool, {}).decision).toBe('allow');
       expect(call(tool, {}, 'other-agent').decision).toBe('deny');
@@ -123,7 +123,7 @@ describe("the airline's policies", () => {
     expect(call('send_certificate', { user_id: 'u', amount }).decision).toBe(decision);
   });
 
-  it('put before a person what the history decides', () => {
+  it('hold for a person what the history decides', () => {
     for (const [tool, args] of [
       ['cancel_reservation', { reservation_id: 'A' }],
       ['update_reservation_flights', { reservation_id: 'A', cabin: 'basic_economy', payment_id: 'gift_card_1' }],

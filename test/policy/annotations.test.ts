@@ -131,7 +131,7 @@ describe('the annotations', () => {
     expect(read(held({ approvals: '1' })).warnings).toHaveLength(0);
   });
 
-  it('an obligation makes a forbid a guardrail, a text does not', () => {
+  it('an obligation makes a forbid a guardrail, a description does not', () => {
     expect(isGuardrail('forbid', { reason: 'x', description: 'y', severity: 'high', scope: ['*'] })).toBe(false);
     expect(isGuardrail('forbid', { escrow: 'single' })).toBe(true);
     expect(isGuardrail('forbid', { mask: ['$.a'] })).toBe(true);
@@ -139,7 +139,7 @@ describe('the annotations', () => {
     expect(isGuardrail('permit', { escrow: 'single' })).toBe(false);
   });
 
-  it('no text makes the reading throw, and what was read without a fault is what a bundle may hold', () => {
+  it('no text makes the parser throw, and everything parsed without a fault is allowed in a bundle', () => {
     const names = fc.constantFrom('id', 'scope', 'escrow', 'approvals', 'quorum', 'mask', 'rate', 'ttl', 'notify', 'x');
     const values = fc.oneof(
       fc.string(),
@@ -154,7 +154,7 @@ describe('the annotations', () => {
     );
   });
 
-  it('a bundle may not hold obligations that this program does not know', () => {
+  it('a bundle may not contain obligations that this program does not know', () => {
     for (const value of [
       { quarantine: true },
       { escrow: 'triple' },

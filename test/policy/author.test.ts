@@ -39,7 +39,7 @@ afterEach(async () => {
 });
 
 describe('the language for authors', () => {
-  it('compiles and formats in its thread, in the order of the calls', async () => {
+  it('compiles and formats in its thread, in call order', async () => {
     const author = language();
     const [good, bad, formatted] = await Promise.all([
       author.compile('ten', 'pol', ALL, schemaFor()),
@@ -59,7 +59,7 @@ describe('the language for authors', () => {
     expect((await author.compile('ten', 'pol', ALL, schemaFor())).errors).toEqual([]);
   });
 
-  it('answers a text that hangs or ends the thread with a diagnostic, and goes on with the next', async () => {
+  it('answers a text that hangs or kills the thread with a diagnostic, and continues with the next', async () => {
     const { entry, remove } = rogue();
     const author = language({ entry, limitMs: 300 });
     const answers = await Promise.all(
@@ -70,14 +70,14 @@ describe('the language for authors', () => {
       'a',
       'the policy took longer than 0.3 s to check',
       'b',
-      'the policy engine could not read this text',
+      'the policy engine failed on this text',
       'c',
-      'the policy engine could not read this text',
+      'the policy engine failed on this text',
       'd',
     ]);
   });
 
-  it('lets tenants take turns, and takes no more than so many texts of each and of all', async () => {
+  it('lets tenants take turns, and limits the queued texts per tenant and in total', async () => {
     const { entry, remove } = rogue();
     const author = language({ entry });
     const order: string[] = [];
@@ -100,7 +100,7 @@ describe('the language for authors', () => {
     remove();
   });
 
-  it('says of a text that never got a processor that it is busy, not that the text is at fault', async () => {
+  it('reports a text that never got a processor as busy, not as faulty', async () => {
     const { entry, remove } = rogue();
     const author = language({ entry, limitMs: 20 });
     await expect(author.compile('ten', 'pol', 'wait', '')).rejects.toBeInstanceOf(AuthorBusy);
@@ -108,20 +108,20 @@ describe('the language for authors', () => {
     remove();
   });
 
-  it('gives no text up that waits for a processor', async () => {
+  it('does not time out a text that is waiting for a processor', async () => {
     const { entry, remove } = rogue();
     const answer = await language({ entry, limitMs: 200 }).compile('ten', 'pol', 'wait', '');
     remove();
     expect(answer).toMatchObject({ errors: [], scopes: ['wait'] });
   });
 
-  it('rejects, and does not hang, when its thread cannot start', async () => {
+  it('rejects rather than hangs if its thread cannot start', async () => {
     const author = language({ entry: new URL('./no-such-file.mjs', import.meta.url) });
     await expect(author.compile('ten', 'pol', ALL, schemaFor())).rejects.toThrow();
     await expect(author.format('ten', ALL)).rejects.toThrow();
   });
 
-  it('rejects what is waiting when it is closed, and everything after', async () => {
+  it('rejects waiting texts when it is closed, and all later ones', async () => {
     const author = language();
     const waiting = author.compile('ten', 'pol', ALL, schemaFor());
     const rejected = expect(waiting).rejects.toThrow(/closed/);

@@ -63,7 +63,7 @@ function forgeContent(content: unknown, text = canonicalJson(content)): Buffer {
 }
 
 describe('a bundle', () => {
-  it('opens to what was packed', async () => {
+  it('unpacks to what was packed', async () => {
     const { bytes, hash, canonical } = await packBundle(CONTENT, how);
     const opened = openBundle(bytes, keyFor, { tenant: 'ten_test', min_seq: 7 });
     expect(opened).toEqual({
@@ -84,7 +84,7 @@ describe('a bundle', () => {
     expect(canonical).toBe(canonicalJson(CONTENT));
   });
 
-  it('has one identity, whenever, however often and with whichever key it is packed', async () => {
+  it('has one identity, whenever, however often and with any key it is packed', async () => {
     const other = newSigningKey();
     const { hash } = await packBundle(CONTENT, how);
     expect((await packBundle(CONTENT, { ...how, seq: 8, not_after: '2031-01-01T00:00:00.000Z', level: 0 })).hash).toBe(
@@ -119,7 +119,7 @@ describe('a bundle', () => {
     }
   });
 
-  it('is refused when cut short, at every length, or with something behind it', async () => {
+  it('is refused if truncated at any length, or with trailing bytes', async () => {
     const { bytes } = await packBundle(CONTENT, how);
     for (let length = 0; length < bytes.length; length += length < 600 ? 1 : 17) refused(bytes.subarray(0, length));
     expect(refused(Buffer.concat([bytes, Buffer.from([0])]))).toBe('signature');
@@ -170,7 +170,7 @@ describe('a bundle', () => {
     expect(refused(forge(change))).toBe(reason);
   });
 
-  it('is refused with a header that is no JSON object', async () => {
+  it('is refused with a header that is not a JSON object', async () => {
     for (const header of ['', 'x', 'null', '"x"', '[]', '{"alg":"EdDSA"']) {
       expect(['header', 'algorithm'], header).toContain(refused(forge({}, undefined, header)));
     }
@@ -194,7 +194,7 @@ describe('a bundle', () => {
     expect(refused(container(`${head}.${signature}`, payload))).toBe('header');
   });
 
-  it('does not unpack before the signature fits, nor more than its limit', async () => {
+  it('is not unpacked before the signature verifies, nor beyond its limit', async () => {
     const bomb = gzipSync(Buffer.alloc(65 * 1024 * 1024), { level: 9 });
     expect(refused(forge({}, bomb))).toBe('payload');
     const { bytes } = await packBundle(CONTENT, how);
@@ -245,7 +245,7 @@ describe('a bundle', () => {
     expect(refused(forgeContent(change(CONTENT)))).toBe('content');
   });
 
-  it('throws nothing but its own error on bytes that are none', async () => {
+  it('throws only its own error for bytes that are not a bundle', async () => {
     for (let n = 0; n < 500; n++) {
       const junk = Buffer.from(Array.from({ length: n }, (_, at) => (at * 7 + n * 13) % 256));
       const framed = Buffer.concat([Buffer.from('SVCB\x01'), junk]);
@@ -254,7 +254,7 @@ describe('a bundle', () => {
     }
   });
 
-  it('is not packed from what would not open', async () => {
+  it('is not packed from content that would not open', async () => {
     await expect(packBundle(CONTENT, { ...how, seq: -1 })).rejects.toThrow(RangeError);
     await expect(packBundle(CONTENT, { ...how, not_after: 'soon' })).rejects.toThrow(RangeError);
     await expect(packBundle({ ...CONTENT, policies: CONTENT.policies.toReversed() }, how)).rejects.toThrow(RangeError);
@@ -303,7 +303,7 @@ describe('the content of a bundle', () => {
     expect(openBundle((await packBundle(content, how)).bytes, keyFor).content.policies).toEqual([]);
   });
 
-  it('holds the version and the typed obligations of each statement', async () => {
+  it('contains the version and the typed obligations of each statement', async () => {
     const [policy] = policies.slice(-1);
     expect(
       contentOf({ p: '@rate("5/m") @ttl("1h") @escrow("single") permit(principal, action, resource);' }).policies,

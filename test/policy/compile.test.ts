@@ -31,7 +31,7 @@ describe('compiling a policy', () => {
     expect(compile(source).statements[0]?.cedar).toBe(source);
   });
 
-  it('keeps the text of a statement as it is written, with the comments within it', () => {
+  it('keeps the text of a statement as written, including its comments', () => {
     const source = '// before\n@id("a") // annotated\npermit(principal, action, // any\n resource); // after\n';
     expect(compile(source).statements[0]).toMatchObject({
       cedar: '@id("a") // annotated\npermit(principal, action, // any\n resource);',
@@ -40,7 +40,7 @@ describe('compiling a policy', () => {
     });
   });
 
-  it('takes a byte order mark and CRLF', () => {
+  it('accepts a byte order mark and CRLF', () => {
     const { errors, statements } = compile(`\uFEFF@id("a")\r\n${ALL}\r\n@escroww("x") ${ALL}`);
     expect(statements).toEqual([]);
     expect(errors).toEqual([expect.objectContaining({ line: 3, column: 1 })]);
@@ -51,7 +51,7 @@ describe('compiling a policy', () => {
     expect(errors).toEqual([expect.objectContaining({ line: 1, column: 54 })]);
   });
 
-  it('tells the errors of annotations and of types at once, sorted and once each', () => {
+  it('reports annotation and type errors together, sorted and without duplicates', () => {
     const source = `${ALL}\n@ttl("1h") permit(principal, action, resource) when { context.bogus };\n@nope("") @mask("x") ${ALL}`;
     const { errors } = compile(source);
     expect(errors.map(({ line, column }) => [line, column])).toEqual([
@@ -62,7 +62,7 @@ describe('compiling a policy', () => {
     ]);
   });
 
-  it('tells the same thing of the same text every time', () => {
+  it('gives the same result for the same text every time', () => {
     const source = 'permit(principal, action, resource) when { context.a && context.b && context.amount > 1 };';
     const first = compile(source);
     for (let n = 0; n < 20; n++) expect(compile(source)).toEqual(first);
@@ -70,10 +70,10 @@ describe('compiling a policy', () => {
     expect(JSON.stringify(first.errors)).not.toMatch(/Action::|policy0/);
   });
 
-  it('names at most a hundred faults, and how many more there are', () => {
+  it('reports at most a hundred faults, and how many more there are', () => {
     const { errors } = compile(`@nope("") ${ALL}\n`.repeat(150));
     expect(errors).toHaveLength(101);
-    expect(errors.at(-1)?.message).toBe('and 50 more from here on');
+    expect(errors.at(-1)?.message).toBe('and 50 more');
   });
 
   it.each([
@@ -86,7 +86,7 @@ describe('compiling a policy', () => {
     expect(errors).toEqual([{ line, column, message: expect.stringContaining(`\\u{${hex}}`) }]);
   });
 
-  it('takes one that is written out, and shows it so in its summary', () => {
+  it('accepts an escaped one, and shows it escaped in its summary', () => {
     const { errors, statements } = compile(
       '@reason("\\u{202e}x") forbid(principal, action, resource == Tool::"pa\\u{200b}y");',
     );
@@ -96,7 +96,7 @@ describe('compiling a policy', () => {
     );
   });
 
-  it('gives a warning without a location the place of its statement', () => {
+  it('gives a warning without a location the position of its statement', () => {
     const { warnings } = compile(`${ALL}\n\n  permit(principal in AgentRole::"\u0430dmin", action, resource);`);
     expect(warnings).toEqual([{ line: 3, column: 3, message: 'identifier `\u0430dmin` contains mixed scripts' }]);
   });
@@ -111,7 +111,7 @@ describe('compiling a policy', () => {
     expect(compile(ALL)).toMatchObject({ roles: [], any_role: true });
   });
 
-  it('says in words what a statement does', () => {
+  it('describes in words what a statement does', () => {
     const { statements } = compile(`
       @escrow("multi_party") @quorum("finance:1,security:1") @ttl("90m") @execute_within("15m") @reason("big")
       permit(principal in AgentRole::"payer", action in [Action::"payment", Action::"read"], resource in ToolServer::"bank")
@@ -125,7 +125,7 @@ describe('compiling a policy', () => {
         'Then: held for 2 approvals (1 of finance, 1 of security) by different people; ' +
         'the hold expires after 90 minutes; once released it must be used within 15 minutes. Reason: big',
       'Denies the agent "x": payment with the tool "wire". Reason: never',
-      'Where something else permits it, binds any agent: any action with any tool, when context has host. ' +
+      'Where another rule permits it, restricts any agent: any action with any tool, when context has host. ' +
         'Then: at most 5 per hour for each agent; $.iban masked.',
     ]);
     expect(statements.map(({ summary }) => summary.kind)).toEqual(['permit', 'forbid', 'guardrail']);
@@ -139,28 +139,28 @@ describe('compiling a policy', () => {
       '@escrow("conditional") @condition("kyc,legal") @approvals("1")',
       'held until kyc, legal are reported as satisfied, and for 1 approval',
     ],
-    ['@escrow("time_delayed") @delay("15m")', 'held for 15 minutes, then released unless somebody rejects it'],
+    ['@escrow("time_delayed") @delay("15m")', 'held for 15 minutes, then released unless it is rejected'],
     [
       '@escrow("time_delayed") @delay("1h") @approvals("2")',
-      'held for 1 hour, then released unless somebody rejects it, or released earlier by 2 approvals',
+      'held for 1 hour, then released unless it is rejected, or released earlier by 2 approvals',
     ],
   ])('says what %s holds an action for', (annotations, words) => {
     const { statements } = compile(`${annotations} permit(principal, action, resource);`);
     expect(statements[0]!.summary.obligations).toEqual([words, 'the hold expires after 1 day']);
   });
 
-  it('answers with an error when the engine throws, and works on', () => {
+  it('returns an error if the engine throws, and keeps working', () => {
     const repaired = new CedarHost();
     const broken = {
       call: () => repaired.call('checkParsePolicySet', { staticPolicies: '\uD800' }),
     } as unknown as CedarHost;
     expect(compilePolicy(broken, 'p', ALL, schemaFor()).errors).toEqual([
-      { line: 1, column: 1, message: 'the policy engine could not read this text' },
+      { line: 1, column: 1, message: 'the policy engine failed on this text' },
     ]);
     expect(compilePolicy(repaired, 'p', ALL, schemaFor()).errors).toEqual([]);
   });
 
-  it('does not throw, loop or wear the engine out, whatever the text', { timeout: 20_000 }, () => {
+  it('does not throw, loop or exhaust the engine, whatever the text', { timeout: 20_000 }, () => {
     const before = host.replaced;
     const word = fc.constantFrom(
       ...'permit forbid ( ) { } [ ] , ; @ "a" "\\" // \n principal action resource context == in is has like when unless'.split(
@@ -185,14 +185,14 @@ describe('compiling a policy', () => {
 });
 
 describe('formatting a policy', () => {
-  it('keeps comments and annotations, and is done after one time', () => {
+  it('keeps comments and annotations, and is idempotent', () => {
     const once = formatPolicy(host, '\uFEFF// why\n@id("a")  permit( principal,action,\nresource) ;// end').formatted;
     expect(once).toContain('// why');
     expect(once).toContain('// end');
     expect(formatPolicy(host, once as string).formatted).toBe(once);
   });
 
-  it('of a text that does not parse gives the place', () => {
+  it('of a text that does not parse reports the position', () => {
     expect(formatPolicy(host, 'permit(principal,action,resource)').errors).toEqual([
       expect.objectContaining({ line: 1, column: 34 }),
     ]);

@@ -24,7 +24,7 @@ afterEach(() => {
 });
 
 describe('matching', () => {
-  it('denies when nothing permits, also when there is nothing at all', () => {
+  it('denies if nothing permits, even without any policy', () => {
     expect(decide(engineOf('permit(principal in AgentRole::"other", action, resource);'))).toMatchObject({
       decision: 'deny',
       deny_reason: NOTHING_PERMITS,
@@ -35,13 +35,13 @@ describe('matching', () => {
     expect(decide(empty)).toMatchObject({ decision: 'deny', deny_reason: NOTHING_PERMITS });
   });
 
-  it('a hard forbid denies with its reason, whatever permits', () => {
+  it('a hard forbid denies with its reason, even if something permits', () => {
     const engine = engineOf(ALL, '@reason("not today") forbid(principal, action, resource == Tool::"refund");');
     expect(decide(engine)).toMatchObject({ decision: 'deny', deny_reason: 'not today', rule_id: 'pol#1' });
     expect(decide(engine, { tool_name: 'other' })).toMatchObject({ decision: 'allow', rule_id: 'pol#0' });
   });
 
-  it('of several hard forbids names the first by id, and lists them all', () => {
+  it('reports the first of several hard forbids by id, and lists them all', () => {
     const engine = engineOf(
       ALL,
       '@id("z") forbid(principal, action, resource);',
@@ -77,7 +77,7 @@ describe('matching', () => {
     }
   });
 
-  it('a request that cannot be mapped is a policy error, also where nothing could match', () => {
+  it('a request that cannot be mapped is a policy error, even if nothing could match', () => {
     for (const engine of [engineOf(ALL), engineOf('permit(principal == Agent::"x", action, resource);')]) {
       for (const change of [
         { action_type: 'rocket_launch' },
@@ -113,7 +113,7 @@ describe('matching', () => {
     expect(decisionHost().replaced).toBe(before);
   });
 
-  it('goes on after the shared engine was lost', () => {
+  it('continues after the shared engine was lost', () => {
     const [one, other] = [engineOf(ALL), engineOf('@rate("1/s") permit(principal, action, resource);')];
     expect(decide(one).decision).toBe('allow');
     for (let n = 0; n < 3; n++) {
@@ -155,7 +155,7 @@ describe('matching', () => {
       expect(of(within), String(within)).toBe('allow');
   });
 
-  it('sees a key that a policy computes', () => {
+  it('reads a key that a policy computes', () => {
     const engine = engineOf(
       'permit(principal, action, resource) when { context has method && context.str.hasTag(context.method) && context.str.getTag(context.method) == "yes" };',
     );
@@ -204,7 +204,7 @@ describe('matching', () => {
     expect(decisionHost().memoryBytes - warm).toBeLessThan(2 * 1024 * 1024);
   });
 
-  it('takes a bundle of this language or an older one, and no newer one', () => {
+  it('accepts a bundle of this language version or an older one, and no newer one', () => {
     const content = contentOf({ pol: ALL });
     expect(() => new PolicyEngine({ ...content, cedar_lang: '4.0' })).not.toThrow();
     for (const cedar_lang of ['99.0', '4.99', '5.0', 'x']) {
@@ -212,13 +212,13 @@ describe('matching', () => {
     }
   });
 
-  it('takes no bundle whose fields contradict the text', () => {
+  it('accepts no bundle whose fields contradict the text', () => {
     const content = contentOf({ pol: 'forbid(principal, action, resource) when { context has path };' });
     const policies = content.policies.map((one) => ({ ...one, effect: 'permit' as const }));
     expect(() => new PolicyEngine({ ...content, policies })).toThrow(RangeError);
   });
 
-  it('denies when a text of the bundle does not parse, and only what it could bear on', () => {
+  it('denies if a text of the bundle does not parse, but only requests that it could affect', () => {
     const content = contentOf({ pol: `${ALL} permit(principal, action, resource == Tool::"x");` });
     const policies = content.policies.map((one) => ({ ...one, cedar: one.cedar.replace('"x");', '"x") when { ;') }));
     const engine = new PolicyEngine({ ...content, policies });

@@ -89,7 +89,7 @@ describe('a mask', () => {
     );
   });
 
-  test('reaches members that JavaScript treats in a way of its own', () => {
+  test('reaches members that JavaScript treats specially', () => {
     const parsed = JSON.parse('{"__proto__": {"ssn": 1}, "constructor": {"ssn": 2}, "length": 3}');
     expect(JSON.stringify(applyMasks(parsed, [parseMask('$..ssn')]))).toBe(
       '{"__proto__":{"ssn":"[masked]"},"constructor":{"ssn":"[masked]"},"length":3}',
@@ -100,14 +100,14 @@ describe('a mask', () => {
     expect(mask({}, '$.toString')).toEqual({});
   });
 
-  test('takes no more than linear work for a step, however many ways lead to a place', () => {
+  test('does at most linear work per step, however many paths lead to a location', () => {
     let deep: unknown = 1;
     for (let n = 0; n < 300; n++) deep = { a: deep };
     expect(mask(deep, `$${'..*'.repeat(20)}`)).toBeTypeOf('object');
     expect(mask(deep, `$${'..a'.repeat(20)}`)).toBeTypeOf('object');
   });
 
-  test('of the policy language is one that is understood here, and the other way round', () => {
+  test('is accepted by the policy language exactly if it is supported here', () => {
     const accepted = (path: string) => readAnnotations(new Map([['mask', path]])).faults.length === 0;
     const understood = (path: string) => {
       try {
@@ -153,7 +153,7 @@ describe('a mask', () => {
   });
 });
 
-test('numbers of a masked document come out as they went in', () => {
+test('numbers of a masked document are unchanged', () => {
   const text =
     '{"id":9007199254740993,"price":1.0,"zero":-0,"tiny":1e-400,"list":[1,2.50,1E3],"ssn":12345678901234567890}';
   expect(JSON.stringify(parseExact(text))).toBe(text);

@@ -41,7 +41,7 @@ describe('flattening arguments', () => {
     expect(Object.fromEntries(found.list)).toEqual({ tags: ['a', 'b'] });
   });
 
-  it('takes what is no object as it is', () => {
+  it('passes through values that are not objects', () => {
     expect(flatten('text', undefined).str.get('')).toBe('text');
     expect(flatten([[1, 'x']], undefined).num).toEqual(
       new Map([
@@ -68,7 +68,7 @@ describe('flattening arguments', () => {
     expect(() => flatten(args, undefined)).toThrow(RequestError);
   });
 
-  it('keeps the facts of the caller apart from an argument named context', () => {
+  it('keeps the caller’s context separate from an argument named context', () => {
     const { str } = flatten(
       { context: { ticket: 'agent' }, 'context.other': 'x', 'context[0]': 'y' },
       { ticket: 'caller' },
@@ -91,7 +91,7 @@ describe('flattening arguments', () => {
       expect(() => flatten(wide(2_001, leaf), undefined)).toThrow(/more than 2000/);
     }
     expect(() => flatten(wide(1_500, 1), wide(501, 1))).toThrow(/more than 2000/);
-    expect(() => flatten({ ['k'.repeat(1_025)]: 1 }, undefined)).toThrow(/too long/);
+    expect(() => flatten({ ['k'.repeat(1_025)]: 1 }, undefined)).toThrow(/longer than 1024/);
   });
 
   it('refuses what JSON cannot carry', () => {
@@ -162,7 +162,7 @@ describe('folded names', () => {
 });
 
 describe('mapping a request', () => {
-  it('makes uniform what policies compare', () => {
+  it('normalizes what policies compare', () => {
     expect(context({ method: 'delete' }).method).toBe('DELETE');
     expect(context({ value_currency: 'eur' }).currency).toBe('EUR');
     expect(context({ estimated_value: 100.5 }).amount).toEqual(number('100.5'));
@@ -231,7 +231,7 @@ describe('mapping a request', () => {
     expect(() => mapRequest({ ...request(), ...change } as ActionRequest, ACTIONS)).toThrow(RequestError);
   });
 
-  it('passes only the arguments that are read', () => {
+  it('passes only the arguments that policies read', () => {
     const mapped = map({ arguments: { a: 'x', b: 'y', n: 1 } });
     const named = (call: ReturnType<typeof mapped.call>, type: string) =>
       call.entities.find(({ uid }) => 'type' in uid && uid.type === type)?.tags;
@@ -243,7 +243,7 @@ describe('mapping a request', () => {
     expect(named(narrow, 'NumArgs')).toBeUndefined();
   });
 
-  it('is at least as strict as the schema: what it maps, the engine takes, whatever the strings', () => {
+  it('is at least as strict as the schema: whatever it maps, the engine accepts, for any strings', () => {
     const engine = newCedar();
     engine.preparseSchema('schema', schemaFor());
     engine.preparsePolicySet('set', { staticPolicies: { p: 'permit(principal, action, resource);' } });

@@ -34,7 +34,7 @@ describe('the scan before the engine', () => {
     expect(refusal(text)?.message).toMatch(/more than 200 operators/);
   });
 
-  it('counts operators by statement, and a semicolon within brackets ends none', () => {
+  it('counts operators per statement, and a semicolon within brackets ends none', () => {
     const half = when(Array(150).fill('true').join(' && '));
     expect(refusal(half + half)).toBeUndefined();
     expect(refusal(`permit((${'1+'.repeat(150)};${'1+'.repeat(150)}`)?.message).toMatch(/operators/);
@@ -52,18 +52,18 @@ describe('the scan before the engine', () => {
     expect(refusal(`${'//\n'.repeat(2_001)}${when('true')}`)).toMatchObject({ line: 2_001, column: 1 });
   });
 
-  it('refuses what is larger than 64 KiB, in bytes', () => {
+  it('refuses a text larger than 64 KiB, in bytes', () => {
     const text = `// ${'é'.repeat(LIMITS.bytes / 2)}\n${when('true')}`;
     expect(text.length).toBeLessThan(LIMITS.bytes);
     expect(refusal(text)).toEqual({ line: 1, column: 1, message: 'the policy is larger than 64 KiB' });
   });
 
-  it('refuses a lone surrogate, at its place', () => {
+  it('refuses a lone surrogate, at its position', () => {
     expect(refusal(`// 😀\n${when('"\uD83D" == "x"')}`)).toMatchObject({ line: 2, column: 45 });
     expect(refusal(`"\uDE00`)).toMatchObject({ line: 1, column: 2 });
   });
 
-  it('strips a byte order mark, and counts columns behind it', () => {
+  it('strips a byte order mark, and counts columns after it', () => {
     const { source, refusal } = scan(`\uFEFF${when('true')}`);
     expect(source).toBe(when('true'));
     expect(refusal).toBeUndefined();
@@ -77,13 +77,13 @@ describe('the scan before the engine', () => {
     },
   );
 
-  it('refuses a string that a line feed breaks, behind which code could hide', () => {
-    expect(refusal(`"\\\n${'('.repeat(41)}`)?.message).toMatch(/does not end/);
+  it('refuses a string broken by a line feed, which could hide code', () => {
+    expect(refusal(`"\\\n${'('.repeat(41)}`)?.message).toMatch(/without a closing quote/);
   });
 
-  it('refuses a text in quotes that does not end, in the time that its length takes', () => {
+  it('refuses an unterminated string in linear time', () => {
     for (const source of ['permit(principal, action, resource) when { "x', '"', '"\\"', `"${'\\"'.repeat(32_000)}`]) {
-      expect(refusal(source)?.message, source.slice(0, 50)).toMatch(/does not end/);
+      expect(refusal(source)?.message, source.slice(0, 50)).toMatch(/without a closing quote/);
     }
     expect(refusal(when(`"\\\\" == "\\""`))).toBeUndefined();
     const seen = tokens(`"${'\\"'.repeat(32_000)}`);
@@ -95,11 +95,11 @@ describe('the scan before the engine', () => {
     expect(refusal('@reason("why?") permit(principal, action, resource); // ?principal')).toBeUndefined();
   });
 
-  it('sees no code in comments and strings', () => {
+  it('finds no code in comments and strings', () => {
     expect(refusal(`// ${'('.repeat(100)}\n${when(`"${'['.repeat(100)} \\" //" == "x"`)}`)).toBeUndefined();
   });
 
-  it('lets the engine finish on whatever it lets pass, at every entry', { timeout: 20_000 }, () => {
+  it('passes only texts that the engine finishes with, at every entry point', { timeout: 20_000 }, () => {
     const engine = newCedar();
     const schema =
       'entity Agent, Tool; action go appliesTo { principal: Agent, resource: Tool, context: { n: Long } };';
@@ -157,7 +157,7 @@ describe('the scan before the engine', () => {
 });
 
 describe('tokens and positions', () => {
-  it('tokens cover all but white space and comments', () => {
+  it('tokens cover everything but white space and comments', () => {
     fc.assert(
       fc.property(fc.string({ unit: 'binary' }), (text) => {
         let end = 0;
@@ -191,7 +191,7 @@ describe('tokens and positions', () => {
     expect(positions.atByte(9_999)).toEqual({ line: 4, column: 1 });
   });
 
-  it('every byte offset of a character is the place of that character', () => {
+  it('every byte offset within a character maps to the position of that character', () => {
     fc.assert(
       fc.property(fc.string({ unit: 'grapheme' }), (text) => {
         const positions = new Positions(text);

@@ -16,7 +16,7 @@ const covered = (...rules: BundleStatement[]): SettleState => ({ ...NO_STATE, co
 const rate = { limit: 1, window_seconds: 60 };
 
 describe('settling', () => {
-  it('denies before it looks at anything else', () => {
+  it('denies before anything else', () => {
     const hits = [hit('a', { escrow: 'single', rate, mask: ['$.x'] }, 'forbid')];
     const state = { ...exceeded(['a', 5]), ...covered(hits[0]!) };
     for (const outcome of ['error', 'forbidden', 'unpermitted'] as const) {
@@ -24,7 +24,7 @@ describe('settling', () => {
     }
   });
 
-  it('limits before it holds, with the longest wait', () => {
+  it('limits rates before it holds, with the longest wait', () => {
     const match = permitted(hit('a', { rate, escrow: 'single' }), hit('b', { rate }), hit('c', { rate }));
     expect(settle(match, exceeded(['b', 5], ['a', 5], ['c', 4]))).toMatchObject({
       decision: 'rate_limited',
@@ -35,11 +35,11 @@ describe('settling', () => {
     expect(settle(match, { ...covered(...match.hits), ...exceeded(['a', 5]) }).consumes).toBe(false);
   });
 
-  it('ignores a counter of a rule that was not hit or has no rate', () => {
+  it('ignores a counter of a rule that did not match or has no rate', () => {
     expect(settle(permitted(hit('a')), exceeded(['a', 5], ['z', 5])).decision).toBe('allow');
   });
 
-  it('holds by the strictest: kind, then approvals, then ttl, then id', () => {
+  it('holds by the strictest rule: kind, then approvals, then ttl, then id', () => {
     const order: Annotations[] = [
       { escrow: 'multi_party', approvals: 3 },
       { escrow: 'multi_party', approvals: 2, ttl: 60 },
@@ -59,7 +59,7 @@ describe('settling', () => {
     expect(settle(equal, NO_STATE).rule_id).toBe('pol#a');
   });
 
-  it('opens one hold that satisfies all rules, where they combine', () => {
+  it('opens one hold that satisfies all rules, if they combine', () => {
     const { escrow } = settle(
       permitted(
         hit('a', { escrow: 'single', ttl: 7_200, reason: 'one', notify: ['https://b.example', 'https://a.example'] }),
@@ -107,7 +107,7 @@ describe('settling', () => {
     });
   });
 
-  it('joins all conditions of a conditional hold, and keeps the longest delay of a delayed one', () => {
+  it('combines all conditions of a conditional hold, and keeps the longest delay of a delayed one', () => {
     const conditional = permitted(
       hit('a', { escrow: 'conditional', condition: ['b', 'a'] }),
       hit('b', { escrow: 'conditional', condition: ['c', 'a'], approvals: 1 }),
@@ -131,7 +131,7 @@ describe('settling', () => {
     });
   });
 
-  it('consumes a released hold only when it covers every escrow rule hit', () => {
+  it('consumes a released hold only if it covers every matching escrow rule', () => {
     const [a, b, c] = [hit('a', { escrow: 'single' }), hit('b', { escrow: 'single', mask: ['$.x'] }), hit('c')];
     const match = permitted(a, b, c);
     expect(settle(match, covered(a))).toMatchObject({ decision: 'escrow', consumes: false });
@@ -140,7 +140,7 @@ describe('settling', () => {
     expect(settle(permitted(hit('c')), covered(a))).toMatchObject({ decision: 'allow', consumes: false });
   });
 
-  it('a hold covers the text that it was opened for, whatever stands under its name now', () => {
+  it('a hold covers the text that it was opened for, whatever its rule says now', () => {
     const approved = compile(
       'permit(principal, action, resource == Tool::"read");\n@escrow("single") permit(principal, action, resource == Tool::"pay");',
     ).statements[1]!;
@@ -170,7 +170,7 @@ describe('settling', () => {
     );
   });
 
-  it('joins all masks', () => {
+  it('combines all masks', () => {
     const match = permitted(hit('a'), hit('b', { mask: ['$.y', '$.x'] }, 'forbid'), hit('c', { mask: ['$.x', '$.z'] }));
     expect(settle(match, NO_STATE)).toEqual({
       decision: 'allow_with_masking',
@@ -250,7 +250,7 @@ describe('the algebra of settling', () => {
   /** The last moment at which it can be used: waiting less for the release leaves more of it for the use. */
   const lasts = ({ ttl_seconds, execute_within_seconds = 0 }: HoldTerms) => ttl_seconds + execute_within_seconds;
 
-  it('a guardrail more never makes a decision more permissive', () => {
+  it('an additional guardrail never makes a decision more permissive', () => {
     check((match, hits, state, added) => {
       const before = settle(match, state);
       const after = settle(permitted(...hits, added), state);
@@ -270,7 +270,7 @@ describe('the algebra of settling', () => {
     });
   });
 
-  it('an exceeded rate more, or a covered rule less, never makes a decision more permissive', () => {
+  it('another exceeded rate, or one covered rule less, never makes a decision more permissive', () => {
     check((match, hits, state) => {
       const { decision } = settle(match, state);
       const over = new Map([...state.exceeded, ...hits.map(({ id }) => [id, { retry_after: 1 }] as const)]);
@@ -279,7 +279,7 @@ describe('the algebra of settling', () => {
     });
   });
 
-  it('an error or a hard forbid is a denial, whatever else', () => {
+  it('an error or a hard forbid is always a denial', () => {
     check((match, _, state) => {
       for (const outcome of ['error', 'forbidden', 'unpermitted'] as const) {
         expect(settle({ ...match, outcome }, state)).toMatchObject({ decision: 'deny', consumes: false });
@@ -287,7 +287,7 @@ describe('the algebra of settling', () => {
     });
   });
 
-  it('consumes exactly when it passes escrow rules, and then all of them are covered', () => {
+  it('consumes exactly if it passes escrow rules, and then all of them are covered', () => {
     check((match, hits, state) => {
       const verdict = settle(match, state);
       const holding = hits.filter(({ annotations }) => annotations.escrow);
@@ -307,7 +307,7 @@ describe('the algebra of settling', () => {
     });
   });
 
-  it('says nothing that depends on the order of the hits, and has the members of its decision only', () => {
+  it('does not depend on the order of the matches, and has only the members of its decision', () => {
     const members: Record<Verdict['decision'], string[]> = {
       deny: ['deny_reason'],
       rate_limited: ['retry_after'],

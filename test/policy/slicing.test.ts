@@ -9,7 +9,7 @@ import { type Constraint, readHead } from '../../server/policy/language/head.ts'
 import { newCedar } from '../../server/policy/language/host.ts';
 import { tokens } from '../../server/policy/language/scan.ts';
 import { SIEGE } from '../siege/rounds.ts';
-import { contentOf } from './support.ts';
+import { compile, contentOf } from './support.ts';
 
 const oracle = newCedar();
 const ids = (statements: BundleStatement[]) => Object.fromEntries(statements.map(({ id, cedar }) => [id, cedar]));
@@ -142,7 +142,12 @@ describe('slicing', () => {
         fc.array(requests, { minLength: 3, maxLength: 6 }),
         fc.boolean(),
         (statements, all, foreign) => {
-          const written = contentOf({ pol: statements.join('\n') });
+          // the scope and the condition of one statement may contradict each other
+          const possible = statements.filter(
+            (text) => !compile(text).errors.some(({ message }) => message.startsWith('this rule can never apply')),
+          );
+          fc.pre(possible.length > 0);
+          const written = contentOf({ pol: possible.join('\n') });
           // a schema that another version of this program may have written
           const content = foreign ? { ...written, schema: `${written.schema}// the same\n` } : written;
           const engine = new PolicyEngine(content);
@@ -159,7 +164,7 @@ describe('slicing', () => {
     );
   });
 
-  it('reads scopes as the engine does, or takes them for unconstrained', () => {
+  it('reads scopes like the engine, or treats them as unconstrained', () => {
     fc.assert(
       fc.property(statement, (text) => {
         const answer = oracle.policyToJson(text);

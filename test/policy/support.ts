@@ -1,4 +1,5 @@
 import type { Annotations } from '../../server/domain/annotations.ts';
+import type { BundleList } from '../../server/domain/lists.ts';
 import type { ActionRequest, BundleContent, BundleStatement } from '../../server/domain/policy.ts';
 import { bundleContent } from '../../server/policy/bundle.ts';
 import type { Match } from '../../server/policy/evaluation/evaluate.ts';
@@ -14,7 +15,11 @@ export function compile(source: string, policyId = 'pol'): Compilation {
 }
 
 /** The content of a bundle of these texts, by policy id; a text with errors fails the test. */
-export function contentOf(policies: Record<string, string>, scopes: string[] | null = null): BundleContent {
+export function contentOf(
+  policies: Record<string, string>,
+  scopes: string[] | null = null,
+  lists: BundleList[] = [],
+): BundleContent {
   return bundleContent({
     tenant: 'ten_test',
     scopes,
@@ -26,6 +31,7 @@ export function contentOf(policies: Record<string, string>, scopes: string[] | n
     schema: schemaFor(),
     action_entities: actionEntities(),
     cedar_lang: cedarLanguageVersion(),
+    lists,
   });
 }
 

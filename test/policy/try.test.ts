@@ -27,8 +27,8 @@ async function tryOut(body: object): Promise<Tried> {
   return (await server.call<Tried>(200, 'POST /v1/policies/try', tenant.admin, { request, ...body })).body;
 }
 
-describe('a text that is tried out', () => {
-  test('stands in the place of the live version, beside the other live policies', async () => {
+describe('a text that is tried', () => {
+  test('replaces the live version among the other live policies', async () => {
     const draft = '@id("no") forbid(principal, action, resource == Tool::"pay");';
     const other = await tryOut({ id: 'other', dsl_source: draft });
     expect(other.verdict).toMatchObject({ decision: 'deny', rule_id: 'other#no' });
@@ -40,12 +40,12 @@ describe('a text that is tried out', () => {
     expect(same.verdict).toMatchObject({ decision: 'allow', rule_id: 'guard#0' });
   });
 
-  test('stands by itself when asked to', async () => {
+  test('can be tried alone', async () => {
     const alone = await tryOut({ dsl_source: 'permit(principal, action, resource == Tool::"read");', alone: true });
     expect(alone.verdict).toMatchObject({ decision: 'deny', rule_id: null });
   });
 
-  test('with errors decides nothing and says where they are', async () => {
+  test('with errors is not evaluated, and the errors have positions', async () => {
     const wrong = await tryOut({ dsl_source: 'permit(principal,\n action resource);' });
     expect(wrong).toMatchObject({ valid: false, errors: [{ line: 2 }], hits: [] });
     expect(wrong.verdict).toBeUndefined();

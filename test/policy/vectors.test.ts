@@ -12,7 +12,7 @@ const stored = (name: string) => readFileSync(new URL(name, VECTORS));
 const json = (name: string) => JSON.parse(stored(name).toString());
 
 describe('the published vectors', () => {
-  it('are what the generator makes, and it makes the same every time', async () => {
+  it('are the output of the generator, which is deterministic', async () => {
     const [once, again] = [await generate(), await generate()];
     expect(again).toEqual(once);
     for (const [name, data] of Object.entries(once)) {
@@ -20,7 +20,7 @@ describe('the published vectors', () => {
     }
   });
 
-  it('the golden bundle opens with its key, and its requests are decided as published', () => {
+  it('the golden bundle verifies with its key, and its requests are decided as published', () => {
     const { publicKey, kid } = vectorKey();
     const golden = json('bundle/golden.json');
     const { header, hash, content } = openBundle(
@@ -63,7 +63,7 @@ describe('the published vectors', () => {
 describe('the action hash', () => {
   const ACTION = { agent_id: 'a', agent_role: 'r', action_type: 'tool_call', tool_name: 't' };
 
-  it('is that of the vectors', () => {
+  it('matches the vectors', () => {
     for (const { name, action, hash } of json('policy/action-hash.json').actions)
       expect(actionHash(action), name).toBe(hash);
   });
@@ -77,13 +77,14 @@ describe('the action hash', () => {
     expect(() => actionHash({ ...ACTION, agent_id: '\uD83D' })).toThrow(RangeError);
   });
 
-  it('is the same for the same action, and another for another', () => {
+  it('is the same for the same action, and differs for another', () => {
     const action = fc.record({
       agent_id: fc.string(),
       agent_role: fc.string(),
       action_type: fc.string(),
       tool_server: fc.option(fc.string()),
       tool_name: fc.string(),
+      tool_pin: fc.option(fc.string()),
       method: fc.option(fc.string()),
       resource: fc.option(fc.string()),
       arguments: fc.dictionary(fc.string(), fc.oneof(fc.string(), fc.integer(), fc.boolean(), fc.constant(null))),

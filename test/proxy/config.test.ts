@@ -2,7 +2,8 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { afterAll, describe, expect, test } from 'vitest';
-import { ConfigError, readConfig } from '../../server/proxy/config.ts';
+import { ConfigError } from '../../server/lib/settings.ts';
+import { readConfig } from '../../server/proxy/config.ts';
 import { TestCa } from '../helpers/tls.ts';
 
 const dir = mkdtempSync(path.join(tmpdir(), 'svc-proxy-config-'));

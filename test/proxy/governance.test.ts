@@ -3,7 +3,6 @@ import { cpSync, existsSync, readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { keyThumbprint } from '../../server/lib/crypto.ts';
-import { Egress } from '../../server/lib/egress.ts';
 import { createLog } from '../../server/lib/log.ts';
 import { BundleError } from '../../server/policy/bundle.ts';
 import { packBundle } from '../../server/policy/pack-bundle.ts';
@@ -217,7 +216,7 @@ describe('policies and agents', () => {
     });
     const governance = make(temporaryDirectory(), { clock });
     await governance.start();
-    const agents = new Agents({ governance, egress: new Egress({ allow: [], dnsServers: [] }), clock });
+    const agents = new Agents({ governance, tokens: () => Promise.reject(new Error('no token comes')) });
     expect(await agents.identify(made.body.key)).toMatchObject({ id: 'bot-9' });
     clock.advance(3_600_001);
     await expect(agents.identify(made.body.key)).rejects.toThrow('does not work');

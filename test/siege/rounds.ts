@@ -4,13 +4,17 @@ export const SIEGE = process.env.SVC_SIEGE === '1';
 export const ROUNDS = {
   /** How often the owner is killed. */
   kills: SIEGE ? 20 : 2,
+  /** How many appends are in flight when it is killed. */
+  appends: SIEGE ? 600 : 200,
+  /** How many clients write while Redis fails or an owner stops. */
+  writers: SIEGE ? 12 : 4,
   /** How long the owner is frozen, in milliseconds. */
   freezeMs: SIEGE ? 10_000 : 4000,
   /** How often Redis is emptied and restarted. */
   outages: SIEGE ? 10 : 1,
   /** Released holds, and how many requests want to consume each of them at once. */
-  holds: SIEGE ? 100 : 10,
-  consumes: SIEGE ? 200 : 60,
+  holds: SIEGE ? 100 : 4,
+  consumes: SIEGE ? 200 : 30,
   /** How often a key is revoked and used at once elsewhere. */
   revocations: SIEGE ? 300 : 20,
   /** How long the control plane of a proxy is away, in milliseconds. */

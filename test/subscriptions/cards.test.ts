@@ -168,10 +168,12 @@ describe('a card of anything', () => {
           'policy_id',
           'reason',
           'label',
+          'count',
         ],
         ...['tool_server', 'tool_name', 'method', 'resource', 'arguments', 'context'],
       ].map((key) => [key, nasty]),
     ),
+    tools: fc.array(fc.record({ name: nasty, change: nasty })),
     escrow_id: fc.constantFrom('esc_01m7zhj86qdmvqng1kzp52rhae', undefined),
     estimated_value: fc.double(),
     hold_type: fc.constantFrom('single', 'multi_party'),
@@ -180,7 +182,7 @@ describe('a card of anything', () => {
     .tuple(fc.constantFrom(...EVENT_TYPES), payload)
     .map(([type, fields]) => message(type, fields as Record<string, unknown>));
 
-  test('keeps within what Slack takes, as plain text without its control characters', () => {
+  test('stays within Slack’s limits, as plain text without its control characters', () => {
     fc.assert(
       fc.property(any, (m) => {
         const { text, blocks } = slackOf(m);
@@ -209,7 +211,7 @@ describe('a card of anything', () => {
     );
   });
 
-  test('keeps within the 28 KB of Teams, with no Markdown of anyone else’s', () => {
+  test('stays within the 28 KB of Teams, without any foreign Markdown', () => {
     fc.assert(
       fc.property(any, (m) => {
         const { body } = adapterOf('teams').request(m);
@@ -222,7 +224,7 @@ describe('a card of anything', () => {
     );
   });
 
-  test('shows no character that hides or turns text, and no more than its length', () => {
+  test('shows no character that hides or reverses text, and respects its length limit', () => {
     fc.assert(
       fc.property(nasty, fc.integer({ min: 1, max: 500 }), (text, max) => {
         const line = oneLine(text, max);
@@ -234,7 +236,7 @@ describe('a card of anything', () => {
   });
 });
 
-test('a notify target is what its host plainly says, and a webhook otherwise', () => {
+test('a notify target’s type follows from its exact host, and is a webhook otherwise', () => {
   const types = {
     'https://hooks.slack.com/services/T/B/x': 'slack',
     'https://prod-1.westeurope.logic.azure.com/workflows/x?sig=y': 'teams',
@@ -245,4 +247,17 @@ test('a notify target is what its host plainly says, and a webhook otherwise', (
     nonsense: 'webhook',
   };
   for (const [url, type] of Object.entries(types)) expect(typeOfTarget(url), url).toBe(type);
+});
+
+test('a card of tools names them in quotes, so that no name can be read as a sentence of ours', () => {
+  const tools = ['refund', 'x”, “approved', '\u202eevil\n', 'a'.repeat(200), 'e', 'f'].map((name) => ({
+    name,
+    change: 'introduced',
+  }));
+  const { facts, buttons } = cardOf(message('tool.changed', { tool_server: 'crm', tools, count: 30 }));
+  const shown = Object.fromEntries(facts).Tools!;
+  expect(shown).toMatch(/^“refund” \(new behavior\), “x’’, ‘‘approved” /);
+  expect(shown).toContain('“evil”');
+  expect(shown).toMatch(/and 25 more$/);
+  expect(buttons).toEqual([{ label: 'Open', url: 'https://dashboard.test/tools' }]);
 });

@@ -318,7 +318,7 @@ test('every misbehavior of a destination has its result, with a reason in plain 
   expect(inside.connections()).toBe(0);
 });
 
-test('no spelling of a forbidden address is saved, changed to, tried or delivered to', async () => {
+test('no spelling of a forbidden address is saved, updated to, tested or delivered to', async () => {
   const before = inside.connections();
   const everywhere = await listen(
     http.createServer((_, response) => response.end()),

@@ -7,7 +7,7 @@ import { signatureHeaders } from '../../server/subscriptions/signature.ts';
 const at = { body: '{"event":"svc.test"}', eventId: 'oev_1', timestamp: 1_750_000_000 };
 
 describe('signatures', () => {
-  test('are those of a worked example', () => {
+  test('match a worked example', () => {
     const headers = signatureHeaders({ ...at, secrets: ['whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw'] });
     const own = createHmac('sha256', 'whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw').update(`1750000000.${at.body}`);
     const key = Buffer.from('MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw', 'base64');
@@ -20,7 +20,7 @@ describe('signatures', () => {
     });
   });
 
-  test('of any secret and body are taken by the Standard Webhooks library, and of any other secret are not', () => {
+  test('of any secret and body are accepted by the Standard Webhooks library, and with any other secret are not', () => {
     const plain = fc.string({ minLength: 8 }).filter((s) => !s.startsWith('whsec_') && s.isWellFormed());
     const prefixed = fc
       .uint8Array({ minLength: 24, maxLength: 64 })

@@ -183,7 +183,7 @@ describe('a subscription', () => {
     expect(receiver.received).toHaveLength(1);
   });
 
-  test('hears nothing that happened before it was resumed, however late that is fanned out', async () => {
+  test('gets nothing that happened before it was resumed, however late that is fanned out', async () => {
     await fresh();
     const { id } = await subscribe({ event_types: ['escrow.created'], active: false });
     const happened = server.clock.now();
@@ -261,7 +261,7 @@ describe('a subscription', () => {
     }
   });
 
-  test('can ask for what /v1/event-types lists', async () => {
+  test('can select every type that /v1/event-types lists', async () => {
     await fresh();
     const { body } = await server.call<{ event_types: { type: string }[] }>(200, 'GET /v1/event-types', admin);
     const all = body.event_types.map(({ type }) => type);
@@ -271,7 +271,7 @@ describe('a subscription', () => {
 });
 
 describe('a delivery', () => {
-  test('is the event as signed JSON; someone else’s verifier takes it, and openssl computes the same', async () => {
+  test('is the event as signed JSON; an independent verifier accepts it, and openssl computes the same', async () => {
     await fresh();
     const { id } = await subscribe({ event_types: ['escrow.created'] });
     const escrow = await hold({ estimated_value: 12.5, value_currency: 'EUR', risk_score: 0.25 });
@@ -297,6 +297,7 @@ describe('a delivery', () => {
       notify_targets: [],
       tool_server: null,
       tool_name: null,
+      tool_pin: null,
       method: null,
       resource: null,
       arguments: null,
@@ -373,7 +374,7 @@ describe('a delivery', () => {
     expect(await told(unasked.id)).not.toContain('forensics.checkpoint');
   });
 
-  test('is made for the types asked for, in the order of the events', async () => {
+  test('is made for the selected types, in the order of the events', async () => {
     await fresh();
     const some = await subscribe({ event_types: ['policy.approved', 'key.revoked'] });
     const all = await subscribe({ url: receiver.url('/all') });
@@ -421,14 +422,14 @@ describe('a delivery', () => {
     expect((await deliveries(off.id)).deliveries).toEqual([]);
   });
 
-  test('that fails is tried again after the back-off, under the same id, until it is accepted', async () => {
+  test('that fails is retried after the back-off, under the same id, until it is accepted', async () => {
     await fresh();
     receiver.behavior = 500;
     const { id } = await subscribe({ event_types: ['escrow.created'] });
     await hold();
     const [first] = await settled(id, ([one]) => one?.attempts === 1);
     expect(first).toMatchObject({ status: 'retrying', result: 'DESTINATION_ERROR', http_status: 500 });
-    expect(first!.failure_reason).toBe('The destination answered 500: it has a fault of its own.');
+    expect(first!.failure_reason).toBe('The destination answered 500: it has an internal error.');
     const pause = Date.parse(first!.next_attempt_at!) - Date.parse(first!.last_attempt_at!);
     expect(pause).toBeGreaterThanOrEqual(4000);
     expect(pause).toBeLessThanOrEqual(6000);
@@ -452,7 +453,7 @@ describe('a delivery', () => {
     expect(new Date(times[0]!).toISOString()).toBe(body.last_attempt_at);
   });
 
-  test('is failed when 24 hours are over, and can be sent again by hand', async () => {
+  test('fails after 24 hours, and can be resent manually', async () => {
     await fresh();
     receiver.behavior = 503;
     const { id } = await subscribe({ event_types: ['escrow.created'] });
@@ -473,7 +474,7 @@ describe('a delivery', () => {
     await server.call(404, `POST /v1/subscriptions/${id}/deliveries/dlv_none/redeliver`, admin, {});
   });
 
-  test('to an address that turned forbidden fails at once and is not tried again', async () => {
+  test('to an address that became forbidden fails immediately and is not retried', async () => {
     await fresh();
     const { id } = await subscribe({ event_types: ['escrow.created'], url: 'http://rebinds.invalid/' });
     const forbidden = 'http://10.9.8.7/hook';
@@ -509,7 +510,7 @@ describe('a delivery', () => {
     expect(receiver.received.map(({ json }) => json.agent_id)).toEqual(['agent-1', 'agent-1', 'agent-3']);
   });
 
-  test('is found by status and type, page by page, and by nobody else', async () => {
+  test('is found by status and type, page by page, and by no other tenant', async () => {
     await fresh();
     const { id } = await subscribe();
     for (let n = 0; n < 5; n++) await hold({ agent_id: `agent-${n}` });
@@ -530,7 +531,7 @@ describe('a delivery', () => {
     await server.call(404, `POST /v1/subscriptions/${id}/test`, other.admin, {});
   });
 
-  test('heeds Retry-After, and leaves the destination alone meanwhile', async () => {
+  test('honors Retry-After, and leaves the destination alone until then', async () => {
     await fresh();
     receiver.behavior = (_, response) => response.writeHead(429, { 'retry-after': '120' }).end();
     const { id } = await subscribe({ event_types: ['escrow.created'] });
@@ -559,7 +560,7 @@ describe('a lane that another process has taken', () => {
   const FAR = '2100-01-01T00:00:00Z';
   const taken = { leased_until: new Date(FAR), due_at: new Date(FAR) };
 
-  test('keeps nothing of the attempt that the first one had under way', async () => {
+  test('stores nothing of the first process’s unfinished attempt', async () => {
     await fresh();
     let answer = () => undefined as unknown;
     const arrived = new Promise<void>((resolve) => {
@@ -638,8 +639,8 @@ describe('a lane that another process has taken', () => {
   });
 });
 
-describe('sending again by hand', () => {
-  test('begins the pauses from the first one, and counts on the attempts', async () => {
+describe('resending manually', () => {
+  test('restarts the back-off, and continues counting attempts', async () => {
     await fresh();
     receiver.behavior = 500;
     const { id } = await subscribe({ event_types: ['escrow.created'] });
@@ -664,7 +665,7 @@ describe('sending again by hand', () => {
 });
 
 describe('a destination', () => {
-  test('that accepts nothing for five days is disabled, and the admins and other subscribers are told', async () => {
+  test('that accepts nothing for five days is disabled, and the admins and other subscribers are notified', async () => {
     await fresh();
     receiver.behavior = (got, response) => response.writeHead(got.path === '/hook' ? 500 : 200).end();
     const { id } = await subscribe({ event_types: ['escrow.created'] });
@@ -680,7 +681,7 @@ describe('a destination', () => {
       })
       .toBe(false);
     const { body: sub } = await server.call<Sub>(200, `GET /v1/subscriptions/${id}`, admin);
-    expect(sub.disabled_reason).toMatch(/^Nothing was accepted there for five days/);
+    expect(sub.disabled_reason).toMatch(/^The destination accepted nothing for five days/);
     expect((await deliveries(id)).deliveries.every(({ status }) => status === 'failed')).toBe(true);
     await expect.poll(types).toContain('subscription.disabled');
     await mailsSent(server);
@@ -693,7 +694,7 @@ describe('a destination', () => {
     for (const { email } of admins) {
       const [mail] = mailsTo(server, email);
       expect(mail?.subject).toMatch(/^A subscription was disabled: /);
-      expect(mail?.text).toContain('Nothing was accepted there for five days');
+      expect(mail?.text).toContain('The destination accepted nothing for five days');
       // the path of an address may be its secret
       expect(mail?.text).not.toContain('/hook');
     }
@@ -714,27 +715,24 @@ describe('a destination', () => {
     ['teams', 410],
     ['webhook', 404],
     ['webhook', 410],
-  ])(
-    'of type %s that answers %i is tried again, and disabled after 24 hours of that',
-    async (destination_type, status) => {
-      await fresh();
-      receiver.behavior = status;
-      const secret = destination_type === 'webhook' ? SECRET : undefined;
-      const { id } = await subscribe({ destination_type, secret, event_types: ['escrow.created'] });
-      await hold();
-      const [first] = await settled(id, ([d]) => d?.attempts === 1);
-      expect(first).toMatchObject({ status: 'retrying', http_status: status });
-      expect(first!.failure_reason).toContain(`The destination answered ${status}`);
-      expect((await server.call<Sub>(200, `GET /v1/subscriptions/${id}`, admin)).body.active).toBe(true);
-      server.clock.advance(24 * 3600_000);
-      await settled(id, ([d]) => d?.status === 'failed');
-      const stopped = async () => (await server.call<Sub>(200, `GET /v1/subscriptions/${id}`, admin)).body;
-      await expect.poll(async () => (await stopped()).active).toBe(false);
-      expect((await stopped()).disabled_reason).toMatch(/^There was nothing at this address for 24 hours/);
-    },
-  );
+  ])('of type %s that answers %i is retried, and disabled after 24 hours of that', async (destination_type, status) => {
+    await fresh();
+    receiver.behavior = status;
+    const secret = destination_type === 'webhook' ? SECRET : undefined;
+    const { id } = await subscribe({ destination_type, secret, event_types: ['escrow.created'] });
+    await hold();
+    const [first] = await settled(id, ([d]) => d?.attempts === 1);
+    expect(first).toMatchObject({ status: 'retrying', http_status: status });
+    expect(first!.failure_reason).toContain(`The destination answered ${status}`);
+    expect((await server.call<Sub>(200, `GET /v1/subscriptions/${id}`, admin)).body.active).toBe(true);
+    server.clock.advance(24 * 3600_000);
+    await settled(id, ([d]) => d?.status === 'failed');
+    const stopped = async () => (await server.call<Sub>(200, `GET /v1/subscriptions/${id}`, admin)).body;
+    await expect.poll(async () => (await stopped()).active).toBe(false);
+    expect((await stopped()).disabled_reason).toMatch(/^The address did not exist for 24 hours/);
+  });
 
-  test('that had a fault for 24 hours and is then gone for a moment is not disabled', async () => {
+  test('that failed for 24 hours and then briefly answers 404 or 410 is not disabled', async () => {
     await fresh();
     receiver.behavior = 500;
     const { id } = await subscribe({ event_types: ['escrow.created'] });
@@ -765,7 +763,7 @@ describe('a destination', () => {
 });
 
 describe('notify targets of a hold', () => {
-  test('get its events, unsigned and without the other targets, again until they accept', async () => {
+  test('get its events, unsigned and without the other targets, retried until they accept', async () => {
     await fresh();
     let refusals = 1;
     receiver.behavior = (_, response) => response.writeHead(refusals-- > 0 ? 500 : 200).end();
@@ -800,7 +798,7 @@ describe('notify targets of a hold', () => {
 });
 
 describe('a proxy that falls silent', () => {
-  test('is reported once, until it was heard of again', async () => {
+  test('is reported once, until its next heartbeat', async () => {
     await fresh();
     const proxy = await tenant.key('proxy');
     const beat = () => server.call(200, 'POST /v1/proxies/heartbeat', proxy, { proxy_id: 'proxy-1', version: '1.0.0' });

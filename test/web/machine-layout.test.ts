@@ -29,7 +29,7 @@ function assertLegible(chart: ChartShape, drawing: Drawing): void {
   for (const { path } of drawing.edges) expect(path).not.toContain('NaN');
 }
 
-test('in the drawing of any machine every transition is there, and no state and no label lies over another', () => {
+test('the drawing of any machine shows every transition, and no state or label overlaps another', () => {
   const charts = fc.integer({ min: 1, max: 7 }).chain((count) =>
     fc.record({
       initial: fc.constant('s0'),

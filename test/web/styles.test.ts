@@ -5,7 +5,7 @@ import { expect, test } from 'vitest';
 const web = path.resolve(import.meta.dirname, '../../web');
 const mantine = path.resolve(import.meta.dirname, '../../node_modules/@mantine/core/styles');
 
-test('every component comes with its styles: those of the shell, or those that its page imports', () => {
+test('every component has its styles: those of the shell, or those that its page imports', () => {
   const shell = readFileSync(path.join(web, 'ui/styles.ts'), 'utf8');
   const bare: string[] = [];
   for (const file of globSync('{ui,parts,pages}/**/*.tsx', { cwd: web })) {

@@ -6,8 +6,8 @@ export type DecisionRow = Answers['events']['list']['events'][number];
 type Filters = Omit<Inputs['events']['list'], 'order' | 'after' | 'limit' | 'since'>;
 
 const PAGE = 60;
-/** More than this no one reads in a stream; older ones are a page away. */
-const MOST_ROWS = 2_000;
+/** A stream shows at most this many; older decisions are on the list page. */
+const MAX_ROWS = 2_000;
 
 /**
  * The decisions that fit, the newest first: what there was, and what comes, in order and each once. A hint says that
@@ -46,8 +46,8 @@ export function useStream(filters: Filters) {
         arrived.current.add(id);
       }
       if (fresh.length === 0) return;
-      if (isPaused.current) setWaiting((old) => [...fresh, ...old].slice(0, MOST_ROWS));
-      else setRows((old = []) => [...fresh, ...old].slice(0, MOST_ROWS));
+      if (isPaused.current) setWaiting((old) => [...fresh, ...old].slice(0, MAX_ROWS));
+      else setRows((old = []) => [...fresh, ...old].slice(0, MAX_ROWS));
     };
     const readOn = async () => {
       if (reading || gone || cursor === undefined) {
@@ -99,7 +99,7 @@ export function useStream(filters: Filters) {
   const toggle = useCallback(() => {
     setPaused(!paused);
     if (!paused) return;
-    setRows((old = []) => [...waiting, ...old].slice(0, MOST_ROWS));
+    setRows((old = []) => [...waiting, ...old].slice(0, MAX_ROWS));
     setWaiting([]);
   }, [paused, waiting]);
 

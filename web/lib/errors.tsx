@@ -1,7 +1,8 @@
 import { notifications } from '@mantine/notifications';
-import type { ErrorCode, ProblemBody } from '../../server/errors.ts';
+import type { ErrorCode } from '../../server/domain/errors.ts';
+import type { ProblemBody } from '../../server/errors.ts';
 
-/** The problem that the server answered, or one that says that it did not answer. */
+/** The problem in the server's answer, or a problem for a missing answer. */
 export function problemOf(error: unknown): Omit<ProblemBody, 'code' | 'type'> & { code: ErrorCode | 'UNREACHABLE' } {
   const problem = (error as { data?: { problem?: ProblemBody } } | null)?.data?.problem;
   if (problem) return problem;
@@ -11,7 +12,7 @@ export function problemOf(error: unknown): Omit<ProblemBody, 'code' | 'type'> & 
 
 export const isSignedOut = (error: unknown): boolean => problemOf(error).code === 'UNAUTHENTICATED';
 
-/** What went wrong, in the corner, with the id that finds the request in the server's log. */
+/** Shows an error as a toast, with the request id for the server's log. */
 export function toastProblem(error: unknown): void {
   const { title, detail, request_id, code } = problemOf(error);
   notifications.show({
@@ -37,7 +38,7 @@ export function toastDone(title: string, message?: string): void {
   });
 }
 
-/** Runs what a dialog confirmed; a fault is told in the corner and thrown on, so that the dialog stays open. */
+/** Runs a confirmed action. An error is shown as a toast and rethrown, so that the dialog stays open. */
 export async function confirmed<T>(call: () => Promise<T>): Promise<T> {
   try {
     return await call();

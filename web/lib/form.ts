@@ -1,21 +1,21 @@
 import { type FormErrors, type UseFormInput, useForm } from '@mantine/form';
 import { problemOf } from './errors.tsx';
 
-/** Where a form keeps what the server refused and no field is at fault for. */
+/** The key of form errors that belong to no field. */
 const FORM = 'form';
 
 /**
- * A form whose values the server checks as well. `refused` takes the error of a call and puts each fault at the field
- * that its pointer names, moves the focus to the first of them, and leaves everything else in `fault`, which `FormFoot`
+ * A form with server-side validation. `refused` takes the error of a call, assigns each fault to the field
+ * that its pointer names, focuses the first one, and puts everything else into `fault`, which `FormFoot`
  * shows. A field's fault is cleared when the field changes, `fault` with the next submit. The mutation must be quiet,
- * or the fault is shown twice.
+ * or the error is shown twice.
  */
 export function useServerForm<Values extends Record<string, unknown>>({
   pointers = {},
   ...input
 }: UseFormInput<Values> & {
   initialValues: Values;
-  /** The JSON pointers of fields that the request has at another place than `/name`. */
+  /** The JSON pointers of fields whose place in the request is not `/name`. */
   pointers?: Partial<Record<keyof Values & string, string>>;
 }) {
   const form = useForm<Values>(input);
@@ -38,5 +38,5 @@ export function useServerForm<Values extends Record<string, unknown>>({
   return { ...form, refused, fault: form.errors[FORM] };
 }
 
-/** What is written in a field, without the spaces around it; undefined where that is nothing. */
+/** The trimmed value of a field; undefined if empty. */
 export const filled = (text: string): string | undefined => text.trim() || undefined;

@@ -4,21 +4,21 @@ import { meOptions } from './session.ts';
 import { trpc } from './trpc.ts';
 
 /**
- * Hints of the server that something changed (GET /v1/stream) make the queries that show it ask again.
+ * Refetches queries when the server hints that their data changed (GET /v1/stream).
  *
  * A browser opens few connections to one server, so one tab listens for all tabs of a person: the one that holds the
- * lock. It tells the others what it hears and how its connection stands. Where there are no locks (plain http on another
+ * lock. It forwards hints and the connection state to the others. Where there are no locks (plain http on another
  * host) each tab listens for itself.
  */
 type Hint = { topic: string; id: string };
 type State = 'connecting' | 'live' | 'off';
 
-/** What tabs tell each other. */
+/** Messages between tabs. */
 type Message = { who: string } & (
   | { say: 'hint'; hint: Hint }
-  /** How the connection of the tab that listens stands; again with every sign of life from the server. */
+  /** The connection state of the listening tab; repeated with every heartbeat of the server. */
   | { say: 'state'; state: State }
-  /** A tab begins to show things to `who`. */
+  /** A tab now shows data to `who`. */
   | { say: 'begin' }
   /** The session is over. */
   | { say: 'end' }
@@ -26,7 +26,7 @@ type Message = { who: string } & (
 /** A message of this tab's own person. */
 type Said = Message extends infer One ? (One extends unknown ? Omit<One, 'who'> : never) : never;
 
-/** What a hint makes stale. */
+/** The queries that each hint invalidates. */
 const STALE: Record<string, () => readonly { queryKey?: unknown }[]> = {
   events: () => [trpc.events.summary.pathFilter(), trpc.events.list.pathFilter()],
   holds: () => [trpc.escrow.pathFilter(), trpc.machines.escrow.pathFilter()],
@@ -46,15 +46,16 @@ const STALE: Record<string, () => readonly { queryKey?: unknown }[]> = {
     trpc.machines.pathFilter(),
   ],
   deliveries: () => [trpc.subscriptions.pathFilter(), trpc.machines.delivery.pathFilter()],
+  tools: () => [trpc.tools.pathFilter()],
   keys: () => [trpc.keys.pathFilter(), trpc.agentKeys.pathFilter()],
 };
 const CHANNEL = 'svc-live';
-/** Hints that come together are acted on together. */
+/** Hints within this time are handled together. */
 const GATHER_MS = 250;
-/** The server gives a sign of life every 15 s. After this long without one the connection is taken for dead. */
+/** The server sends a heartbeat every 15 s. Without one for this long, the connection is considered dead. */
 const SILENCE_MS = 40_000;
 const LOOK_MS = 5_000;
-/** From a break to the next try: this at first, twice as long after each that fails. */
+/** The first delay before reconnecting; doubled after each failure. */
 const FIRST_PAUSE_MS = 1_000;
 const LONGEST_PAUSE_MS = 15_000;
 
@@ -63,10 +64,10 @@ const watchers = new Set<() => void>();
 const gathered = new Set<string>();
 let state: State = 'off';
 let running: { stop(): void } | undefined;
-/** Whom this page shows things to. */
+/** The person whose data this page shows. */
 let shownTo: string | undefined;
 
-/** Hears every hint; returns how to stop hearing. */
+/** Subscribes to hints; returns a function that unsubscribes. */
 export function onHint(listener: (hint: Hint) => void): () => void {
   listeners.add(listener);
   return () => listeners.delete(listener);
@@ -101,15 +102,15 @@ function act(hint: Hint): void {
 }
 
 function askAgain(filter: object): void {
-  // An answer that is on its way may be older than the hint. What asked for it is not cut off, since it may be somebody
-  // who wants the next page: it is asked again afterwards.
+  // A pending answer may be older than the hint. Its request is not cancelled, because it may be for a person
+  // who wants the next page; the query is refetched afterwards.
   for (const { promise, queryKey } of queryClient.getQueryCache().findAll({ ...filter, fetchStatus: 'fetching' })) {
     promise?.then(() => queryClient.invalidateQueries({ queryKey, exact: true })).catch(() => undefined);
   }
   void queryClient.invalidateQueries(filter, { cancelRefetch: false });
 }
 
-/** Begins to listen for a person, until the returned function is called. Safe to call again while it listens. */
+/** Starts listening for a person, until the returned function is called. May be called again while listening. */
 export function startLive(who: string): () => void {
   running?.stop();
   shownTo ??= who;
@@ -179,7 +180,7 @@ export function startLive(who: string): () => void {
   return stop;
 }
 
-/** Nothing more is heard, and what was heard and not acted on yet is forgotten. Returns how to go on. */
+/** Stops listening and drops pending hints. Returns a function that resumes. */
 export function pauseLive(): () => void {
   running?.stop();
   return () => {
@@ -187,7 +188,7 @@ export function pauseLive(): () => void {
   };
 }
 
-/** The session is over, for all tabs. */
+/** Ends the session in all tabs. */
 export function endLive(): void {
   running?.stop();
   if (shownTo === undefined) return;
@@ -196,12 +197,12 @@ export function endLive(): void {
   channel.close();
 }
 
-/** Somebody else has signed in: nothing that this page shows is theirs, and what is done here would be done as them. */
+/** Another person signed in: this page shows data that is not theirs, and actions here would be theirs. */
 function leave(): void {
   window.location.assign('/');
 }
 
-/** The stream, again and again. */
+/** Keeps the stream open by reconnecting. */
 function connect(tell: { state(next: State): void; hint(hint: Hint): void }) {
   let source: EventSource;
   let again: ReturnType<typeof setTimeout> | undefined;
@@ -212,7 +213,7 @@ function connect(tell: { state(next: State): void; hint(hint: Hint): void }) {
     opened.addEventListener('hello', () => {
       pause = FIRST_PAUSE_MS;
       tell.state('live');
-      // nobody knows what happened since the last connection, another tab's too, or since this page was loaded
+      // changes may have been missed since the last connection, of any tab, or since this page was loaded
       tell.hint({ topic: '*', id: '' });
     });
     opened.addEventListener('beat', () => tell.state('live'));
@@ -221,10 +222,10 @@ function connect(tell: { state(next: State): void; hint(hint: Hint): void }) {
       const refused = opened.readyState === EventSource.CLOSED;
       opened.close();
       tell.state('connecting');
-      // not all at once, where many browsers lost the same server
+      // with jitter, because many browsers may have lost the same server
       again = setTimeout(open, pause * (0.5 + Math.random()));
       pause = Math.min(2 * pause, LONGEST_PAUSE_MS);
-      // why is not told: when the session is over, this leads to the sign-in page
+      // the reason is unknown; if the session ended, this leads to the sign-in page
       if (refused) queryClient.fetchQuery({ ...meOptions(), staleTime: 0 }).catch(() => undefined);
     };
   };

@@ -1,5 +1,5 @@
 /**
- * Where someone wanted to go before they had to sign in. The link in the mail opens another tab, so it is kept for all
+ * The page that a person requested before signing in. The link in the mail opens another tab, so it is stored for all
  * of this browser's tabs, for as long as such a link works.
  */
 const KEY = 'svc-next';
@@ -18,7 +18,7 @@ export function takeNext(): string | undefined {
   return Date.now() - at < GOOD_MS ? localPath(path) : undefined;
 }
 
-/** A path of this site, never of another one. */
+/** A path on this site, never on another one. */
 export function localPath(value: unknown): string | undefined {
   return typeof value === 'string' && /^\/(?![/\\])/.test(value) ? value : undefined;
 }

@@ -1,13 +1,13 @@
 import { MutationCache, QueryCache, QueryClient } from '@tanstack/react-query';
 import { isSignedOut, toastProblem } from './errors.tsx';
 
-/** Called when an answer says that the session is over; the router sets it. */
+/** Called when an answer says that the session ended; set by the router. */
 export const onSignedOut: { go: () => void } = { go: () => undefined };
 
 declare module '@tanstack/react-query' {
   interface Register {
     mutationMeta: {
-      /** The caller shows the fault itself. */
+      /** The caller shows the error itself. */
       quiet?: boolean;
     };
   }
@@ -23,7 +23,7 @@ export const queryClient = new QueryClient({
   }),
   defaultOptions: {
     queries: {
-      // hints of the live stream make queries stale; this is for what sends none
+      // for data without hints in the live stream
       staleTime: 10_000,
       retry: (failures, error) => failures < 2 && !(error as { data?: { problem?: unknown } }).data?.problem,
     },

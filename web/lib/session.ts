@@ -5,7 +5,7 @@ import { trpc } from './trpc.ts';
 
 export const meOptions = () => trpc.auth.me.queryOptions({}, { staleTime: 60_000 });
 
-/** The signed-in person. Pages below the shell are shown only to one. */
+/** The signed-in person. Pages within the shell require one. */
 export function useMe() {
   const me = useQuery(meOptions()).data ?? queryClient.getQueryData(meOptions().queryKey);
   const roles = me?.roles ?? [];

@@ -5,10 +5,12 @@ import { type Answers, type Inputs, trpc } from './trpc.ts';
 export type Settings = Answers['settings']['get'];
 export type SettingsPatch = Omit<Inputs['settings']['change'], 'reason'>;
 
-/** Settings that change only with a reason, and some of whose changes wait for a second person. */
+/** Settings that require a reason; some of their changes need a second person. */
 const GUARDED: readonly (keyof Settings)[] = [
   'approval_required',
   'self_approval',
+  'tests_required',
+  'min_coverage',
   'policy_author_may_vote',
   'sso_only',
   'input_retention_days',
@@ -18,11 +20,11 @@ const GUARDED: readonly (keyof Settings)[] = [
 
 export const needsReason = (patch: SettingsPatch): boolean => GUARDED.some((name) => name in patch);
 
-/** Says that a change was stored and does not hold yet. */
+/** Reports that a change was stored but is not in force yet. */
 export const toastWaits = (): void =>
   toastDone('Another person must approve this', 'The change waits under Settings; nothing holds yet.');
 
-/** Takes over what a change answered, and says whether it holds or waits. */
+/** Updates the cache from the answer to a change, and reports whether it is in force or pending. */
 export function keepSettings({ waiting, ...settings }: Answers['settings']['change'], done = 'Saved'): void {
   queryClient.setQueryData(trpc.settings.get.queryKey({}), settings);
   if (waiting) toastWaits();

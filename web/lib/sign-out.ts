@@ -3,9 +3,9 @@ import { endLive, pauseLive } from './live.ts';
 import { queryClient } from './query.ts';
 import { api } from './trpc.ts';
 
-/** Ends the session, in all tabs, and forgets what this browser was shown in it. Says so when it could not be ended. */
+/** Ends the session in all tabs and clears its data from this browser. Reports a failure to end it. */
 export async function signOut(): Promise<void> {
-  // nothing may ask in the name of a session that is over
+  // no request may use a session that has ended
   const goOn = pauseLive();
   await queryClient.cancelQueries();
   try {

@@ -1,6 +1,6 @@
 import { useEffect, useReducer, useSyncExternalStore } from 'react';
 
-/** Whether times are shown in the reader's zone or in UTC: a choice of the reader's, kept in the browser. */
+/** Whether times are shown in the reader's time zone or in UTC; stored in the browser. */
 export type Zone = 'local' | 'utc';
 const KEY = 'svc-zone';
 const listeners = new Set<() => void>();
@@ -43,7 +43,7 @@ const UNITS: [unit: string, seconds: number][] = [
   ['s', 1],
 ];
 
-/** A length of time in its largest unit and the next smaller one, where there is something of that: `2 h 5 min`, `8 h`. */
+/** A duration in its largest unit and, if not zero, the next smaller one: `2 h 5 min`, `8 h`. */
 export function duration(ms: number, parts = 2): string {
   let seconds = Math.max(0, Math.round(ms / 1000));
   const largest = UNITS.findIndex(([, size]) => seconds >= size);
@@ -62,7 +62,7 @@ export function relativeTime(at: string | Date, now: number): string {
   return ms < 0 ? `${duration(-ms, 1)} ago` : `in ${duration(ms, 1)}`;
 }
 
-/** The time, again every so many milliseconds. */
+/** The current time, updated at this interval in milliseconds. */
 export function useNow(everyMs: number): number {
   const [, tick] = useReducer((n: number) => n + 1, 0);
   useEffect(() => {
@@ -72,12 +72,12 @@ export function useNow(everyMs: number): number {
   return Date.now();
 }
 
-/** A moment as the value of a field of type datetime-local, in the reader's zone. */
+/** A time as the value of a datetime-local field, in the reader's zone. */
 export function fieldTime(at: string, zone: Zone): string {
   return fullTime(at, zone).slice(0, 16).replace(' ', 'T');
 }
 
-/** The moment that such a field means; undefined while it is incomplete. */
+/** The time in such a field; undefined while it is incomplete. */
 export function fromFieldTime(value: string, zone: Zone): string | undefined {
   const date = new Date(zone === 'utc' ? `${value}Z` : value);
   return Number.isNaN(date.getTime()) ? undefined : date.toISOString();

@@ -6,13 +6,13 @@ import { queryClient } from './query.ts';
 
 /** The server's procedures, called directly: `await api.policies.submit.mutate({id})`. */
 export const api = createTRPCClient<AppRouter>({
-  // the server takes at most 20 calls in a batch
+  // the server accepts at most 20 calls per batch
   links: [httpBatchLink({ url: '/trpc', maxURLLength: 4000, maxItems: 20 })],
 });
 
-/** The same as options of queries and mutations: `useQuery(trpc.policies.list.queryOptions({}))`. */
+/** The procedures as options for queries and mutations: `useQuery(trpc.policies.list.queryOptions({}))`. */
 export const trpc = createTRPCOptionsProxy<AppRouter>({ client: api, queryClient });
 
-/** What a procedure answers and takes: `Answers['policies']['list']`. */
+/** The output and input types of the procedures: `Answers['policies']['list']`. */
 export type Answers = inferRouterOutputs<AppRouter>;
 export type Inputs = inferRouterInputs<AppRouter>;

@@ -1,4 +1,4 @@
-/** Numbers and terms as people read them. */
+/** Formats numbers and terms for people. */
 export function money(value: number, currency: string | null | undefined): string {
   try {
     return new Intl.NumberFormat(undefined, { style: 'currency', currency: currency ?? '' }).format(value);
@@ -11,13 +11,13 @@ export function money(value: number, currency: string | null | undefined): strin
 export const count = (n: number, one: string, many = `${one}s`): string =>
   `${n.toLocaleString()} ${n === 1 ? one : many}`;
 
-/** A risk from 0 to 1 in words and as a tone. */
+/** A risk from 0 to 1 as a word and a tone. */
 export function risk(score: number): { word: string; tone: 'ok' | 'wait' | 'bad' } {
   if (score >= 0.7) return { word: 'high', tone: 'bad' };
   return score >= 0.4 ? { word: 'medium', tone: 'wait' } : { word: 'low', tone: 'ok' };
 }
 
-/** A held action in a line, from what it is and not from what its agent says of it. */
+/** A held action on one line, described by its facts and not by the agent's summary. */
 export function actionTitle(hold: {
   action_type: string;
   tool_name: string | null;

@@ -1,7 +1,8 @@
 import { Button, Paper, Stack, Text, TextInput, Title } from '@mantine/core';
 import { getRouteApi } from '@tanstack/react-router';
-import { type FormEvent, useEffect, useState } from 'react';
+import { useEffect, useState } from 'react';
 import { problemOf, toastProblem } from '../lib/errors.tsx';
+import { useServerForm } from '../lib/form.ts';
 import { rememberNext } from '../lib/next.ts';
 import { Mark } from '../ui/mark.tsx';
 import { Notice } from '../ui/notice.tsx';
@@ -21,17 +22,14 @@ const route = getRouteApi('/sign-in');
 export function SignIn() {
   const { next, error, request_id: requestId } = route.useSearch();
   const failure = error === undefined ? undefined : (FAILURES[error] ?? FAILURES.sso_failed);
-  const [email, setEmail] = useState('');
+  const form = useServerForm({ initialValues: { email: '' } });
   const [sent, setSent] = useState(false);
-  const [busy, setBusy] = useState(false);
   useEffect(() => {
     document.title = 'Sign in · Agent Governance';
     if (next) rememberNext(next);
   }, [next]);
 
-  const send = async (event: FormEvent) => {
-    event.preventDefault();
-    setBusy(true);
+  const send = async ({ email }: { email: string }) => {
     try {
       const response = await fetch('/auth/magic-link', {
         method: 'POST',
@@ -42,8 +40,6 @@ export function SignIn() {
       toastProblem({ data: { problem: await response.json() } });
     } catch (error) {
       toastProblem(problemOf(error).code === 'UNREACHABLE' ? error : undefined);
-    } finally {
-      setBusy(false);
     }
   };
 
@@ -69,7 +65,8 @@ export function SignIn() {
         )}
         {sent ? (
           <Notice tone="ok" title="Check your email">
-            If {email} belongs to a member, a link is on its way. It works once, within 15 minutes, in this browser.
+            If {form.values.email} belongs to a member, a link is on its way. It works once, within 15 minutes, in this
+            browser.
             <div>
               <Button mt="sm" size="xs" variant="default" onClick={() => setSent(false)}>
                 Use another address
@@ -77,7 +74,7 @@ export function SignIn() {
             </div>
           </Notice>
         ) : (
-          <form onSubmit={send}>
+          <form onSubmit={form.onSubmit(send)}>
             <Stack gap="sm">
               <TextInput
                 label="Work email"
@@ -85,10 +82,9 @@ export function SignIn() {
                 name="email"
                 autoComplete="email"
                 required
-                value={email}
-                onChange={(event) => setEmail(event.currentTarget.value)}
+                {...form.getInputProps('email')}
               />
-              <Button type="submit" loading={busy} fullWidth>
+              <Button type="submit" loading={form.submitting} fullWidth>
                 Email me a sign-in link
               </Button>
               <Button
@@ -96,7 +92,7 @@ export function SignIn() {
                 fullWidth
                 onClick={(event) => {
                   if (!event.currentTarget.form?.reportValidity()) return;
-                  window.location.assign(`/auth/sso/start?email=${encodeURIComponent(email)}`);
+                  window.location.assign(`/auth/sso/start?email=${encodeURIComponent(form.values.email)}`);
                 }}
               >
                 Continue with single sign-on

@@ -11,6 +11,7 @@ import {
   IconSettings,
   IconShieldCheck,
   IconSitemap,
+  IconTools,
   IconUsers,
   IconWebhook,
 } from '@tabler/icons-react';
@@ -20,14 +21,14 @@ export interface NavEntry {
   to: string;
   label: string;
   icon: typeof IconFileText;
-  /** The least role that sees it. */
+  /** The lowest role that sees this entry. */
   least: Role;
   group: 'Decide' | 'Prove' | 'Connect' | 'Manage';
-  /** What is counted beside it. */
+  /** The counter shown next to it. */
   count?: 'holds' | 'reviews';
 }
 
-/** What the navigation shows, in this order; the pages stand in routes.tsx. */
+/** The entries of the navigation, in order; routes.tsx defines the pages. */
 export const NAV: readonly NavEntry[] = [
   { to: '/', label: 'Overview', icon: IconLayoutDashboard, least: 'viewer', group: 'Decide' },
   { to: '/approvals', label: 'Approvals', icon: IconClockPause, least: 'viewer', group: 'Decide', count: 'holds' },
@@ -36,7 +37,8 @@ export const NAV: readonly NavEntry[] = [
   { to: '/review', label: 'Review', icon: IconGitPullRequest, least: 'viewer', group: 'Decide', count: 'reviews' },
   { to: '/forensics', label: 'Forensics', icon: IconShieldCheck, least: 'viewer', group: 'Prove' },
   { to: '/audit', label: 'Audit', icon: IconHistory, least: 'viewer', group: 'Prove' },
-  { to: '/machines', label: 'Machines', icon: IconSitemap, least: 'viewer', group: 'Prove' },
+  { to: '/machines', label: 'Lifecycles', icon: IconSitemap, least: 'viewer', group: 'Prove' },
+  { to: '/tools', label: 'Tools', icon: IconTools, least: 'viewer', group: 'Connect' },
   { to: '/proxies', label: 'Proxies', icon: IconServerBolt, least: 'viewer', group: 'Connect' },
   { to: '/subscriptions', label: 'Subscriptions', icon: IconWebhook, least: 'admin', group: 'Connect' },
   { to: '/keys', label: 'Keys', icon: IconKey, least: 'admin', group: 'Connect' },

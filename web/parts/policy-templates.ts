@@ -14,7 +14,7 @@ export const TEMPLATES: readonly Template[] = [
     id: 'refunds',
     title: 'Refunds with a limit',
     about: 'Small refunds pass, larger ones wait for a person, and accounts are never deleted.',
-    source: `// Support agents may refund up to 50; more needs a person; nobody deletes accounts.
+    source: `// Support agents may refund up to 50; more needs approval; nobody deletes accounts.
 @id("small-refund")
 permit(principal in AgentRole::"support", action == Action::"tool_call", resource == Tool::"refund")
 when { context.num.hasTag("amount") && context.num.getTag("amount").lessThanOrEqual(decimal("50.0")) };
@@ -33,7 +33,7 @@ forbid(principal, action, resource == Tool::"delete_account");
     id: 'read-only',
     title: 'Read, never write',
     about: 'An agent that looks things up: reads are allowed and limited, everything that writes is denied.',
-    source: `// Analysts read. Whatever writes is denied, whatever else permits it.
+    source: `// Analysts only read. Writes are denied, even if another policy permits them.
 @id("reads") @rate("120/m")
 permit(principal in AgentRole::"analyst", action in Action::"read", resource);
 
@@ -50,8 +50,8 @@ unless { resource == Tool::"search" };
   {
     id: 'payments',
     title: 'Payments by two people',
-    about: 'Every payment is seen by finance and security; very large ones are denied outright.',
-    source: `// A payment needs one approval of finance and one of security. The groups are made in the settings.
+    about: 'Every payment is approved by finance and security; very large ones are denied outright.',
+    source: `// A payment needs one approval from finance and one from security. Create the groups under Team.
 @id("payment") @escrow("multi_party") @quorum("finance:1,security:1") @ttl("8h") @execute_within("30m")
 @reason("a payment is seen by finance and by security") @severity("high")
 permit(principal in AgentRole::"treasury", action, resource == Tool::"pay")
@@ -71,7 +71,7 @@ permit(principal in AgentRole::"treasury", action, resource == Tool::"balance");
     id: 'customer-data',
     title: 'Customer data, masked',
     about: 'Customer records may be read with card numbers and birth dates masked; exports are denied.',
-    source: `// Customer records are read with what is personal masked. Nobody exports them.
+    source: `// Customer records are read with personal data masked. Nobody exports them.
 @id("read-customer") @mask("$.card.number,$.birth_date") @rate("30/m")
 permit(principal in AgentRole::"support", action, resource == Tool::"get_customer");
 
@@ -115,3 +115,32 @@ permit(principal in AgentRole::"my-role", action == Action::"tool_call", resourc
     allowed: { agent_role: 'my-role', tool_name: 'my-tool', arguments: {} },
   },
 ];
+
+/** A rule to begin with for one tool: nothing of its name can be anything but a text in the policy. */
+export function toolTemplate(server: string, tool: string): Template {
+  const name =
+    tool
+      .replace(/[^A-Za-z0-9_-]+/g, '-')
+      .replace(/^[^A-Za-z]+|-+$/g, '')
+      .slice(0, 40) || 'tool';
+  return {
+    id: `tool-${name}`.toLowerCase(),
+    title: 'A rule for one tool',
+    about: 'Calls of this tool wait for a person. Name the role that needs it, and let pass what is harmless.',
+    source: `// Each call waits for a person until you know the tool better. Put the role that needs it in place of "agents".
+@id("${name}") @escrow("single") @ttl("4h") @reason("a person looks at each call of a new tool")
+permit(principal in AgentRole::"agents", action == Action::"tool_call", resource == Tool::${cedarText(tool)})
+when { resource in ToolServer::${cedarText(server)} };
+`,
+    denied: { agent_role: 'others', tool_name: tool, arguments: {} },
+    allowed: { agent_role: 'agents', tool_name: tool, arguments: {} },
+  };
+}
+
+/** A text as Cedar writes it. What cannot be seen is written out, as the language demands. */
+function cedarText(text: string): string {
+  const escaped = Array.from(text, (one) =>
+    /^[ !#-[\]-~]$/.test(one) ? one : `\\u{${one.codePointAt(0)!.toString(16)}}`,
+  );
+  return `"${escaped.join('')}"`;
+}

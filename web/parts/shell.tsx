@@ -34,7 +34,7 @@ export function Shell() {
     menu.close();
     if (shown.current === path) return;
     shown.current = path;
-    // the pressed link may be gone: keyboard and screen reader continue from the start of the page
+    // the pressed link may be gone: keyboard and screen reader continue at the start of the page
     focusContent();
   }, [path]);
   return (

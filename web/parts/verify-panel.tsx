@@ -92,13 +92,13 @@ export function VerifyPanel({ chain }: { chain: Chain }) {
       <div role="status" style={{ marginTop: 14 }}>
         {state.name === 'running' ? <Progress {...state} /> : null}
         {state.name === 'done' ? <Result chain={chain} {...state} /> : null}
-        {state.name === 'idle' ? <LastTime chain={chain} /> : null}
+        {state.name === 'idle' ? <LastVerification chain={chain} /> : null}
       </div>
     </Paper>
   );
 }
 
-/** The alarm of a chain that lacks acknowledged records, whether or not anyone verifies it. */
+/** The alarm for a chain that lacks acknowledged records, shown even if no one verifies it. */
 function Closed({ chain }: { chain: Chain }) {
   const { data } = useQuery(trpc.chain.closed.queryOptions({}, { refetchInterval: 30_000 }));
   const alarm = data?.closed.find((each) => each.chain === chain);
@@ -119,7 +119,7 @@ function Closed({ chain }: { chain: Chain }) {
 }
 
 /** The result of the last verification by anyone. */
-function LastTime({ chain }: { chain: Chain }) {
+function LastVerification({ chain }: { chain: Chain }) {
   const last = useLastVerified(chain);
   if (last === undefined) return null;
   if (last === null) return <Text c="dimmed">No one has verified it yet.</Text>;

@@ -7,7 +7,7 @@ import { EmptyState, ErrorState } from './states.tsx';
 
 const back = <PageLink to="/">To the overview</PageLink>;
 
-/** There is no such page, or nothing that this person may see under it: the two are not told apart. */
+/** The page does not exist, or this person may not see it; the two look the same. */
 export function NotFound() {
   return (
     <EmptyState page icon={IconCompassOff} title="There is nothing here" action={back}>
@@ -24,9 +24,9 @@ function Forbidden({ detail }: { detail?: string | undefined }) {
   );
 }
 
-/** What stands in the place of a page that failed. */
+/** Shown in place of a page that failed. */
 export function Broken({ error, reset }: ErrorComponentProps) {
-  // a page of a version that the server no longer has
+  // the page belongs to a version that the server no longer has
   if (/dynamically imported module|module script/i.test(String(error))) {
     return (
       <EmptyState

@@ -1,6 +1,6 @@
 import { CopyButton } from './copy.tsx';
 
-/** A text of a machine, to read and to copy. */
+/** Machine-readable text with a copy button. */
 export function CodeBlock({
   text,
   label,
@@ -8,7 +8,7 @@ export function CodeBlock({
   maxHeight,
 }: {
   text: string;
-  /** What it is, for who cannot see it. */
+  /** The accessible name. */
   label: string;
   wrap?: boolean;
   maxHeight?: number;

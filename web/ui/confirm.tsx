@@ -1,10 +1,11 @@
 import { Button, Group, Modal, Stack, Text, Textarea, TextInput } from '@mantine/core';
-import { type ReactNode, useState } from 'react';
+import type { ReactNode } from 'react';
+import { useServerForm } from '../lib/form.ts';
 import { rescueFocus } from './focus.ts';
 
 /**
- * Asks before something that cannot be taken back. With `typed` the person must type that word; with `reason` they must
- * say why. The dialog stays open, with its button busy, until the work is done, and for another try when it failed.
+ * Asks for confirmation of something irreversible. With `typed` the person must type that word; with `reason` they must
+ * give a reason. The dialog stays open, with its button busy, until the action is done, and for a retry if it failed.
  */
 export function ConfirmDialog({
   opened,
@@ -22,12 +23,12 @@ export function ConfirmDialog({
   onClose: () => void;
   title: string;
   children?: ReactNode;
-  /** What the button says: the deed, not "OK". */
+  /** The label of the button: the action, not "OK". */
   action: string;
   danger?: boolean;
   typed?: string;
   reason?: { label: string; required?: boolean; placeholder?: string };
-  /** How wide it is. */
+  /** The width. */
   size?: string;
   onConfirm: (reason: string) => Promise<unknown>;
 }) {
@@ -38,7 +39,7 @@ export function ConfirmDialog({
       size={size}
       title={<strong>{title}</strong>}
       closeButtonProps={{ 'aria-label': 'Close' }}
-      // the button that opened it has the focus again by then, unless it is gone with what was done
+      // the focus is back on the button that opened the dialog, unless the action removed it
       onExitTransitionEnd={() => setTimeout(rescueFocus, 50)}
     >
       <Body {...{ onClose, children, action, danger, typed, reason, onConfirm }} />
@@ -55,20 +56,15 @@ function Body({
   reason,
   onConfirm,
 }: Omit<Parameters<typeof ConfirmDialog>[0], 'opened' | 'title' | 'size'>) {
-  const [word, setWord] = useState('');
-  const [why, setWhy] = useState('');
-  const [busy, setBusy] = useState(false);
+  const form = useServerForm({ initialValues: { word: '', why: '' } });
+  const { word, why } = form.values;
   const ready = (typed === undefined || word.trim() === typed) && (!reason?.required || why.trim() !== '');
   return (
     <form
-      onSubmit={(event) => {
-        event.preventDefault();
-        if (!ready || busy) return;
-        setBusy(true);
-        onConfirm(why.trim())
-          .then(onClose, () => undefined)
-          .finally(() => setBusy(false));
-      }}
+      onSubmit={form.onSubmit(async ({ why }) => {
+        if (!ready || form.submitting) return;
+        await onConfirm(why.trim()).then(onClose, () => undefined);
+      })}
     >
       <Stack gap="sm">
         <Text component="div">{children}</Text>
@@ -77,8 +73,7 @@ function Body({
             label={reason.label}
             placeholder={reason.placeholder}
             required={reason.required}
-            value={why}
-            onChange={(event) => setWhy(event.currentTarget.value)}
+            {...form.getInputProps('why')}
             minRows={2}
             autosize
             maxLength={2000}
@@ -92,19 +87,18 @@ function Body({
                 Type <span className="mono">{typed}</span> to confirm
               </>
             }
-            value={word}
-            onChange={(event) => setWord(event.currentTarget.value)}
+            {...form.getInputProps('word')}
             autoComplete="off"
             spellCheck={false}
             data-autofocus={reason ? undefined : true}
           />
         )}
         <Group justify="flex-end" gap="xs">
-          {/* what cannot be taken back is not under the key that opened the question */}
+          {/* the irreversible action must not get the key press that opened the dialog */}
           <Button variant="default" onClick={onClose} data-autofocus={reason || typed ? undefined : true}>
             Cancel
           </Button>
-          <Button type="submit" color={danger ? 'red.8' : undefined} disabled={!ready} loading={busy}>
+          <Button type="submit" color={danger ? 'red.8' : undefined} disabled={!ready} loading={form.submitting}>
             {action}
           </Button>
         </Group>

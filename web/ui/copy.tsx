@@ -2,7 +2,7 @@ import { ActionIcon } from '@mantine/core';
 import { useClipboard } from '@mantine/hooks';
 import { IconCheck, IconCopy } from '@tabler/icons-react';
 
-/** Copies a text; says so by its shape and its name. */
+/** A copy button whose icon and name confirm the copy. */
 export function CopyButton({ text, label = 'Copy' }: { text: string; label?: string }) {
   const clipboard = useClipboard({ timeout: 1500 });
   const name = clipboard.copied ? 'Copied' : label;
@@ -24,7 +24,7 @@ export function CopyButton({ text, label = 'Copy' }: { text: string; label?: str
   );
 }
 
-/** An id or a hash: short to the eye, whole to the clipboard. */
+/** An id or hash, shown shortened and copied in full. */
 export function Id({ value, length = 18 }: { value: string; length?: number }) {
   return (
     <span style={{ display: 'inline-flex', alignItems: 'center', gap: 4, minWidth: 0, maxWidth: '100%' }}>

@@ -4,17 +4,17 @@ import { ErrorState } from './states.tsx';
 
 export interface Column<Row> {
   header: string;
-  /** The cell. The one of the main column holds the link of a row that leads somewhere. */
+  /** Renders the cell. The main column contains the link of the row, if it has one. */
   cell: (row: Row) => ReactNode;
-  /** Names the row; on narrow screens it stands on top, without its header. */
+  /** The column that names the row; on narrow screens it comes first, without its header. */
   main?: boolean;
   align?: 'right';
-  /** What it shows says itself what it is: on narrow screens it needs no label. */
+  /** Needs no label on narrow screens, because its content is self-explanatory. */
   bare?: boolean;
   width?: number | string;
 }
 
-/** The header of the buttons of a row. */
+/** The header of the column with the row's buttons. */
 const ACTIONS = 'Actions';
 
 /**
@@ -33,10 +33,10 @@ export function DataTable<Row>({
   selected,
   isNew,
 }: {
-  /** What the table lists, for who cannot see it. */
+  /** The accessible name of the table. */
   label: string;
   columns: readonly Column<Row>[];
-  /** Undefined while they load. */
+  /** Undefined while loading. */
   rows: readonly Row[] | undefined;
   rowKey: (row: Row) => string;
   error?: unknown;
@@ -45,7 +45,7 @@ export function DataTable<Row>({
   /** A click anywhere in a row; by keyboard the row's own link or button does the same. */
   onOpen?: (row: Row) => void;
   selected?: string;
-  /** It came since the page was opened. */
+  /** The row was added since the page was opened. */
   isNew?: (row: Row) => boolean;
 }) {
   if (error && !rows) return <ErrorState error={error} retry={retry} />;

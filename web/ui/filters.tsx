@@ -19,7 +19,7 @@ export function TextFilter({
   placeholder?: string;
 }) {
   const [text, setText] = useState(value ?? '');
-  // the address may change by itself, by the back button
+  // the URL can also change through the back button
   useEffect(() => setText(value ?? ''), [value]);
   const tell = useDebouncedCallback((next: string) => onChange(next.trim() || undefined), 350);
   return (
@@ -54,7 +54,7 @@ export function TextFilter({
   );
 }
 
-/** Beside filters of which at least one is set. */
+/** Clears the filters; shown when at least one is set. */
 export function ClearFilters({ clear }: { clear: () => void }) {
   return (
     <Button variant="subtle" color="gray" leftSection={<IconX size={15} />} onClick={clear}>
@@ -63,7 +63,7 @@ export function ClearFilters({ clear }: { clear: () => void }) {
   );
 }
 
-/** There are rows, but none that has all that was asked for. */
+/** Shown when no row matches the filters. */
 export function NothingMatches({
   icon,
   title,

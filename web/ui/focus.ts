@@ -1,12 +1,12 @@
-/** The id of what a page shows beside the navigation. */
+/** The id of the main content of a page. */
 export const CONTENT = 'content';
 
-/** The focus to where the page begins. */
+/** Moves the focus to the start of the page. */
 export function focusContent(): void {
   document.getElementById(CONTENT)?.focus({ preventScroll: true });
 }
 
-/** The focus to where the page begins, when what had it is gone. */
+/** Moves the focus to the start of the page if the focused element is gone. */
 export function rescueFocus(): void {
   if (document.activeElement === null || document.activeElement === document.body) focusContent();
 }

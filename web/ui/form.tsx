@@ -1,7 +1,7 @@
 import { Button, Group, Text } from '@mantine/core';
 import type { ReactNode } from 'react';
 
-/** The end of a form: what the server refused of the whole, and the buttons. */
+/** The end of a form: errors that belong to no field, and the buttons. */
 export function FormFoot({
   fault,
   action,
@@ -10,7 +10,7 @@ export function FormFoot({
   onCancel,
 }: {
   fault?: ReactNode;
-  /** What the submit button says. */
+  /** The label of the submit button. */
   action: string;
   busy: boolean;
   disabled?: boolean;

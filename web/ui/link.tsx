@@ -10,7 +10,7 @@ export const PageLink = createLink((props: AnchorProps & Html) => (
   <Anchor underline={props.c === 'inherit' ? 'hover' : 'always'} {...props} />
 ));
 
-/** A link to a page of the documentation, in a tab of its own so that nothing half done is lost. */
+/** A link to a documentation page in a new tab, so that unsaved work is not lost. */
 export const DocsLink = ({ path, children }: { path: string; children: ReactNode }) => (
   <Anchor href={`/docs/${path}`} target="_blank">
     {children}
@@ -19,3 +19,8 @@ export const DocsLink = ({ path, children }: { path: string; children: ReactNode
 
 /** A link to a page of the dashboard with the look of a button. */
 export const ButtonLink = createLink((props: ButtonProps & Html) => <Button component="a" {...props} />);
+
+/** The name of a row as a button, for a row whose details open on the same page. */
+export const RowButton = (props: { onClick: () => void; 'aria-label'?: string; children: ReactNode }) => (
+  <Anchor component="button" type="button" c="inherit" fw={600} ta="left" {...props} />
+);

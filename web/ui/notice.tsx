@@ -8,7 +8,7 @@ const ICONS: Partial<Record<Tone, typeof IconInfoCircle>> = {
   bad: IconAlertTriangle,
 };
 
-/** Something to know before one goes on. `urgent` is said at once to who cannot see it. */
+/** A message that matters before continuing. `urgent` messages are announced to screen readers immediately. */
 export function Notice({
   tone,
   title,

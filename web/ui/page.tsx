@@ -12,7 +12,7 @@ export function Page({
   children,
 }: {
   title: ReactNode;
-  /** The title of the tab, where `title` is no text. */
+  /** The title of the tab, if `title` is not a string. */
   tab?: string;
   lead?: ReactNode;
   /** Pages of the documentation that help here: [path below /docs, text]. */

@@ -1,12 +1,12 @@
 import { Button, Group, Text } from '@mantine/core';
 
-/** Pages of a list by offset; nothing where there is only one. */
+/** Pagination by offset; renders nothing for a single page. */
 export function Pager(props: {
   page: number;
   size: number;
   total: number;
   onPage: (page: number) => void;
-  /** What the pages before and after are called; a list that is not in the order of time has other words. */
+  /** The labels of the previous and next page, which differ for lists that are not in time order. */
   words?: [before: string, after: string];
 }) {
   const { page, size, total, onPage, words = ['Newer', 'Older'] } = props;
@@ -28,12 +28,13 @@ export function Pager(props: {
   );
 }
 
-/** The rest of a list that goes on from a place; nothing where all of it is shown. */
+/** Loads the next part of a list by cursor; renders nothing at the end. */
 export function More(props: {
   query: { hasNextPage: boolean; isFetchingNextPage: boolean; fetchNextPage: () => unknown };
   label: string;
-  shown: number;
-  total: number;
+  /** How many of how many are shown, where that is known. */
+  shown?: number;
+  total?: number;
 }) {
   const { query, label, shown, total } = props;
   if (!query.hasNextPage) return null;
@@ -42,9 +43,11 @@ export function More(props: {
       <Button variant="default" size="xs" loading={query.isFetchingNextPage} onClick={() => void query.fetchNextPage()}>
         {label}
       </Button>
-      <Text size="sm" c="dimmed">
-        {shown.toLocaleString()} of {total.toLocaleString()}
-      </Text>
+      {shown === undefined || total === undefined ? null : (
+        <Text size="sm" c="dimmed">
+          {shown.toLocaleString()} of {total.toLocaleString()}
+        </Text>
+      )}
     </Group>
   );
 }

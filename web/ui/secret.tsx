@@ -4,7 +4,7 @@ import { type ReactNode, useState } from 'react';
 import { CodeBlock } from './code.tsx';
 import { Notice } from './notice.tsx';
 
-/** A secret that is shown this once. The dialog closes only when its reader says that they stored it. */
+/** A secret that is shown only once. The dialog closes only when the reader confirms that they stored it. */
 export function SecretDialog({
   secret,
   title,
@@ -12,10 +12,10 @@ export function SecretDialog({
   children,
   onClose,
 }: {
-  /** The dialog is open while there is one. */
+  /** The secret; the dialog is open while there is one. */
   secret: string | undefined;
   title: string;
-  /** What it is, for the button that copies it. */
+  /** The name of the secret, for the copy button. */
   label: string;
   children?: ReactNode;
   onClose: () => void;

@@ -4,7 +4,7 @@ import type { ReactNode } from 'react';
 import { problemOf } from '../lib/errors.tsx';
 import { Notice } from './notice.tsx';
 
-/** Nothing is here yet: why, and the first step. */
+/** An empty state, with the reason and the first step. */
 export function EmptyState({
   icon: Shape,
   title,
@@ -14,7 +14,7 @@ export function EmptyState({
 }: {
   icon?: typeof IconAlertTriangle;
   title: string;
-  /** It stands in the place of a whole page. */
+  /** It replaces a whole page. */
   page?: boolean;
   children?: ReactNode;
   action?: ReactNode;
@@ -35,7 +35,7 @@ export function EmptyState({
   );
 }
 
-/** A query's fault where its answer would stand. */
+/** The error of a query, in place of its data. */
 export function ErrorState({ error, retry }: { error: unknown; retry?: () => void }) {
   const { title, detail, request_id } = problemOf(error);
   return (
@@ -55,7 +55,7 @@ export function ErrorState({ error, retry }: { error: unknown; retry?: () => voi
   );
 }
 
-/** Where a page's content will be. */
+/** A placeholder for content that is loading. */
 export function Loading({ lines = 6 }: { lines?: number }) {
   return (
     <Stack gap="sm" role="status" aria-label="Loading">
@@ -67,7 +67,7 @@ export function Loading({ lines = 6 }: { lines?: number }) {
   );
 }
 
-/** A query, as far as it is shown. */
+/** The parts of a query that are displayed. */
 export interface Asked<T> {
   data: T | undefined;
   error: unknown;
@@ -75,7 +75,7 @@ export interface Asked<T> {
   refetch: () => unknown;
 }
 
-/** A query's answer, or what stands in its place. */
+/** The data of a query, or its loading or error state. */
 export function Shown<T>({
   query,
   children,

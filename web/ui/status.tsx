@@ -18,7 +18,7 @@ export type Tone = 'ok' | 'info' | 'bad' | 'wait' | 'limit' | 'quiet';
 type Icon = typeof IconCheck;
 type Entry = [label: string, tone: Tone, icon: Icon];
 
-/** The five decisions, everywhere in this order, with these words, shapes and colors. */
+/** The five decisions. Every page uses this order and these labels, icons and colors. */
 export const DECISION = {
   allow: ['Allowed', 'ok', IconCheck],
   allow_with_masking: ['Allowed, masked', 'info', IconEyeOff],
@@ -43,17 +43,17 @@ const POLICY = {
   revoked: ['Revoked', 'bad', IconPlayerStop],
 } as const satisfies Record<string, Entry>;
 
-/** What a reviewer did with a version of a policy. */
+/** Reviews of a policy version, as past actions. */
 export const REVIEW: Record<string, [word: string, tone: Tone]> = {
   approved: ['approved', 'ok'],
   rejected: ['rejected', 'bad'],
   changes_requested: ['requested changes', 'wait'],
-  break_glass: ['broke the glass', 'bad'],
+  break_glass: ['used break glass', 'bad'],
   dismissed: ['review dismissed by a new version', 'quiet'],
   commented: ['commented', 'info'],
 };
 
-/** A word with a shape and a color, which all say the same. */
+/** A label with an icon and a color, so that color alone carries no meaning. */
 export function Tag({ tone, icon: Shape, children }: { tone: Tone; icon?: Icon; children: ReactNode }) {
   return (
     <span className="tag" data-tone={tone}>

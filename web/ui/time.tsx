@@ -1,6 +1,6 @@
 import { clockTime, duration, fullTime, relativeTime, useNow, useZone } from '../lib/time.ts';
 
-/** A moment: how long ago in the text, in full for the pointer and for assistive technology. */
+/** A relative time, with the full time as tooltip and for assistive technology. */
 export function When({ at, exact = false }: { at: string; exact?: boolean }) {
   const [zone] = useZone();
   const now = useNow(exact ? 3_600_000 : 15_000);
@@ -22,7 +22,7 @@ export function Clock({ at }: { at: string }) {
   );
 }
 
-/** What is left until then, to the second in the last hour. */
+/** The time left, with seconds in the last hour. */
 export function Countdown({ until, over = 'over' }: { until: string; over?: string }) {
   const [zone] = useZone();
   const now = useNow(1_000);

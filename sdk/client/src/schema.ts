@@ -15,7 +15,7 @@ export interface paths {
         put?: never;
         /**
          * Mail a one-time sign-in link
-         * @description The answer is the same for every address. An address that is a member of several tenants gets a mail for each. At most 5 are sent to an address in 15 minutes, and 20 requested from one IP address in an hour; more are not sent.
+         * @description The answer is the same for every address. A member of several tenants gets a mail for each. At most 5 mails per address in 15 minutes and 20 requests per IP address in an hour; further requests are ignored.
          */
         post: operations["auth-magicLink"];
         delete?: never;
@@ -100,11 +100,11 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List the sessions of a person */
+        /** List a person’s sessions */
         get: operations["sessions-listOf"];
         put?: never;
         post?: never;
-        /** End all sessions of a person */
+        /** End all of a person’s sessions */
         delete: operations["sessions-endAllOf"];
         options?: never;
         head?: never;
@@ -121,7 +121,7 @@ export interface paths {
         get?: never;
         put?: never;
         post?: never;
-        /** End one session of a person */
+        /** End one of a person’s sessions */
         delete: operations["sessions-endOneOf"];
         options?: never;
         head?: never;
@@ -137,7 +137,7 @@ export interface paths {
         };
         /**
          * List the people of the tenant
-         * @description Those who were removed only where `status` asks for them.
+         * @description People who were removed are listed only with the matching `status`.
          */
         get: operations["users-list"];
         put?: never;
@@ -196,8 +196,8 @@ export interface paths {
         put?: never;
         post?: never;
         /**
-         * Take a role away
-         * @description Holds at once. Keys, open invitations and waiting changes of settings end when the person who made them is no longer an admin. 409 for the last admin.
+         * Revoke a role
+         * @description Takes effect immediately. When a person stops being an admin, their keys, open invitations and pending settings changes end. 409 for the last admin.
          */
         delete: operations["users-revoke"];
         options?: never;
@@ -217,7 +217,7 @@ export interface paths {
         post?: never;
         /**
          * Remove a person from the team
-         * @description Ends roles, sessions, sign-in links, the keys that the person made or answers for, and the invitations that they sent, at once. An invitation restores the same account. 409 for the last admin.
+         * @description Immediately ends the person’s roles, sessions and sign-in links, the keys that they created or are responsible for, and the invitations that they sent. A new invitation restores the same account. 409 for the last admin.
          */
         delete: operations["users-remove"];
         options?: never;
@@ -237,7 +237,7 @@ export interface paths {
         put?: never;
         /**
          * Invite a person by mail
-         * @description The link in the mail is good for 7 days. An invitation that is still open for the address is replaced. One who was removed gets the same account back.
+         * @description The link in the mail is valid for 7 days. An open invitation for the same address is replaced. A person who was removed gets the same account back.
          */
         post: operations["invites-create"];
         delete?: never;
@@ -255,7 +255,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Mail a new link for an open invitation; the former one is dead */
+        /** Mail a new link for an open invitation; the previous link stops working */
         post: operations["invites-resend"];
         delete?: never;
         options?: never;
@@ -287,10 +287,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List API keys, never their plaintext */
+        /** List API keys, without their plaintext */
         get: operations["keys-list"];
         put?: never;
-        /** Create an API key; its plaintext is in this answer only */
+        /** Create an API key; the response is the only place where the plaintext appears */
         post: operations["keys-create"];
         delete?: never;
         options?: never;
@@ -308,7 +308,7 @@ export interface paths {
         get?: never;
         put?: never;
         post?: never;
-        /** Revoke an API key at once */
+        /** Revoke an API key immediately */
         delete: operations["keys-revoke"];
         options?: never;
         head?: never;
@@ -322,10 +322,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List agent keys, never their plaintext */
+        /** List agent keys, without their plaintext */
         get: operations["agentKeys-list"];
         put?: never;
-        /** Create an agent key; its plaintext is in this answer only */
+        /** Create an agent key; the response is the only place where the plaintext appears */
         post: operations["agentKeys-create"];
         delete?: never;
         options?: never;
@@ -343,7 +343,7 @@ export interface paths {
         get?: never;
         put?: never;
         post?: never;
-        /** Revoke an agent key at once */
+        /** Revoke an agent key immediately */
         delete: operations["agentKeys-revoke"];
         options?: never;
         head?: never;
@@ -357,7 +357,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The names of the tenant’s people, also of those who left */
+        /** List the names of the tenant’s people, including former ones */
         get: operations["people-directory"];
         put?: never;
         post?: never;
@@ -376,7 +376,7 @@ export interface paths {
         };
         /**
          * Read the settings
-         * @description Each has a value: its default where nothing is set.
+         * @description Unset settings have their default values.
          */
         get: operations["settings-get"];
         put?: never;
@@ -386,7 +386,7 @@ export interface paths {
         head?: never;
         /**
          * Change settings
-         * @description Only what is named changes; null goes back to the default. `approval_required`, `self_approval`, `policy_author_may_vote`, `sso_only`, `input_retention_days`, `action_types`, `approver_groups` change only by a signed-in person, with a `reason`. Where approval is required, a change that takes a safeguard away (approval off, self-approval or votes of policy authors on, single sign-on no longer the only way in, a shorter retention, another person in an approver group, other action types) is stored as it is and waits for a second person: the answer then holds it as `waiting`, and the settings as they stay.
+         * @description Changes only the given settings; null restores the default. `approval_required`, `self_approval`, `tests_required`, `min_coverage`, `policy_author_may_vote`, `sso_only`, `input_retention_days`, `action_types`, `approver_groups` can be changed only by a signed-in person, with a `reason`. If approval is required, a change that weakens a safeguard (approval off, self-approval or votes of policy authors on, single sign-on no longer required, a shorter retention, another person in an approver group, other action types) is stored and waits for a second person: the response then contains it as `waiting`, with the settings unchanged.
          */
         patch: operations["settings-change"];
         trace?: never;
@@ -398,7 +398,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List the changes of settings that wait for a second person, or waited */
+        /** List settings changes that need a second person, pending and decided */
         get: operations["settings-changes"];
         put?: never;
         post?: never;
@@ -418,8 +418,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Approve a waiting change of settings; it holds from then on
-         * @description By a signed-in approver other than the person who asked for it.
+         * Approve a pending settings change and apply it
+         * @description Needs a signed-in approver other than the person who requested the change.
          */
         post: operations["settings-approveChange"];
         delete?: never;
@@ -437,7 +437,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Reject a waiting change of settings, or withdraw your own */
+        /** Reject a pending settings change, or withdraw your own */
         post: operations["settings-rejectChange"];
         delete?: never;
         options?: never;
@@ -455,14 +455,14 @@ export interface paths {
         /** Read the identity provider, without the client secret */
         get: operations["sso-get"];
         /**
-         * Set or change the identity provider; the issuer is asked at once
-         * @description The client secret may be left out to keep the one that is stored, while issuer and client stay the same. Only by a signed-in person, with a reason. Where approval is required, it waits for a second person. A new secret alone does not wait.
+         * Set or change the identity provider; the issuer is checked first
+         * @description Leave out the client secret to keep the stored one, if issuer and client stay the same. Needs a signed-in person and a reason. If approval is required, it waits for a second person. A new secret alone takes effect immediately.
          */
         put: operations["sso-set"];
         post?: never;
         /**
-         * Remove the identity provider and the bindings of members to it
-         * @description Only by a signed-in person, with a reason. Where approval is required, it waits for a second person.
+         * Remove the identity provider and the members’ bindings to it
+         * @description Needs a signed-in person and a reason. If approval is required, it waits for a second person.
          */
         delete: operations["sso-remove"];
         options?: never;
@@ -477,10 +477,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List e-mail domains, the oldest first */
+        /** List email domains, oldest first */
         get: operations["sso-domains"];
         put?: never;
-        /** Claim an e-mail domain; the answer holds the TXT record to publish */
+        /** Claim an email domain; the answer contains the TXT record to publish */
         post: operations["sso-claimDomain"];
         delete?: never;
         options?: never;
@@ -497,7 +497,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Look for the TXT record of a claimed domain */
+        /** Check the TXT record of a claimed domain */
         post: operations["sso-verifyDomain"];
         delete?: never;
         options?: never;
@@ -515,7 +515,7 @@ export interface paths {
         get?: never;
         put?: never;
         post?: never;
-        /** Give an e-mail domain up */
+        /** Release an email domain */
         delete: operations["sso-removeDomain"];
         options?: never;
         head?: never;
@@ -529,7 +529,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Which account of the identity provider is which member */
+        /** List which identity provider account belongs to which member */
         get: operations["sso-identities"];
         put?: never;
         post?: never;
@@ -550,8 +550,8 @@ export interface paths {
         put?: never;
         post?: never;
         /**
-         * Forget which account of the identity provider a member is
-         * @description For a person who has another account there now: the next sign-in with their address binds it. Only by a signed-in person, with a reason. Where approval is required, it waits for a second person.
+         * Unbind a member from their identity provider account
+         * @description For a person with a new account at the provider: the next sign-in with their address binds it. Needs a signed-in person and a reason. If approval is required, it waits for a second person.
          */
         delete: operations["sso-unbind"];
         options?: never;
@@ -566,9 +566,9 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Read the issuers whose tokens the proxies take from agents */
+        /** Read the issuers whose agent tokens the proxies accept */
         get: operations["tokenIssuers-get"];
-        /** Replace the list of token issuers; the keys of each are fetched at once */
+        /** Replace the list of token issuers; their keys are fetched immediately */
         put: operations["tokenIssuers-replace"];
         post?: never;
         delete?: never;
@@ -586,7 +586,7 @@ export interface paths {
         };
         /**
          * List policies
-         * @description The most recently changed first. `agent_role` also finds policies that apply to every role.
+         * @description Most recently changed first. `agent_role` also finds policies that apply to every role.
          */
         get: operations["policies-list"];
         put?: never;
@@ -625,10 +625,30 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * What a policy text would decide on a request; nothing is saved or recorded
-         * @description The text replaces the live version of policy `id` among all live policies, or is tried by itself with `alone`. Rate limits count as not reached.
+         * Try a policy text on a request; nothing is saved or recorded
+         * @description The text replaces the live version of policy `id` among all live policies, or is evaluated by itself with `alone`. Rate limits count as not reached.
          */
         post: operations["policies-try"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/policies/{id}/test": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Run the tests of a policy; nothing is saved or recorded
+         * @description The text replaces the live version of the policy among all live policies, unless the suite has `scope: policy`. Without `dsl_source` or `tests_source` those of the newest version are used.
+         */
+        post: operations["policies-test"];
         delete?: never;
         options?: never;
         head?: never;
@@ -661,12 +681,12 @@ export interface paths {
         };
         /** Read a policy with its versions */
         get: operations["policies-get"];
-        /** Write a new version */
+        /** Create a new version */
         put: operations["policies-update"];
         post?: never;
         /**
          * Revoke a policy: proxies stop enforcing it
-         * @description Where the tenant requires approval, a signed-in admin must do this.
+         * @description If the tenant requires approval, this needs a signed-in admin.
          */
         delete: operations["policies-revoke"];
         options?: never;
@@ -683,7 +703,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Write the text of an old version as a new one */
+        /** Create a new version with the text of an old one */
         post: operations["policies-rollback"];
         delete?: never;
         options?: never;
@@ -702,7 +722,7 @@ export interface paths {
         put?: never;
         /**
          * Submit a draft for review
-         * @description Where the tenant requires approval, a signed-in person must do this.
+         * @description If the tenant requires approval, this needs a signed-in person.
          */
         post: operations["policies-submit"];
         delete?: never;
@@ -721,8 +741,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Approve the version that was reviewed, which is then enforced
-         * @description Where the tenant requires approval, a signed-in person who has neither written nor submitted the version must do this. With the version of an open review (`open_review`) it closes that review, whatever has become of the policy since: a signed-in person other than the one who broke the glass must do that, and what is enforced stays.
+         * Approve a version, which is then enforced
+         * @description If the tenant requires approval, this needs a signed-in person who neither wrote nor submitted the version. With the version of an open review (`open_review`) it closes that review, whatever the current state of the policy: this needs a signed-in person other than the one who used break glass, and does not change what is enforced.
          */
         post: operations["policies-approve"];
         delete?: never;
@@ -775,8 +795,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Enforce the newest version at once, without approval
-         * @description Audited as critical. A review stays open, also after newer versions and a revocation, until an approver other than the actor closes it.
+         * Enforce the newest version immediately, without approval
+         * @description Audited as critical. It opens a review, which stays open across newer versions and a revocation until an approver other than the actor closes it.
          */
         post: operations["policies-breakGlass"];
         delete?: never;
@@ -794,7 +814,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Comment on the newest version; decides nothing */
+        /** Comment on the newest version without deciding */
         post: operations["policies-comment"];
         delete?: never;
         options?: never;
@@ -853,6 +873,99 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/lists": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List the reference lists */
+        get: operations["lists-list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/lists/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Read a reference list: its versions, and one page of the values of a version */
+        get: operations["lists-get"];
+        /**
+         * Create a reference list, or a new version with other values
+         * @description The values replace those of the version before. They are normalized to NFC and sorted, and duplicates are removed. If the tenant requires approval, the version waits for an approver; otherwise decisions use it as soon as the answer is there.
+         */
+        put: operations["lists-put"];
+        post?: never;
+        /** Delete a reference list that no live policy names, with the values of all its versions */
+        delete: operations["lists-remove"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/lists/{name}/approve": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Approve the newest version of a reference list, which decisions then use
+         * @description If the tenant requires approval, this needs a signed-in person who did not write it.
+         */
+        post: operations["lists-approve"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/lists/{name}/reject": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Reject the newest version of a reference list; the live one stays in force */
+        post: operations["lists-reject"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/lists/{name}/diff": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What changed between two versions of a reference list */
+        get: operations["lists-diff"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/proxies/heartbeat": {
         parameters: {
             query?: never;
@@ -877,7 +990,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List proxies, the most recently seen first */
+        /** List proxies, most recently seen first */
         get: operations["proxies-list"];
         put?: never;
         post?: never;
@@ -894,9 +1007,218 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** What a proxy must know beside the bundle: agent keys by hash, token issuers */
+        /** What a proxy needs besides the bundle: agent keys by hash, token issuers */
         get: operations["proxies-config"];
         put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/tools/observed": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Report the tools that a tool server lists
+         * @description The answer names the pins whose definition is not known here: send the report again with these definitions, as many as a body takes. Where `complete` is set, tools that are not in the report count as gone. The same report again changes nothing, and no report approves anything.
+         */
+        post: operations["tools-observed"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/tools": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List tools by server and name */
+        get: operations["tools-list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/tools/{server}/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** A tool with its approved definition and the one to decide on */
+        get: operations["tools-get"];
+        put?: never;
+        post?: never;
+        /** Forget a tool that is not approved, or not listed any more */
+        delete: operations["tools-remove"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/tool-definitions/{pin}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The definition with this pin
+         * @description Its pin can be computed again from `server` and `definition`.
+         */
+        get: operations["tools-definition"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/tools/{server}/{name}/approve": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Approve the definition with this pin
+         * @description Names the pin that you read: 409 when it is not the one that waits any more. Where approval is required, the first of two people is kept under `proposals`, and the second one approves.
+         */
+        post: operations["tools-approve"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/tools/{server}/{name}/reject": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Reject the definition with this pin: calls of it are denied
+         * @description Of the approved definition it takes the approval back.
+         */
+        post: operations["tools-reject"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/tools/{server}/{name}/labels": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /**
+         * Set the labels of a tool
+         * @description Policies read them as `resource.labels`. Where approval is required it takes two people.
+         */
+        put: operations["tools-label"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/tool-servers": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List tool servers, with how many tools they have */
+        get: operations["tools-servers"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/tool-servers/{server}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /**
+         * Change what happens to changed tools of a server
+         * @description What is not named stays. Where approval is required, a change that takes a safeguard away (a milder mode, another trust, no check of arguments) takes two people: the first one is kept as `proposal`.
+         */
+        put: operations["tools-changeServer"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agents": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List the agents that have labels */
+        get: operations["tools-agents"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agents/{agent_id}/labels": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /**
+         * Set the labels of an agent
+         * @description Policies read them as `principal.labels`, whatever key or token the agent comes with. Where approval is required it takes two people.
+         */
+        put: operations["tools-labelAgent"];
         post?: never;
         delete?: never;
         options?: never;
@@ -1026,12 +1348,12 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List subscriptions, the newest first */
+        /** List subscriptions, newest first */
         get: operations["subscriptions-list"];
         put?: never;
         /**
          * Subscribe a destination to events
-         * @description A webhook needs a secret; a chat takes none. An address that is private, loopback, metadata or otherwise reserved is refused, here and at each delivery.
+         * @description A webhook needs a secret; a chat takes none. Private, loopback, metadata and other reserved addresses are refused, both here and at each delivery.
          */
         post: operations["subscriptions-create"];
         delete?: never;
@@ -1050,18 +1372,18 @@ export interface paths {
         /** Read a subscription */
         get: operations["subscriptions-get"];
         /**
-         * The same as PATCH. Change what is named: url, secret, event_types, active, destination_config
-         * @description Pausing (active: false) ends what is queued. A new secret signs beside the one before while the overlap lasts.
+         * The same as PATCH. Change the given fields: url, secret, event_types, active, destination_config
+         * @description Pausing (active: false) stops all queued deliveries. After a new secret, the previous one also signs until the overlap ends.
          */
         put: operations["subscriptions-replace"];
         post?: never;
-        /** Delete a subscription; what is queued is not sent */
+        /** Delete a subscription and its queued deliveries */
         delete: operations["subscriptions-remove"];
         options?: never;
         head?: never;
         /**
-         * Change what is named: url, secret, event_types, active, destination_config
-         * @description Pausing (active: false) ends what is queued. A new secret signs beside the one before while the overlap lasts.
+         * Change the given fields: url, secret, event_types, active, destination_config
+         * @description Pausing (active: false) stops all queued deliveries. After a new secret, the previous one also signs until the overlap ends.
          */
         patch: operations["subscriptions-update"];
         trace?: never;
@@ -1075,7 +1397,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Send a test event now and tell what came of it */
+        /** Send a test event now and report the outcome */
         post: operations["subscriptions-test"];
         delete?: never;
         options?: never;
@@ -1091,8 +1413,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Recent deliveries, the newest event first
-         * @description Deliveries that have ended are kept for 30 days.
+         * List recent deliveries, newest event first
+         * @description Finished deliveries are kept for 30 days.
          */
         get: operations["subscriptions-deliveries"];
         put?: never;
@@ -1111,8 +1433,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Read a delivery with its attempts, the newest first
-         * @description The last 50 attempts are kept; attempts counts them all.
+         * Read a delivery with its attempts, newest first
+         * @description The last 50 attempts are kept; `attempts` counts all of them.
          */
         get: operations["subscriptions-delivery"];
         put?: never;
@@ -1133,8 +1455,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Queue a delivery again, whatever became of it
-         * @description The receiver gets the same event id as before. The 24 hours of its attempts start over.
+         * Queue a delivery again, whatever its status
+         * @description The receiver gets the same event id as before. The 24 hours for attempts start over.
          */
         post: operations["subscriptions-redeliver"];
         delete?: never;
@@ -1150,7 +1472,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The events that a subscription can ask for */
+        /** List the event types that a subscription can receive */
         get: operations["subscriptions-eventTypes"];
         put?: never;
         post?: never;
@@ -1170,8 +1492,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Decide an agent’s action and record the decision
-         * @description The answer is 200 for every decision. The retry after a release carries X-Svc-Escrow-Id: the hold is consumed when it covers every rule that holds the action by now. Otherwise a new hold is opened, and the answer is POLICY_CHANGED with its id in the header X-Svc-Escrow-Id.
+         * Decide on an agent’s action and record the decision
+         * @description The answer is 200 for every decision. The retry after a release sends X-Svc-Escrow-Id: the hold is consumed if it covers every rule that would now hold the action. Otherwise a new hold is opened, and the answer is POLICY_CHANGED with its id in the header X-Svc-Escrow-Id.
          */
         post: operations["evaluate"];
         delete?: never;
@@ -1189,7 +1511,7 @@ export interface paths {
         };
         /**
          * List decision events
-         * @description The newest first, or with order=asc the oldest first: then there is always a next_cursor, from which a reader goes on later. A filter without an index (tool_name, policy_id, agent_role) looks at a bounded part of the chain in each call: a page may then be short or empty while has_more is true.
+         * @description Newest first, or oldest first with order=asc; then there is always a next_cursor from which to continue later. With a filter that has no index (tool_name, policy_id, agent_role), each call scans a bounded part of the chain, so a page may be short or empty while has_more is true.
          */
         get: operations["events-list"];
         put?: never;
@@ -1209,7 +1531,7 @@ export interface paths {
         };
         /**
          * Count decisions over time
-         * @description Of the last `hours` until now, in `buckets` equal steps.
+         * @description Covers the last `hours` in `buckets` equal steps.
          */
         get: operations["events-summary"];
         put?: never;
@@ -1309,7 +1631,7 @@ export interface paths {
         put?: never;
         /**
          * Store the records of a proxy that was offline
-         * @description At most 100 events; answers after the commit. `event_id` is the idempotency key. One bad event is rejected with its index, the others are stored. The body may be gzip.
+         * @description At most 100 events; answers after the commit. `event_id` is the idempotency key. A bad event is rejected with its index, and the others are stored. The body may be gzip.
          */
         post: operations["post-v1-forensics-records"];
         delete?: never;
@@ -1450,7 +1772,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The state machines of policies, holds and deliveries, as charts, with who sends each event */
+        /** The state machines of policies, holds and deliveries as charts, with the senders of each event */
         get: operations["machines-list"];
         put?: never;
         post?: never;
@@ -1468,8 +1790,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Where the machine of one policy stands, and what may happen to it next
-         * @description What the machine and the access rules say of the caller, with the settings of the tenant.
+         * The current state of a policy, and its possible next steps
+         * @description Takes into account the caller’s rights and the settings of the tenant.
          */
         get: operations["machines-policy"];
         put?: never;
@@ -1488,8 +1810,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Where the machine of one hold stands, and what may happen to it next
-         * @description What the machine and the access rules say of the caller, with the settings of the tenant.
+         * The current state of a hold, and its possible next steps
+         * @description Takes into account the caller’s rights and the settings of the tenant.
          */
         get: operations["machines-escrow"];
         put?: never;
@@ -1508,8 +1830,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Where the machine of one delivery stands, and what may happen to it next
-         * @description What the machine and the access rules say of the caller, with the settings of the tenant.
+         * The current state of a delivery, and its possible next steps
+         * @description Takes into account the caller’s rights and the settings of the tenant.
          */
         get: operations["machines-delivery"];
         put?: never;
@@ -1527,7 +1849,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Whether the process lives */
+        /** Whether the process is alive */
         get: operations["get-healthz"];
         put?: never;
         post?: never;
@@ -1544,7 +1866,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Whether the process can do its work now */
+        /** Whether the process is ready to serve requests */
         get: operations["get-readyz"];
         put?: never;
         post?: never;
@@ -1597,11 +1919,11 @@ export interface paths {
         };
         /**
          * Sign in with a one-time link
-         * @description Starts a 24-hour session. Browsers are sent to the dashboard; with Accept: application/json the answer is JSON. A page with a button that posts comes instead where another person is signed in, and, where the tenant asks for it, in a browser that did not ask for the link. What is no navigation to a page (an image, a frame, a prefetch, a script) is refused and uses nothing up.
+         * @description Starts a 24-hour session. Browsers are redirected to the dashboard; with Accept: application/json the answer is JSON. A page with a button is shown instead if another person is signed in, or, if the tenant requires it, in a browser that did not request the link. Requests other than navigation to a page (an image, a frame, a prefetch, a script) are refused and do not use up the link.
          */
         get: operations["get-auth-magic-link-verify"];
         put?: never;
-        /** Sign in with a one-time link, by the button of its page */
+        /** Sign in with a one-time link, from the button on its page */
         post: operations["post-auth-magic-link-verify"];
         delete?: never;
         options?: never;
@@ -1618,11 +1940,11 @@ export interface paths {
         };
         /**
          * Open an invitation
-         * @description A page with a button that accepts it. With Accept: application/json it is accepted at once.
+         * @description Shows a page with a button that accepts it. With Accept: application/json it is accepted immediately.
          */
         get: operations["get-auth-invite"];
         put?: never;
-        /** Accept an invitation, by the button of its page */
+        /** Accept an invitation with the button on its page */
         post: operations["post-auth-invite"];
         delete?: never;
         options?: never;
@@ -1639,7 +1961,7 @@ export interface paths {
         };
         /**
          * Sign in at the identity provider
-         * @description With one tenant that has a provider, that one; with several, the one that `tenant` names. Otherwise the browser is sent to the sign-in page, which asks for the e-mail address.
+         * @description Uses the provider of the tenant named by `tenant`, or of the only tenant that has one. Otherwise the browser is redirected to the sign-in page, which asks for the email address.
          */
         get: operations["get-auth-login"];
         put?: never;
@@ -1657,7 +1979,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Sign in at the identity provider of the organization that verified the domain of an e-mail address */
+        /** Sign in at the identity provider of the organization that verified the domain of an email address */
         get: operations["get-auth-sso-start"];
         put?: never;
         post?: never;
@@ -1675,8 +1997,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Where the identity provider of a connection sends the browser back to
-         * @description Validates code and state, sets the session cookie and redirects to /policies. Each connection has a redirect URI of its own, which the settings show: a response that comes to that of another connection is refused. A response works once, within ten minutes, in the browser that asked; one that was used before leads a browser that is signed in to the dashboard.
+         * The redirect URI of an identity provider connection
+         * @description Validates code and state, sets the session cookie and redirects to /policies. Each connection has its own redirect URI, shown in the settings; a response sent to the URI of another connection is refused. A response is valid once, for ten minutes, in the browser that started the sign-in; if it was already used, a signed-in browser is redirected to the dashboard.
          */
         get: operations["get-auth-callback-connection"];
         put?: never;
@@ -1695,8 +2017,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Refused: each connection has a redirect URI of its own
-         * @description Answers 404 and says so. Register the redirect URI that GET /v1/settings/sso shows.
+         * Not a redirect URI: each connection has its own
+         * @description Always answers 404. Register the redirect URI that GET /v1/settings/sso shows.
          */
         get: operations["get-auth-callback"];
         put?: never;
@@ -1734,7 +2056,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** All public keys as a JWK set, retired ones included */
+        /** All public keys as a JWK set, including retired ones */
         get: operations["get-well-known-jwksjson"];
         put?: never;
         post?: never;
@@ -1850,7 +2172,7 @@ export interface paths {
         };
         /**
          * Hints that something changed, as server-sent events
-         * @description Events `hint` with `{topic, id}`; topics are events, holds, policies, members, settings, keys, deliveries. A hint holds no data: read again what is of interest. `hello` is sent first, and `beat` every 15 seconds. The stream ends when the session or the key does.
+         * @description Events `hint` with `{topic, id}`; topics are events, holds, policies, members, settings, keys, deliveries, tools. A hint contains no data: read the resource again. `hello` is sent first, and `beat` every 15 seconds. The stream ends when the session or the key expires.
          */
         get: operations["get-v1-stream"];
         put?: never;
@@ -1872,7 +2194,7 @@ export interface paths {
         put?: never;
         /**
          * Store decision events of a proxy
-         * @description At most 100 events; answers after the commit. `event_id` is the idempotency key. One bad event is rejected with its index, the others are stored. The body may be gzip.
+         * @description At most 100 events; answers after the commit. `event_id` is the idempotency key. A bad event is rejected with its index, and the others are stored. The body may be gzip.
          */
         post: operations["post-v1-events-ingest"];
         delete?: never;
@@ -1909,7 +2231,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** Somebody voted on a hold */
+        /** A person voted on a hold */
         post: operations["webhook-escrow-vote_cast"];
         delete?: never;
         options?: never;
@@ -1994,7 +2316,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** The held action was let through, once */
+        /** The release of a hold was used for its action */
         post: operations["webhook-escrow-consumed"];
         delete?: never;
         options?: never;
@@ -2232,7 +2554,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** A chain lacks records that it is known to have had; it takes no more until an operator acts */
+        /** A chain lacks records that are known to have existed; it accepts no more until an operator acts */
         post: operations["webhook-forensics-chain_closed"];
         delete?: never;
         options?: never;
@@ -2249,7 +2571,7 @@ export interface webhooks {
         };
         get?: never;
         put?: never;
-        /** An operator accepted that records of a chain are lost; the chain goes on without them */
+        /** An operator accepted that records of a chain are lost; the chain continues without them */
         post: operations["webhook-forensics-loss_accepted"];
         delete?: never;
         options?: never;
@@ -2268,6 +2590,57 @@ export interface webhooks {
         put?: never;
         /** A proxy has been silent for more than three poll intervals */
         post: operations["webhook-proxy-offline"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "tool.observed": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** A tool server lists tools that have not been reviewed */
+        post: operations["webhook-tool-observed"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "tool.changed": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** The description of a tool differs from the approved one */
+        post: operations["webhook-tool-changed"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "tool.approved": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** The definition of a tool was approved */
+        post: operations["webhook-tool-approved"];
         delete?: never;
         options?: never;
         head?: never;
@@ -2313,7 +2686,7 @@ export interface components {
     schemas: {
         Session: {
             id: string;
-            /** @description whether this request came with it */
+            /** @description the session of this request */
             current: boolean;
             /** @enum {string} */
             auth_method: "magic_link" | "oidc";
@@ -2323,7 +2696,7 @@ export interface components {
             created_at: string;
             /**
              * Format: date-time
-             * @description to the minute
+             * @description accurate to the minute
              */
             last_seen_at: string;
             /** Format: date-time */
@@ -2342,9 +2715,9 @@ export interface components {
             last_login: string | null;
             /** Format: date-time */
             removed_at?: string;
-            /** @description sessions that are not over */
+            /** @description active sessions */
             sessions: number;
-            /** @description keys that work, and end when the person is removed */
+            /** @description valid keys, which end when the person is removed */
             keys: number;
         };
         Invitation: {
@@ -2395,25 +2768,29 @@ export interface components {
             expires_at?: string;
         };
         Settings: {
-            /** @description a version is enforced only after another person approved */
+            /** @description a version is enforced only after another person approves it */
             approval_required: boolean;
-            /** @description an author may approve their own version all the same */
+            /** @description authors may approve their own versions even if approval is required */
             self_approval: boolean;
-            /** @description how long inputs of evaluate are kept */
+            /** @description a version is submitted and enforced only with at least one test, all of which pass */
+            tests_required: boolean;
+            /** @description the percentage of its statements that the tests of a version must cover before it is submitted or enforced */
+            min_coverage: number;
+            /** @description how many days the inputs of decisions are kept */
             input_retention_days: number;
-            /** @description how often proxies poll; unless set, as the server is configured */
+            /** @description how often proxies poll; default: the server’s setting */
             poll_seconds: number;
             /** @description group -> user ids, for quorum rules */
             approver_groups: {
                 [key: string]: string[];
             };
-            /** @description the author of a live policy version may vote on the holds that it opens */
+            /** @description the author of a live policy version may vote on the holds it opens */
             policy_author_may_vote: boolean;
-            /** @description people sign in through the identity provider alone; links of the operator work all the same */
+            /** @description people can sign in only through the identity provider; links from the operator still work */
             sso_only: boolean;
-            /** @description a sign-in link shows a button first, unless the browser that asked for it opens it */
+            /** @description a sign-in link shows a button first, unless it is opened in the browser that requested it */
             magic_link_confirm: boolean;
-            /** @description action types of the tenant beside the built-in ones */
+            /** @description action types of the tenant, in addition to the built-in ones */
             action_types: {
                 /** @default [] */
                 read: string[];
@@ -2421,7 +2798,7 @@ export interface components {
                 write: string[];
             };
         };
-        /** @description A change of settings that waits for a second person, or waited */
+        /** @description A settings change that needs a second person, pending or decided */
         SettingsChange: {
             id: string;
             /** @enum {string} */
@@ -2434,7 +2811,7 @@ export interface components {
                 setting: string;
                 from: unknown;
                 to: unknown;
-                /** @description takes a safeguard away, so that a second person is asked */
+                /** @description weakens a safeguard, so a second person must approve it */
                 loosens: boolean;
             }[];
             decided_by: string | null;
@@ -2443,7 +2820,7 @@ export interface components {
         };
         SsoConnection: {
             configured: boolean;
-            /** @description to be registered at the provider */
+            /** @description the redirect URI to register at the provider */
             redirect_uri: string;
             issuer_url?: string;
             client_id?: string;
@@ -2451,7 +2828,7 @@ export interface components {
             updated_at?: string;
             /**
              * Format: date-time
-             * @description when an admin first signed in with the present configuration
+             * @description when an admin first signed in with the current configuration
              */
             proven_at?: string;
         };
@@ -2468,7 +2845,7 @@ export interface components {
             checked_at?: string;
             /**
              * Format: date-time
-             * @description since when a verified domain is without its record
+             * @description since when the record of a verified domain has been missing
              */
             record_missing_since?: string;
         };
@@ -2483,10 +2860,10 @@ export interface components {
             authorized_parties?: string[];
             allowed_algs: ("RS256" | "RS384" | "RS512" | "PS256" | "PS384" | "PS512" | "ES256" | "ES384" | "ES512" | "EdDSA" | "Ed25519")[];
         };
-        /** @description A break-glass deployment that waits for an approver other than its actor */
+        /** @description A break-glass deployment that needs a review by an approver other than its actor */
         OpenReview: {
             version: number;
-            /** @description the person who broke the glass and cannot close the review */
+            /** @description the person who enforced the version by break glass; they cannot close the review */
             actor: string;
             reason?: string;
             /** Format: date-time */
@@ -2495,6 +2872,8 @@ export interface components {
         Policy: {
             id: string;
             dsl_source: string;
+            /** @description the test suite of the newest version */
+            tests_source: string | null;
             /** @enum {string} */
             status: "draft" | "pending_approval" | "deployed" | "revoked";
             version: number;
@@ -2504,7 +2883,7 @@ export interface components {
             created_at: string;
             /** Format: date-time */
             updated_at: string;
-            /** @description the version that proxies enforce; null when none is */
+            /** @description the version that proxies enforce; null when there is none */
             live_version: number | null;
             scopes: string[];
         };
@@ -2529,6 +2908,61 @@ export interface components {
                 ttl_seconds: number;
                 reason?: string;
             };
+        };
+        TestRun: {
+            /** @description neither text has errors; otherwise nothing was run */
+            valid: boolean;
+            /** @description in the policy text */
+            errors: components["schemas"]["Diagnostic"][];
+            /** @description in the test suite */
+            tests_errors: components["schemas"]["Diagnostic"][];
+            passed: number;
+            failed: number;
+            results: {
+                name: string;
+                /** @description the row of the table of the test, counted from 1 */
+                row?: number;
+                ok: boolean;
+                expected: components["schemas"]["TestExpectation"];
+                got: components["schemas"]["Verdict"];
+                /** @description every rule that was hit */
+                rule_ids: string[];
+                /** @description what is not as expected, in words */
+                differences: string[];
+                /** @description why the request could not be evaluated */
+                detail?: string;
+                /** @description in the test suite */
+                line: number;
+                column: number;
+            }[];
+            coverage: {
+                /** @description the share of the statements that applied in at least one test, rounded down */
+                percent: number;
+                statements: {
+                    rule_id: string;
+                    /** @description in the policy text */
+                    line: number;
+                    /**
+                     * @description decisive: a test was decided by it; hit: it applied in a test; reached: its scope fitted but its conditions did not; never: no test fits its scope
+                     * @enum {string}
+                     */
+                    reach: "decisive" | "hit" | "reached" | "never";
+                }[];
+            };
+        };
+        TestExpectation: {
+            /** @enum {string} */
+            decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
+            rule?: string;
+            rules?: string[];
+            masks?: string[];
+            hold?: {
+                /** @enum {string} */
+                kind?: "single" | "multi_party" | "conditional" | "time_delayed";
+                approvals?: number;
+                ttl_seconds?: number;
+            };
+            reason?: string;
         };
         PolicyVersion: {
             version: number;
@@ -2559,6 +2993,232 @@ export interface components {
                 comment?: string;
             }[];
         };
+        List: {
+            name: string;
+            /** @description the newest version */
+            version: number;
+            /** @description the version that decisions use; null before the first approval */
+            live_version: number | null;
+            newest: components["schemas"]["ListVersion"];
+            /** @description the live policies that name it */
+            used_by: string[];
+        };
+        ListVersion: {
+            version: number;
+            /** @enum {string} */
+            status: "pending" | "approved" | "rejected";
+            /** @description how many values it has */
+            count: number;
+            /** @description the hash of the canonical JSON of its values */
+            hash: string;
+            /** @description values that the version before did not have */
+            added: number;
+            removed: number;
+            author_id: string;
+            /** Format: date-time */
+            created_at: string;
+            decided_by: string | null;
+            decided_at: string | null;
+            comment: string | null;
+            /** @description its values can still be read: those of the newest 20 versions and of the live one */
+            kept: boolean;
+        };
+        ListDetail: {
+            name: string;
+            /** @description the newest version */
+            version: number;
+            /** @description the version that decisions use; null before the first approval */
+            live_version: number | null;
+            newest: components["schemas"]["ListVersion"];
+            /** @description the live policies that name it */
+            used_by: string[];
+            versions: components["schemas"]["ListVersion"][];
+        };
+        Tool: {
+            server: string;
+            name: string;
+            /**
+             * @description pending: nothing was approved yet; changed: another definition than the approved one waits; gone: its server lists it no more
+             * @enum {string}
+             */
+            status: "pending" | "approved" | "changed" | "gone" | "rejected";
+            /** @description the definition that was seen last */
+            pin: string;
+            approved_pin: string | null;
+            /** @description the newest definition on which nobody has decided */
+            waiting_pin: string | null;
+            /** @description from the approved definition to the one that waits */
+            change: components["schemas"]["ToolChange"];
+            /** @description what policies read as labels */
+            labels: string[];
+            /** @description tools of the server with arguments of the same form */
+            same_arguments_as: string[];
+            /** Format: date-time */
+            first_seen: string;
+            /**
+             * Format: date-time
+             * @description by the hour
+             */
+            last_seen: string;
+        };
+        ToolChange: {
+            /**
+             * @description introduced: it can do or is asked to do what the reviewed one did not; descriptive: other words
+             * @enum {string}
+             */
+            kind: "same" | "descriptive" | "introduced";
+            reasons: {
+                /** @enum {string} */
+                code: "schema_widened" | "required_dropped" | "default_changed" | "hint_changed" | "address_added" | "instruction_added" | "tool_mentioned" | "hidden_characters" | "lookalike_characters" | "other_script" | "text_grown" | "narrowed" | "output_changed" | "wording";
+                /** @description a JSON pointer into the definition, in the words of the tool server */
+                at: string;
+                /** @description in the words of the tool server */
+                found?: string;
+            }[];
+        };
+        ToolDetail: {
+            server: string;
+            name: string;
+            /**
+             * @description pending: nothing was approved yet; changed: another definition than the approved one waits; gone: its server lists it no more
+             * @enum {string}
+             */
+            status: "pending" | "approved" | "changed" | "gone" | "rejected";
+            /** @description the definition that was seen last */
+            pin: string;
+            approved_pin: string | null;
+            /** @description the newest definition on which nobody has decided */
+            waiting_pin: string | null;
+            /** @description from the approved definition to the one that waits */
+            change: components["schemas"]["ToolChange"];
+            /** @description what policies read as labels */
+            labels: string[];
+            /** @description tools of the server with arguments of the same form */
+            same_arguments_as: string[];
+            /** Format: date-time */
+            first_seen: string;
+            /**
+             * Format: date-time
+             * @description by the hour
+             */
+            last_seen: string;
+            approved: {
+                /** @description the hash of a definition */
+                pin: string;
+                /** @description name, title, description, inputSchema, outputSchema and annotations, as the tool server wrote them */
+                definition: {
+                    [key: string]: unknown;
+                };
+                by: string | null;
+                at: string | null;
+            } | null;
+            /** @description the definition to decide on: that of the query’s pin, or else the one that waits */
+            shown: {
+                /** @description the hash of a definition */
+                pin: string;
+                /** @description name, title, description, inputSchema, outputSchema and annotations, as the tool server wrote them */
+                definition: {
+                    [key: string]: unknown;
+                };
+                change: components["schemas"]["ToolChange"];
+            } | null;
+            /** @description newest first */
+            definitions: {
+                /** @description the hash of a definition */
+                pin: string;
+                /**
+                 * @description accepted: says the approved one in other words, which takes no person
+                 * @enum {string}
+                 */
+                standing: "approved" | "accepted" | "rejected" | "undecided";
+                /** Format: date-time */
+                first_seen: string;
+                /** Format: date-time */
+                last_seen: string;
+                /** @description the key that reported it first */
+                reported_by: string;
+                change: components["schemas"]["ToolChange"];
+            }[];
+            /** @description from the tool’s own annotations; nothing reads them until a person confirms them */
+            proposed_labels: string[];
+            proposals: {
+                approve?: {
+                    by: string;
+                    /** Format: date-time */
+                    at: string;
+                    what: {
+                        /** @description the hash of a definition */
+                        pin: string;
+                    };
+                };
+                labels?: {
+                    by: string;
+                    /** Format: date-time */
+                    at: string;
+                    what: {
+                        /** @description what policies read as labels */
+                        labels: string[];
+                    };
+                };
+            };
+            /** @description the tenant requires approval: two people must ask for the same */
+            second_person_needed: boolean;
+        };
+        ToolServer: {
+            id: string;
+            /**
+             * @description what happens to a call whose definition is not the approved one: enforce denies, hold holds, warn records, off does nothing. default: once a tool of the server was approved, hold for actions that write and warn for others; before that, warn
+             * @enum {string}
+             */
+            mode: "off" | "warn" | "hold" | "enforce" | "default";
+            /** @description what policies read as trust of the server */
+            trust: number | null;
+            /** @description proxies check the arguments of calls against the schema of the tool */
+            check_arguments: boolean;
+            /** Format: date-time */
+            first_seen: string;
+            /** Format: date-time */
+            last_seen: string;
+            /** @description when a tool of it was first approved */
+            reviewed_at: string | null;
+            proposal: {
+                by: string;
+                /** Format: date-time */
+                at: string;
+                what: {
+                    /**
+                     * @description what happens to a call whose definition is not the approved one: enforce denies, hold holds, warn records, off does nothing. default: once a tool of the server was approved, hold for actions that write and warn for others; before that, warn
+                     * @enum {string}
+                     */
+                    mode: "off" | "warn" | "hold" | "enforce" | "default";
+                    /** @description what policies read as trust of the server */
+                    trust: number | null;
+                    /** @description proxies check the arguments of calls against the schema of the tool */
+                    check_arguments: boolean;
+                };
+            } | null;
+            /** @description how many tools, by status */
+            counts: {
+                [key: string]: number;
+            };
+        };
+        Agent: {
+            id: string;
+            /** @description what policies read as labels */
+            labels: string[];
+            proposal: {
+                by: string;
+                /** Format: date-time */
+                at: string;
+                what: {
+                    /** @description what policies read as labels */
+                    labels: string[];
+                };
+            } | null;
+            /** Format: date-time */
+            updated_at: string;
+            updated_by: string;
+        };
         EscrowHold: {
             id: string;
             agent_role: string;
@@ -2573,6 +3233,8 @@ export interface components {
             action_type: string;
             tool_server: string | null;
             tool_name: string | null;
+            /** @description the definition of the tool that the agent saw */
+            tool_pin: string | null;
             method: string | null;
             resource: string | null;
             /** @description masked, at most 32 KiB; invisible characters are made visible */
@@ -2673,7 +3335,7 @@ export interface components {
         };
         Subscription: {
             id: string;
-            /** @description of a chat only the beginning: the rest is its secret */
+            /** @description truncated for a chat, whose URL contains a secret */
             url: string;
             /** @enum {string} */
             destination_type: "webhook" | "slack" | "teams";
@@ -2681,7 +3343,7 @@ export interface components {
             event_types: string[];
             active: boolean;
             destination_config: {
-                /** @description where Approve and Deny lead; absent: this server */
+                /** @description base URL of the Approve and Deny links; this server when absent */
                 app_url?: string;
             };
             /** Format: date-time */
@@ -2690,29 +3352,29 @@ export interface components {
             updated_at: string;
             /**
              * Format: date-time
-             * @description until then the secret before signs as well
+             * @description the previous secret also signs until then
              */
             previous_secret_until?: string;
             /**
              * Format: date-time
-             * @description when the server stopped sending there by itself
+             * @description when the server disabled the subscription automatically
              */
             disabled_at?: string;
             disabled_reason?: string;
             /**
              * Format: date-time
-             * @description since when nothing was accepted there
+             * @description when the current run of failed attempts began
              */
             failing_since?: string;
         };
         Delivery: {
             id: string;
             subscription_id: string;
-            /** @description the same on every attempt, as webhook-id */
+            /** @description the same for every attempt; sent as webhook-id */
             event_id: string;
             event_type: string;
             /**
-             * @description retrying also before the first attempt
+             * @description also `retrying` before the first attempt
              * @enum {string}
              */
             status: "retrying" | "delivered" | "failed";
@@ -2720,7 +3382,7 @@ export interface components {
             http_status: number | null;
             /** @description of the last attempt */
             result: ("DELIVERED" | "DESTINATION_BLOCKED" | "TIMEOUT" | "DNS_ERROR" | "TLS_ERROR" | "CONNECTION_FAILED" | "REJECTED_BY_DESTINATION" | "NOT_FOUND" | "DESTINATION_ERROR") | null;
-            /** @description in plain words */
+            /** @description a sentence for people */
             failure_reason: string | null;
             next_attempt_at: string | null;
             /** Format: date-time */
@@ -2728,7 +3390,7 @@ export interface components {
             last_attempt_at: string | null;
             delivered_at: string | null;
             duration_ms: number | null;
-            /** @description what an accepted delivery does not mean */
+            /** @description a limitation of what `delivered` means for this destination */
             note?: string;
         };
         DeliveryAttempt: {
@@ -2737,7 +3399,7 @@ export interface components {
             /** @enum {string} */
             result: "DELIVERED" | "DESTINATION_BLOCKED" | "TIMEOUT" | "DNS_ERROR" | "TLS_ERROR" | "CONNECTION_FAILED" | "REJECTED_BY_DESTINATION" | "NOT_FOUND" | "DESTINATION_ERROR";
             http_status: number | null;
-            /** @description in plain words; null when it was accepted */
+            /** @description a sentence for people; null if the delivery was accepted */
             reason: string | null;
             duration_ms: number;
         };
@@ -2797,7 +3459,7 @@ export interface components {
             buckets: {
                 /**
                  * Format: date-time
-                 * @description where it begins
+                 * @description the start of the bucket
                  */
                 at: string;
                 allow: number;
@@ -2806,7 +3468,7 @@ export interface components {
                 escrow: number;
                 rate_limited: number;
             }[];
-            /** @description counts before are not complete: there were more than 50,000 of one kind other than allow */
+            /** @description counts before this time are incomplete: there were more than 50,000 decisions of a kind other than allow */
             complete_since: string | null;
             /** @description the end of the chain */
             head: {
@@ -2835,11 +3497,13 @@ export interface components {
              * @description when the control plane received it
              */
             created_at: string;
+            /** @description the hash of the definition of the tool that the agent saw */
+            tool_pin?: string;
             rule_id?: string;
             obligations?: string[];
             escrow_id?: string;
             outcome?: string;
-            /** @description the credential that brought it */
+            /** @description the credential with which it was recorded */
             key_id?: string;
             proxy_seq?: number;
             source_ip?: string;
@@ -2885,7 +3549,7 @@ export interface components {
                 ip?: string;
             };
             /** @enum {string} */
-            action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered";
+            action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted";
             code: string;
             target: {
                 type: string;
@@ -2945,31 +3609,31 @@ export interface components {
             };
         };
         MachineSender: {
-            /** @description the route that sends it; absent for what the server does by itself */
+            /** @description the route that sends it; absent when the server itself sends it */
             route?: string;
             /**
-             * @description the least role of a signed-in person
+             * @description the lowest role that a signed-in person needs
              * @enum {string}
              */
             role?: "viewer" | "author" | "approver" | "admin";
-            /** @description the scopes of API keys that may */
+            /** @description the scopes with which an API key may send it */
             scopes?: ("proxy" | "pipeline" | "admin")[];
-            /** @description what in the server sends it */
+            /** @description the part of the server that sends it */
             server?: string;
         };
         MachineStanding: {
             /** @enum {string} */
             machine: "policy" | "escrow" | "delivery";
             id: string;
-            /** @description of the machine that stored the state */
+            /** @description the version of the machine that stored the state */
             version: number;
             state: string;
             next: {
                 event: string;
-                /** @description where it can lead from here */
+                /** @description the states it can lead to from here */
                 to: string[];
                 sent_by: components["schemas"]["MachineSender"];
-                /** @description whether the caller may send it now, and why not */
+                /** @description whether the caller may send it now, and if not, why */
                 you: {
                     allowed: boolean;
                     code?: string;
@@ -3012,7 +3676,7 @@ export interface components {
             title: string;
             status: number;
             /** @enum {string} */
-            code: "VALIDATION_FAILED" | "UNAUTHENTICATED" | "FORBIDDEN" | "KEY_SCOPE" | "SELF_APPROVAL" | "AGENT_MISMATCH" | "NOT_FOUND" | "METHOD_NOT_ALLOWED" | "CONFLICT" | "VERSION_CHANGED" | "INVALID_STATUS" | "ALREADY_VOTED" | "ALREADY_CONSUMED" | "POLICY_CHANGED" | "DUPLICATE_EVENT" | "ESCROW_EXPIRED" | "PAYLOAD_TOO_LARGE" | "UNSUPPORTED_MEDIA_TYPE" | "POLICY_INVALID" | "HASH_MISMATCH" | "TERMS_REFUSED" | "DOMAIN_NOT_VERIFIED" | "TOO_MANY_RECORDS" | "RATE_LIMITED" | "INTERNAL" | "UNAVAILABLE";
+            code: "VALIDATION_FAILED" | "UNAUTHENTICATED" | "FORBIDDEN" | "KEY_SCOPE" | "SELF_APPROVAL" | "AGENT_MISMATCH" | "NOT_FOUND" | "METHOD_NOT_ALLOWED" | "CONFLICT" | "VERSION_CHANGED" | "INVALID_STATUS" | "ALREADY_VOTED" | "ALREADY_CONSUMED" | "POLICY_CHANGED" | "DUPLICATE_EVENT" | "ESCROW_EXPIRED" | "PAYLOAD_TOO_LARGE" | "UNSUPPORTED_MEDIA_TYPE" | "POLICY_INVALID" | "TESTS_FAILED" | "HASH_MISMATCH" | "TERMS_REFUSED" | "DOMAIN_NOT_VERIFIED" | "TOO_MANY_RECORDS" | "RATE_LIMITED" | "INTERNAL" | "UNAVAILABLE";
             detail?: string;
             instance?: string;
             request_id?: string;
@@ -3038,6 +3702,8 @@ export interface components {
             action_type: string;
             tool_server: string | null;
             tool_name: string | null;
+            /** @description the definition of the tool that the agent saw */
+            tool_pin: string | null;
             method: string | null;
             resource: string | null;
             /** @description the beginning of the arguments as JSON, masked; removed after retention */
@@ -3179,6 +3845,47 @@ export interface components {
             proxy_id: string;
             /** Format: date-time */
             last_seen_at: string;
+        };
+        ToolsPayload: {
+            /** @description the type of the event */
+            event: string;
+            /** @description the same in every delivery of this event */
+            event_id: string;
+            tenant_id: string;
+            /** Format: date-time */
+            created_at: string;
+            /** @description with what cannot be seen in a form that can, as every name of a tool here */
+            tool_server: string;
+            /** @description how many tools it is about */
+            count: number;
+            /** @description the first 20 of them */
+            tools: {
+                name: string;
+                pin: string;
+                status: string;
+                /** @enum {string} */
+                change: "same" | "descriptive" | "introduced";
+                reasons: ("schema_widened" | "required_dropped" | "default_changed" | "hint_changed" | "address_added" | "instruction_added" | "tool_mentioned" | "hidden_characters" | "lookalike_characters" | "other_script" | "text_grown" | "narrowed" | "output_changed" | "wording")[];
+                /** @description another tool of the server with arguments of the same form */
+                same_arguments_as?: string;
+            }[];
+            /** @description who did it: the id of a person, of a key or of the system */
+            actor_id: string;
+        };
+        ToolPayload: {
+            /** @description the type of the event */
+            event: string;
+            /** @description the same in every delivery of this event */
+            event_id: string;
+            tenant_id: string;
+            /** Format: date-time */
+            created_at: string;
+            /** @description with what cannot be seen in a form that can, as every name of a tool here */
+            tool_server: string;
+            tool_name: string;
+            pin: string;
+            /** @description who did it: the id of a person, of a key or of the system */
+            actor_id: string;
         };
         SubscriptionDisabledPayload: {
             /** @description the type of the event */
@@ -3380,7 +4087,7 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
-        /** @description INVALID_STATUS: The resource is in a status that does not allow this; VERSION_CHANGED: The policy changed since this version was read */
+        /** @description INVALID_STATUS: The resource is in a status that does not allow this; VERSION_CHANGED: The policy, tool or list changed since this version was read */
         "INVALID_STATUS-VERSION_CHANGED": {
             headers: {
                 "X-Request-Id": components["headers"]["X-Request-Id"];
@@ -3390,8 +4097,18 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
-        /** @description VERSION_CHANGED: The policy changed since this version was read */
+        /** @description VERSION_CHANGED: The policy, tool or list changed since this version was read */
         VERSION_CHANGED: {
+            headers: {
+                "X-Request-Id": components["headers"]["X-Request-Id"];
+                [name: string]: unknown;
+            };
+            content: {
+                "application/problem+json": components["schemas"]["Problem"];
+            };
+        };
+        /** @description CONFLICT: The resource already exists or is in use; VERSION_CHANGED: The policy, tool or list changed since this version was read */
+        "CONFLICT-VERSION_CHANGED": {
             headers: {
                 "X-Request-Id": components["headers"]["X-Request-Id"];
                 [name: string]: unknown;
@@ -3482,16 +4199,16 @@ export interface components {
         };
     };
     parameters: {
-        /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+        /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
         Origin: string;
     };
     requestBodies: never;
     headers: {
-        /** @description Names this request in the server’s log and in the audit log */
+        /** @description Identifies this request in the server’s log and in the audit log */
         "X-Request-Id": string;
         /** @description Seconds to wait before the next try */
         "Retry-After": number;
-        /** @description What is left of the limit that applies, as in draft-ietf-httpapi-ratelimit-headers */
+        /** @description The remaining quota of the limit that applies, as in draft-ietf-httpapi-ratelimit-headers */
         RateLimit: string;
         /** @description The limit that applies, as in draft-ietf-httpapi-ratelimit-headers */
         "RateLimit-Policy": string;
@@ -3568,9 +4285,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-lmxse5",
+                     *       "tenant_id": "t1-hzfiqd",
                      *       "user": {
-                     *         "id": "usr_01m8167efm5sy3htq75tygnndk",
+                     *         "id": "usr_01m81gfa8ct174j8qra0gkkvsj",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -3665,14 +4382,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8167f0502yjxaa8g46rb486",
+                     *           "id": "ses_01m81gfa9m517vynfcm4n3cg8c",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-22T08:33:40.357Z",
-                     *           "last_seen_at": "2026-11-22T08:33:40.357Z",
-                     *           "expires_at": "2026-11-23T08:33:40.357Z"
+                     *           "created_at": "2026-11-22T11:32:43.444Z",
+                     *           "last_seen_at": "2026-11-22T11:32:43.444Z",
+                     *           "expires_at": "2026-11-23T11:32:43.444Z"
                      *         }
                      *       ]
                      *     }
@@ -3694,7 +4411,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path?: never;
@@ -3729,7 +4446,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -3782,14 +4499,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m8167f0502yjxaa8g46rb486",
+                     *           "id": "ses_01m81gfa9m517vynfcm4n3cg8c",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-22T08:33:40.357Z",
-                     *           "last_seen_at": "2026-11-22T08:33:40.357Z",
-                     *           "expires_at": "2026-11-23T08:33:40.357Z"
+                     *           "created_at": "2026-11-22T11:32:43.444Z",
+                     *           "last_seen_at": "2026-11-22T11:32:43.444Z",
+                     *           "expires_at": "2026-11-23T11:32:43.444Z"
                      *         }
                      *       ]
                      *     }
@@ -3812,7 +4529,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -3850,7 +4567,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -3908,7 +4625,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m8167e04y7ky53v006mv3hhh",
+                     *           "id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -3916,13 +4633,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-22T08:33:39.332Z",
+                     *           "created_at": "2026-11-22T11:32:43.257Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m8167efm5sy3htq75tygnndk",
+                     *           "id": "usr_01m81gfa8ct174j8qra0gkkvsj",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -3930,8 +4647,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-22T08:33:39.828Z",
-                     *           "last_login": "2026-11-22T08:33:40.357Z",
+                     *           "created_at": "2026-11-22T11:32:43.404Z",
+                     *           "last_login": "2026-11-22T11:32:43.444Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -3979,7 +4696,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m8167efm5sy3htq75tygnndk",
+                     *       "id": "usr_01m81gfa8ct174j8qra0gkkvsj",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -3987,8 +4704,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-22T08:33:39.828Z",
-                     *       "last_login": "2026-11-22T08:33:40.357Z",
+                     *       "created_at": "2026-11-22T11:32:43.404Z",
+                     *       "last_login": "2026-11-22T11:32:43.444Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -4009,7 +4726,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -4059,7 +4776,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -4096,7 +4813,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -4153,14 +4870,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m8167hpph64bqxw6c4qp1sdj",
+                     *           "id": "inv_01m81gfbe7sdnyk910avwa9thb",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-22T08:33:43.126Z",
-                     *           "sent_at": "2026-11-22T08:33:43.126Z",
-                     *           "expires_at": "2026-11-29T08:33:43.126Z"
+                     *           "created_at": "2026-11-22T11:32:44.615Z",
+                     *           "sent_at": "2026-11-22T11:32:44.615Z",
+                     *           "expires_at": "2026-11-29T11:32:44.615Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -4188,7 +4905,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path?: never;
@@ -4237,7 +4954,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -4272,7 +4989,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -4323,25 +5040,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m8167h77qfxc6stefh5srqxd",
+                     *           "id": "key_01m81gfbbk7jm2w1zf8yq9cmw9",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m8167efm5sy3htq75tygnndk",
-                     *           "created_at": "2026-11-22T08:33:42.637Z"
+                     *           "created_by": "usr_01m81gfa8ct174j8qra0gkkvsj",
+                     *           "created_at": "2026-11-22T11:32:44.532Z"
                      *         },
                      *         {
-                     *           "id": "key_01m8167eepf0vsjma5p3b03jq5",
+                     *           "id": "key_01m81gfa88cdcww12szaj4a8r1",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m8167e04y7ky53v006mv3hhh",
-                     *           "created_at": "2026-11-22T08:33:39.802Z",
-                     *           "last_used_at": "2026-11-22T08:33:40.871Z"
+                     *           "created_by": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *           "created_at": "2026-11-22T11:32:43.400Z",
+                     *           "last_used_at": "2026-11-22T11:32:43.487Z"
                      *         }
                      *       ]
                      *     }
@@ -4363,7 +5080,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path?: never;
@@ -4398,14 +5115,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m8167qxktd8xex20k6vjyka7",
+                     *       "id": "key_01m81gfcvehy88gnapfafv8k52",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-22T08:33:49.493Z"
+                     *       "created_at": "2026-11-22T11:32:46.063Z"
                      *     }
                      */
                     "application/json": {
@@ -4435,7 +5152,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -4486,23 +5203,23 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8167h96nr6wzzbke8s8weh7",
+                     *           "id": "agk_01m81gfbbzhsakz9qfkd699h8a",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8167efm5sy3htq75tygnndk",
+                     *           "owner_id": "usr_01m81gfa8ct174j8qra0gkkvsj",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-22T08:33:42.696Z"
+                     *           "created_at": "2026-11-22T11:32:44.544Z"
                      *         },
                      *         {
-                     *           "id": "agk_01m8167fc13j27ez72r9056ee5",
+                     *           "id": "agk_01m81gfaae18xay1nmvddbjrh6",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8167e04y7ky53v006mv3hhh",
+                     *           "owner_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-22T08:33:40.752Z",
-                     *           "last_used_at": "2026-11-22T08:33:41.979Z"
+                     *           "created_at": "2026-11-22T11:32:43.470Z",
+                     *           "last_used_at": "2026-11-22T11:32:44.246Z"
                      *         }
                      *       ]
                      *     }
@@ -4524,7 +5241,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path?: never;
@@ -4560,13 +5277,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m8167qzc4nycb0v0vm8dy68v",
+                     *       "id": "agk_01m81gfcw12k7qsjn3aah47wg6",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m8167e04y7ky53v006mv3hhh",
-                     *       "created_at": "2026-11-22T08:33:49.549Z"
+                     *       "owner_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *       "created_at": "2026-11-22T11:32:46.082Z"
                      *     }
                      */
                     "application/json": {
@@ -4597,7 +5314,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -4648,12 +5365,12 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m8167e04y7ky53v006mv3hhh",
+                     *           "id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m8167efm5sy3htq75tygnndk",
+                     *           "id": "usr_01m81gfa8ct174j8qra0gkkvsj",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
@@ -4699,6 +5416,8 @@ export interface operations {
                      * @example {
                      *       "approval_required": false,
                      *       "self_approval": false,
+                     *       "tests_required": false,
+                     *       "min_coverage": 0,
                      *       "input_retention_days": 30,
                      *       "poll_seconds": 15,
                      *       "approver_groups": {},
@@ -4726,7 +5445,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path?: never;
@@ -4746,6 +5465,8 @@ export interface operations {
                 "application/json": {
                     approval_required?: boolean | null;
                     self_approval?: boolean | null;
+                    tests_required?: boolean | null;
+                    min_coverage?: number | null;
                     input_retention_days?: number | null;
                     poll_seconds?: number | null;
                     approver_groups?: {
@@ -4778,6 +5499,8 @@ export interface operations {
                      * @example {
                      *       "approval_required": false,
                      *       "self_approval": false,
+                     *       "tests_required": false,
+                     *       "min_coverage": 0,
                      *       "input_retention_days": 30,
                      *       "poll_seconds": 9,
                      *       "approver_groups": {},
@@ -4792,25 +5515,29 @@ export interface operations {
                      *     }
                      */
                     "application/json": {
-                        /** @description a version is enforced only after another person approved */
+                        /** @description a version is enforced only after another person approves it */
                         approval_required: boolean;
-                        /** @description an author may approve their own version all the same */
+                        /** @description authors may approve their own versions even if approval is required */
                         self_approval: boolean;
-                        /** @description how long inputs of evaluate are kept */
+                        /** @description a version is submitted and enforced only with at least one test, all of which pass */
+                        tests_required: boolean;
+                        /** @description the percentage of its statements that the tests of a version must cover before it is submitted or enforced */
+                        min_coverage: number;
+                        /** @description how many days the inputs of decisions are kept */
                         input_retention_days: number;
-                        /** @description how often proxies poll; unless set, as the server is configured */
+                        /** @description how often proxies poll; default: the server’s setting */
                         poll_seconds: number;
                         /** @description group -> user ids, for quorum rules */
                         approver_groups: {
                             [key: string]: string[];
                         };
-                        /** @description the author of a live policy version may vote on the holds that it opens */
+                        /** @description the author of a live policy version may vote on the holds it opens */
                         policy_author_may_vote: boolean;
-                        /** @description people sign in through the identity provider alone; links of the operator work all the same */
+                        /** @description people can sign in only through the identity provider; links from the operator still work */
                         sso_only: boolean;
-                        /** @description a sign-in link shows a button first, unless the browser that asked for it opens it */
+                        /** @description a sign-in link shows a button first, unless it is opened in the browser that requested it */
                         magic_link_confirm: boolean;
-                        /** @description action types of the tenant beside the built-in ones */
+                        /** @description action types of the tenant, in addition to the built-in ones */
                         action_types: {
                             /** @default [] */
                             read: string[];
@@ -4858,11 +5585,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m8167j2cbss3z43tk57827g7",
+                     *           "id": "stc_01m81gfbg8n29t9sr1zkt3s6hr",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m8167efm5sy3htq75tygnndk",
-                     *           "created_at": "2026-11-22T08:33:43.500Z",
+                     *           "proposed_by": "usr_01m81gfa8ct174j8qra0gkkvsj",
+                     *           "created_at": "2026-11-22T11:32:44.680Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -4901,7 +5628,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -4950,7 +5677,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -5016,7 +5743,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-lmxse5"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-hzfiqd"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -5034,7 +5761,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path?: never;
@@ -5054,7 +5781,7 @@ export interface operations {
                     issuer_url: string;
                     client_id: string;
                     client_secret?: string;
-                    /** @description why; the audit log keeps it */
+                    /** @description the reason, which is audited */
                     reason: string;
                 };
             };
@@ -5071,7 +5798,7 @@ export interface operations {
                 content: {
                     "application/json": {
                         configured: boolean;
-                        /** @description to be registered at the provider */
+                        /** @description the redirect URI to register at the provider */
                         redirect_uri: string;
                         issuer_url?: string;
                         client_id?: string;
@@ -5079,10 +5806,10 @@ export interface operations {
                         updated_at?: string;
                         /**
                          * Format: date-time
-                         * @description when an admin first signed in with the present configuration
+                         * @description when an admin first signed in with the current configuration
                          */
                         proven_at?: string;
-                        /** @description the change under `/v1/settings/changes` that waits for a second person; null: it was done */
+                        /** @description the change under `/v1/settings/changes` that waits for a second person; null if it was applied */
                         waiting: string | null;
                     };
                 };
@@ -5101,11 +5828,11 @@ export interface operations {
     "sso-remove": {
         parameters: {
             query: {
-                /** @description why; the audit log keeps it */
+                /** @description the reason, which is audited */
                 reason: string;
             };
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path?: never;
@@ -5123,7 +5850,7 @@ export interface operations {
                 };
                 content: {
                     "application/json": {
-                        /** @description the change under `/v1/settings/changes` that waits for a second person; null: it was done */
+                        /** @description the change under `/v1/settings/changes` that waits for a second person; null if it was applied */
                         waiting: string | null;
                     };
                 };
@@ -5178,7 +5905,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path?: never;
@@ -5226,7 +5953,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -5263,7 +5990,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -5341,11 +6068,11 @@ export interface operations {
     "sso-unbind": {
         parameters: {
             query: {
-                /** @description why; the audit log keeps it */
+                /** @description the reason, which is audited */
                 reason: string;
             };
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -5365,7 +6092,7 @@ export interface operations {
                 };
                 content: {
                     "application/json": {
-                        /** @description the change under `/v1/settings/changes` that waits for a second person; null: it was done */
+                        /** @description the change under `/v1/settings/changes` that waits for a second person; null if it was applied */
                         waiting: string | null;
                     };
                 };
@@ -5420,7 +6147,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path?: never;
@@ -5435,23 +6162,23 @@ export interface operations {
                  */
                 "application/json": {
                     token_issuers: {
-                        /** @description `iss` of the tokens, letter by letter */
+                        /** @description the exact `iss` of the tokens */
                         issuer: string;
-                        /** @description what `aud` must name */
+                        /** @description the required `aud` */
                         audience: string;
-                        /** @description where the keys are; default: what the discovery of the issuer says */
+                        /** @description the URL of the keys; default: from the discovery document of the issuer */
                         jwks_uri?: string;
-                        /** @description the claim that holds the id of the agent */
+                        /** @description the claim that contains the agent id */
                         agent_id_claim: string;
-                        /** @description the claim that holds its role */
+                        /** @description the claim that contains the agent role */
                         agent_role_claim: string;
-                        /** @description the ids that this issuer may name; one `*` in each matches any text, and `*` alone every id */
+                        /** @description the agent ids that this issuer may name; one `*` per entry matches any text, and `*` alone matches every id */
                         agent_ids: string[];
-                        /** @description the roles that this issuer may name, in the same form */
+                        /** @description the agent roles that this issuer may name, in the same format */
                         agent_roles: string[];
-                        /** @description what `azp` must be one of; default: not required, and then a token for several audiences is refused */
+                        /** @description the allowed values of `azp`; default: not required, and tokens for several audiences are refused */
                         authorized_parties?: string[];
-                        /** @description signatures that are accepted; default: what the discovery says, or RS256, PS256, ES256, EdDSA */
+                        /** @description the accepted signature algorithms; default: from the discovery document, or RS256, PS256, ES256, EdDSA */
                         allowed_algs?: ("RS256" | "RS384" | "RS512" | "PS256" | "PS384" | "PS512" | "ES256" | "ES384" | "ES512" | "EdDSA" | "Ed25519")[];
                     }[];
                 };
@@ -5513,12 +6240,13 @@ export interface operations {
                      *         {
                      *           "id": "guard",
                      *           "dsl_source": "permit(principal, action, resource == Tool::\"write\");",
+                     *           "tests_source": null,
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8167e04y7ky53v006mv3hhh",
-                     *           "created_at": "2026-11-22T08:33:40.873Z",
-                     *           "updated_at": "2026-11-22T08:33:44.211Z",
+                     *           "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *           "created_at": "2026-11-22T11:32:43.488Z",
+                     *           "updated_at": "2026-11-22T11:32:44.764Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -5533,6 +6261,8 @@ export interface operations {
                         policies: {
                             id: string;
                             dsl_source: string;
+                            /** @description the test suite of the newest version */
+                            tests_source: string | null;
                             /** @enum {string} */
                             status: "draft" | "pending_approval" | "deployed" | "revoked";
                             version: number;
@@ -5542,7 +6272,7 @@ export interface operations {
                             created_at: string;
                             /** Format: date-time */
                             updated_at: string;
-                            /** @description the version that proxies enforce; null when none is */
+                            /** @description the version that proxies enforce; null when there is none */
                             live_version: number | null;
                             scopes: string[];
                             /** @description the oldest one */
@@ -5566,7 +6296,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path?: never;
@@ -5583,6 +6313,7 @@ export interface operations {
                 "application/json": {
                     id?: string;
                     dsl_source: string;
+                    tests_source?: string | null;
                 };
             };
         };
@@ -5600,12 +6331,13 @@ export interface operations {
                      * @example {
                      *       "id": "new-policy",
                      *       "dsl_source": "permit(principal, action, resource == Tool::\"read\");",
+                     *       "tests_source": null,
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m8167e04y7ky53v006mv3hhh",
-                     *       "created_at": "2026-11-22T08:33:48.857Z",
-                     *       "updated_at": "2026-11-22T08:33:48.857Z",
+                     *       "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *       "created_at": "2026-11-22T11:32:45.850Z",
+                     *       "updated_at": "2026-11-22T11:32:45.850Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -5629,7 +6361,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path?: never;
@@ -5692,7 +6424,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path?: never;
@@ -5721,6 +6453,7 @@ export interface operations {
                         agent_role: string;
                         action_type: string;
                         tool_name: string;
+                        tool_pin?: string;
                         tool_server?: string;
                         method?: string;
                         resource?: string;
@@ -5730,7 +6463,7 @@ export interface operations {
                         session_id?: string;
                         estimated_value?: number;
                         value_currency?: string;
-                        /** @description absent counts as 1 */
+                        /** @description 1 when absent */
                         risk_score?: number;
                         context?: {
                             [key: string]: unknown;
@@ -5761,7 +6494,7 @@ export interface operations {
                             /** @enum {string} */
                             effect: "permit" | "forbid";
                             guardrail: boolean;
-                            /** @description in the tried text */
+                            /** @description in the submitted text */
                             line?: number;
                         }[];
                         /** @description why the request could not be evaluated */
@@ -5779,11 +6512,61 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    "policies-test": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "tests_source": "defaults: { agent_role: clerk, action_type: tool_call, tool_name: write }\ntests: [{ name: clerks write, expect: { decision: allow } }]"
+                 *     }
+                 */
+                "application/json": {
+                    dsl_source?: string;
+                    /** @description the test suite of the version, `svc-tests/1`, in YAML or JSON */
+                    tests_source?: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TestRun"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "policies-format": {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path?: never;
@@ -5857,12 +6640,13 @@ export interface operations {
                      * @example {
                      *       "id": "guard",
                      *       "dsl_source": "permit(principal, action, resource == Tool::\"write\");",
+                     *       "tests_source": null,
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m8167e04y7ky53v006mv3hhh",
-                     *       "created_at": "2026-11-22T08:33:40.873Z",
-                     *       "updated_at": "2026-11-22T08:33:44.211Z",
+                     *       "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *       "created_at": "2026-11-22T11:32:43.488Z",
+                     *       "updated_at": "2026-11-22T11:32:44.764Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -5870,28 +6654,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m8167e04y7ky53v006mv3hhh",
-                     *           "created_at": "2026-11-22T08:33:44.211Z",
+                     *           "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *           "created_at": "2026-11-22T11:32:44.764Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m8167e04y7ky53v006mv3hhh",
-                     *           "created_at": "2026-11-22T08:33:40.873Z",
+                     *           "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *           "created_at": "2026-11-22T11:32:43.488Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m8167e04y7ky53v006mv3hhh",
-                     *             "decided_at": "2026-11-22T08:33:41.920Z"
+                     *             "decided_by": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *             "decided_at": "2026-11-22T11:32:44.211Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m8167e04y7ky53v006mv3hhh",
-                     *               "decided_at": "2026-11-22T08:33:41.920Z"
+                     *               "decided_by": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *               "decided_at": "2026-11-22T11:32:44.211Z"
                      *             }
                      *           ]
                      *         }
@@ -5901,6 +6685,8 @@ export interface operations {
                     "application/json": {
                         id: string;
                         dsl_source: string;
+                        /** @description the test suite of the newest version */
+                        tests_source: string | null;
                         /** @enum {string} */
                         status: "draft" | "pending_approval" | "deployed" | "revoked";
                         version: number;
@@ -5910,7 +6696,7 @@ export interface operations {
                         created_at: string;
                         /** Format: date-time */
                         updated_at: string;
-                        /** @description the version that proxies enforce; null when none is */
+                        /** @description the version that proxies enforce; null when there is none */
                         live_version: number | null;
                         scopes: string[];
                         /** @description the oldest one */
@@ -5932,7 +6718,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -5949,6 +6735,8 @@ export interface operations {
                  */
                 "application/json": {
                     dsl_source: string;
+                    /** @description absent: the suite of the newest version stays; null: none */
+                    tests_source?: string | null;
                 };
             };
         };
@@ -5983,7 +6771,7 @@ export interface operations {
                 reason?: string;
             };
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -6019,7 +6807,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -6053,12 +6841,13 @@ export interface operations {
                      * @example {
                      *       "id": "guard",
                      *       "dsl_source": "permit(principal in AgentRole::\"clerk\", action, resource == Tool::\"read\");\n@escrow(\"single\") @ttl(\"1h\") permit(principal in AgentRole::\"clerk\", action, resource == Tool::\"pay\");",
+                     *       "tests_source": null,
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8167e04y7ky53v006mv3hhh",
-                     *       "created_at": "2026-11-22T08:33:40.873Z",
-                     *       "updated_at": "2026-11-22T08:33:49.316Z",
+                     *       "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *       "created_at": "2026-11-22T11:32:43.488Z",
+                     *       "updated_at": "2026-11-22T11:32:45.973Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -6082,7 +6871,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -6131,7 +6920,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -6173,6 +6962,7 @@ export interface operations {
             409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            422: components["responses"]["POLICY_INVALID"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -6182,7 +6972,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -6233,7 +7023,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -6284,7 +7074,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -6333,7 +7123,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -6405,24 +7195,25 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m8167e04y7ky53v006mv3hhh",
-                     *       "created_at": "2026-11-22T08:33:40.873Z",
+                     *       "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *       "created_at": "2026-11-22T11:32:43.488Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m8167e04y7ky53v006mv3hhh",
-                     *         "decided_at": "2026-11-22T08:33:41.920Z"
+                     *         "decided_by": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *         "decided_at": "2026-11-22T11:32:44.211Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m8167e04y7ky53v006mv3hhh",
-                     *           "decided_at": "2026-11-22T08:33:41.920Z"
+                     *           "decided_by": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *           "decided_at": "2026-11-22T11:32:44.211Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
-                     *       "dsl_source": "permit(principal in AgentRole::\"clerk\", action, resource == Tool::\"read\");\n@escrow(\"single\") @ttl(\"1h\") permit(principal in AgentRole::\"clerk\", action, resource == Tool::\"pay\");"
+                     *       "dsl_source": "permit(principal in AgentRole::\"clerk\", action, resource == Tool::\"read\");\n@escrow(\"single\") @ttl(\"1h\") permit(principal in AgentRole::\"clerk\", action, resource == Tool::\"pay\");",
+                     *       "tests_source": null
                      *     }
                      */
                     "application/json": {
@@ -6455,6 +7246,7 @@ export interface operations {
                         }[];
                         policy_id: string;
                         dsl_source: string;
+                        tests_source: string | null;
                     };
                 };
             };
@@ -6588,7 +7380,7 @@ export interface operations {
                             rule_id: string;
                             /** @enum {string} */
                             effect: "permit" | "forbid";
-                            /** @description adds its obligation where another statement permits; never permits */
+                            /** @description adds its obligation when another statement permits; never permits by itself */
                             guardrail: boolean;
                             line: number;
                             roles: string[];
@@ -6598,6 +7390,425 @@ export interface operations {
                                 [key: string]: unknown;
                             };
                         }[];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "lists-list": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "lists": [
+                     *         {
+                     *           "name": "read_file",
+                     *           "version": 2,
+                     *           "live_version": 2,
+                     *           "newest": {
+                     *             "version": 2,
+                     *             "status": "approved",
+                     *             "count": 2,
+                     *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
+                     *             "added": 1,
+                     *             "removed": 0,
+                     *             "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *             "created_at": "2026-11-22T11:32:44.503Z",
+                     *             "decided_by": null,
+                     *             "decided_at": null,
+                     *             "comment": null,
+                     *             "kept": true
+                     *           },
+                     *           "used_by": []
+                     *         }
+                     *       ]
+                     *     }
+                     */
+                    "application/json": {
+                        lists: components["schemas"]["List"][];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "lists-get": {
+        parameters: {
+            query?: {
+                version?: number;
+                q?: string;
+                after?: string;
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "name": "read_file",
+                     *       "version": 2,
+                     *       "live_version": 2,
+                     *       "newest": {
+                     *         "version": 2,
+                     *         "status": "approved",
+                     *         "count": 2,
+                     *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
+                     *         "added": 1,
+                     *         "removed": 0,
+                     *         "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *         "created_at": "2026-11-22T11:32:44.503Z",
+                     *         "decided_by": null,
+                     *         "decided_at": null,
+                     *         "comment": null,
+                     *         "kept": true
+                     *       },
+                     *       "used_by": [],
+                     *       "versions": [
+                     *         {
+                     *           "version": 2,
+                     *           "status": "approved",
+                     *           "count": 2,
+                     *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
+                     *           "added": 1,
+                     *           "removed": 0,
+                     *           "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *           "created_at": "2026-11-22T11:32:44.503Z",
+                     *           "decided_by": null,
+                     *           "decided_at": null,
+                     *           "comment": null,
+                     *           "kept": true
+                     *         },
+                     *         {
+                     *           "version": 1,
+                     *           "status": "approved",
+                     *           "count": 1,
+                     *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
+                     *           "added": 1,
+                     *           "removed": 0,
+                     *           "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *           "created_at": "2026-11-22T11:32:44.460Z",
+                     *           "decided_by": null,
+                     *           "decided_at": null,
+                     *           "comment": null,
+                     *           "kept": true
+                     *         }
+                     *       ],
+                     *       "values": [
+                     *         "DE1",
+                     *         "DE2"
+                     *       ],
+                     *       "next": null
+                     *     }
+                     */
+                    "application/json": {
+                        name: string;
+                        /** @description the newest version */
+                        version: number;
+                        /** @description the version that decisions use; null before the first approval */
+                        live_version: number | null;
+                        newest: components["schemas"]["ListVersion"];
+                        /** @description the live policies that name it */
+                        used_by: string[];
+                        versions: components["schemas"]["ListVersion"][];
+                        values: string[];
+                        next: string | null;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "lists-put": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "values": [
+                 *         "DE1",
+                 *         "DE3"
+                 *       ],
+                 *       "version": 2
+                 *     }
+                 */
+                "application/json": {
+                    values: string[];
+                    /** @description the version that you have read; 0 for a new list */
+                    version: number;
+                    comment?: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ListDetail"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            409: components["responses"]["CONFLICT-VERSION_CHANGED"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "lists-remove": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            204: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["CONFLICT"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "lists-approve": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "version": 2
+                 *     }
+                 */
+                "application/json": {
+                    version: number;
+                    comment?: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ListDetail"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE-SELF_APPROVAL"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "lists-reject": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "version": 2,
+                 *       "reason": "not ours"
+                 *     }
+                 */
+                "application/json": {
+                    version: number;
+                    reason: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ListDetail"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "lists-diff": {
+        parameters: {
+            query: {
+                from: number;
+                to: number;
+            };
+            header?: never;
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "name": "read_file",
+                     *       "from": 1,
+                     *       "to": 2,
+                     *       "added": {
+                     *         "values": [
+                     *           "DE2"
+                     *         ],
+                     *         "total": 1
+                     *       },
+                     *       "removed": {
+                     *         "values": [],
+                     *         "total": 0
+                     *       }
+                     *     }
+                     */
+                    "application/json": {
+                        name: string;
+                        from: number;
+                        to: number;
+                        added: {
+                            /** @description the first 1,000 */
+                            values: string[];
+                            total: number;
+                        };
+                        removed: {
+                            /** @description the first 1,000 */
+                            values: string[];
+                            total: number;
+                        };
                     };
                 };
             };
@@ -6632,7 +7843,7 @@ export interface operations {
                     version?: string;
                     bundle_hash?: string;
                     bundle_seq?: number;
-                    /** @description why the newest bundle was not taken up; absent when it was */
+                    /** @description why the newest bundle was not applied; absent if it was */
                     refused_bundle?: string;
                     spooled_events?: number;
                     /** Format: date-time */
@@ -6693,8 +7904,8 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "first_seen_at": "2026-11-22T08:33:43.975Z",
-                     *           "last_seen_at": "2026-11-22T08:33:43.975Z",
+                     *           "first_seen_at": "2026-11-22T11:32:44.737Z",
+                     *           "last_seen_at": "2026-11-22T11:32:44.737Z",
                      *           "stale": false,
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -6708,7 +7919,7 @@ export interface operations {
                             version?: string;
                             bundle_hash?: string;
                             bundle_seq?: number;
-                            /** @description why the newest bundle was not taken up; absent when it was */
+                            /** @description why the newest bundle was not applied; absent if it was */
                             refused_bundle?: string;
                             spooled_events?: number;
                             /** Format: date-time */
@@ -6719,9 +7930,9 @@ export interface operations {
                             last_seen_at: string;
                             /** @description silent for three poll intervals */
                             stale: boolean;
-                            /** @description enforces the newest bundle; null when it named none that is known here */
+                            /** @description enforces the newest bundle; null if it reported no bundle known to the server */
                             up_to_date: boolean | null;
-                            /** @description when the bundle that it enforces was built; null when it named none that is known here */
+                            /** @description when the bundle that it enforces was built; null if it reported no bundle known to the server */
                             bundle_built_at: string | null;
                         }[];
                     };
@@ -6758,18 +7969,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m8167fc13j27ez72r9056ee5",
-                     *           "key_hash": "sha256:679787d62581456835f609cdb19c2b8842b5bf09f8f5563cfe035585d75040a4",
+                     *           "id": "agk_01m81gfaae18xay1nmvddbjrh6",
+                     *           "key_hash": "sha256:3c7678ead8e64db3299e558f72006bef0e571119496e6ed03ea5cd1975ab6ad0",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8167e04y7ky53v006mv3hhh"
+                     *           "owner_id": "usr_01m81gfa3ss6sxgwarav1x1qnb"
                      *         },
                      *         {
-                     *           "id": "agk_01m8167h96nr6wzzbke8s8weh7",
-                     *           "key_hash": "sha256:489c737b63373dae8e1dd9e2df5b9c98b88324fb9e814309567c36dbf5bfe4d3",
+                     *           "id": "agk_01m81gfbbzhsakz9qfkd699h8a",
+                     *           "key_hash": "sha256:09ce34d8763156ee1c3990855187126d40930d25f08557cac00220f75be1332e",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m8167efm5sy3htq75tygnndk"
+                     *           "owner_id": "usr_01m81gfa8ct174j8qra0gkkvsj"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -6793,6 +8004,706 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["KEY_SCOPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "tools-observed": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "server": "files",
+                 *       "complete": true,
+                 *       "tools": [
+                 *         {
+                 *           "name": "read_file",
+                 *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
+                 *           "definition": {
+                 *             "name": "read_file",
+                 *             "description": "Reads a file.",
+                 *             "inputSchema": {
+                 *               "type": "object",
+                 *               "properties": {
+                 *                 "path": {
+                 *                   "type": "string"
+                 *                 }
+                 *               },
+                 *               "required": [
+                 *                 "path"
+                 *               ]
+                 *             },
+                 *             "annotations": {
+                 *               "readOnlyHint": true
+                 *             }
+                 *           }
+                 *         }
+                 *       ]
+                 *     }
+                 */
+                "application/json": {
+                    server: string;
+                    /** @default false */
+                    complete?: boolean;
+                    tools: {
+                        name: string;
+                        /** @description the hash of a definition */
+                        pin: string;
+                        /** @description name, title, description, inputSchema, outputSchema and annotations, as the tool server wrote them */
+                        definition?: {
+                            [key: string]: unknown;
+                        };
+                    }[];
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        wanted: string[];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            409: components["responses"]["CONFLICT"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "tools-list": {
+        parameters: {
+            query?: {
+                server?: string;
+                status?: "pending" | "approved" | "changed" | "gone" | "rejected";
+                review?: boolean;
+                q?: string;
+                limit?: number;
+                after?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "tools": [
+                     *         {
+                     *           "server": "files",
+                     *           "name": "read_file",
+                     *           "status": "pending",
+                     *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
+                     *           "approved_pin": null,
+                     *           "waiting_pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
+                     *           "change": {
+                     *             "kind": "introduced",
+                     *             "reasons": []
+                     *           },
+                     *           "labels": [],
+                     *           "same_arguments_as": [],
+                     *           "first_seen": "2026-11-22T11:32:44.415Z",
+                     *           "last_seen": "2026-11-22T11:32:44.415Z"
+                     *         }
+                     *       ],
+                     *       "next": null
+                     *     }
+                     */
+                    "application/json": {
+                        tools: components["schemas"]["Tool"][];
+                        next: string | null;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "tools-get": {
+        parameters: {
+            query?: {
+                pin?: string;
+            };
+            header?: never;
+            path: {
+                server: string;
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "server": "files",
+                     *       "name": "read_file",
+                     *       "status": "pending",
+                     *       "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
+                     *       "approved_pin": null,
+                     *       "waiting_pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
+                     *       "change": {
+                     *         "kind": "introduced",
+                     *         "reasons": []
+                     *       },
+                     *       "labels": [],
+                     *       "same_arguments_as": [],
+                     *       "first_seen": "2026-11-22T11:32:44.415Z",
+                     *       "last_seen": "2026-11-22T11:32:44.415Z",
+                     *       "approved": null,
+                     *       "shown": {
+                     *         "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
+                     *         "definition": {
+                     *           "annotations": {
+                     *             "readOnlyHint": true
+                     *           },
+                     *           "description": "Reads a file.",
+                     *           "inputSchema": {
+                     *             "properties": {
+                     *               "path": {
+                     *                 "type": "string"
+                     *               }
+                     *             },
+                     *             "required": [
+                     *               "path"
+                     *             ],
+                     *             "type": "object"
+                     *           },
+                     *           "name": "read_file"
+                     *         },
+                     *         "change": {
+                     *           "kind": "introduced",
+                     *           "reasons": []
+                     *         }
+                     *       },
+                     *       "definitions": [
+                     *         {
+                     *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
+                     *           "standing": "undecided",
+                     *           "first_seen": "2026-11-22T11:32:44.415Z",
+                     *           "last_seen": "2026-11-22T11:32:44.415Z",
+                     *           "reported_by": "key_01m81gfa88cdcww12szaj4a8r1",
+                     *           "change": {
+                     *             "kind": "introduced",
+                     *             "reasons": []
+                     *           }
+                     *         }
+                     *       ],
+                     *       "proposed_labels": [
+                     *         "read-only",
+                     *         "open-world"
+                     *       ],
+                     *       "proposals": {},
+                     *       "second_person_needed": false
+                     *     }
+                     */
+                    "application/json": components["schemas"]["ToolDetail"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "tools-remove": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                server: string;
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            204: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["INVALID_STATUS"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "tools-definition": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description the hash of a definition */
+                pin: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
+                     *       "server": "files",
+                     *       "definition": {
+                     *         "annotations": {
+                     *           "readOnlyHint": true
+                     *         },
+                     *         "description": "Reads a file.",
+                     *         "inputSchema": {
+                     *           "properties": {
+                     *             "path": {
+                     *               "type": "string"
+                     *             }
+                     *           },
+                     *           "required": [
+                     *             "path"
+                     *           ],
+                     *           "type": "object"
+                     *         },
+                     *         "name": "read_file"
+                     *       }
+                     *     }
+                     */
+                    "application/json": {
+                        /** @description the hash of a definition */
+                        pin: string;
+                        server: string;
+                        /** @description name, title, description, inputSchema, outputSchema and annotations, as the tool server wrote them */
+                        definition: {
+                            [key: string]: unknown;
+                        };
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "tools-approve": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                server: string;
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
+                 *       "comment": "read it"
+                 *     }
+                 */
+                "application/json": {
+                    /** @description the hash of a definition */
+                    pin: string;
+                    comment?: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ToolDetail"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-SELF_APPROVAL"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "tools-reject": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                server: string;
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
+                 *       "reason": "reads too much"
+                 *     }
+                 */
+                "application/json": {
+                    /** @description the hash of a definition */
+                    pin: string;
+                    reason: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ToolDetail"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "tools-label": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                server: string;
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "labels": [
+                 *         "read-only"
+                 *       ]
+                 *     }
+                 */
+                "application/json": {
+                    /** @description what policies read as labels */
+                    labels: string[];
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ToolDetail"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-SELF_APPROVAL"];
+            404: components["responses"]["NOT_FOUND"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "tools-servers": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "servers": [
+                     *         {
+                     *           "id": "files",
+                     *           "mode": "default",
+                     *           "trust": null,
+                     *           "check_arguments": false,
+                     *           "first_seen": "2026-11-22T11:32:44.415Z",
+                     *           "last_seen": "2026-11-22T11:32:44.415Z",
+                     *           "reviewed_at": null,
+                     *           "proposal": null,
+                     *           "counts": {
+                     *             "pending": 1,
+                     *             "approved": 0,
+                     *             "changed": 0,
+                     *             "gone": 0,
+                     *             "rejected": 0
+                     *           }
+                     *         }
+                     *       ]
+                     *     }
+                     */
+                    "application/json": {
+                        servers: components["schemas"]["ToolServer"][];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "tools-changeServer": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                server: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "mode": "enforce",
+                 *       "trust": 50,
+                 *       "check_arguments": true,
+                 *       "reason": "as agreed"
+                 *     }
+                 */
+                "application/json": {
+                    /**
+                     * @description what happens to a call whose definition is not the approved one: enforce denies, hold holds, warn records, off does nothing. default: once a tool of the server was approved, hold for actions that write and warn for others; before that, warn
+                     * @enum {string}
+                     */
+                    mode?: "off" | "warn" | "hold" | "enforce" | "default";
+                    /** @description what policies read as trust of the server */
+                    trust?: number | null;
+                    /** @description proxies check the arguments of calls against the schema of the tool */
+                    check_arguments?: boolean;
+                    reason?: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ToolServer"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-SELF_APPROVAL"];
+            409: components["responses"]["CONFLICT"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "tools-agents": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "agents": []
+                     *     }
+                     */
+                    "application/json": {
+                        agents: components["schemas"]["Agent"][];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "tools-labelAgent": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                agent_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "labels": [
+                 *         "trusted"
+                 *       ]
+                 *     }
+                 */
+                "application/json": {
+                    /** @description what policies read as labels */
+                    labels: string[];
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Agent"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-SELF_APPROVAL"];
+            409: components["responses"]["CONFLICT"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -6831,14 +8742,15 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m8167gw1s73r9e1kfqqra8by",
+                     *           "id": "esc_01m81gfb51xxcb53y49r4dzv34",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m8167fc13j27ez72r9056ee5",
+                     *           "opened_by": "agk_01m81gfaae18xay1nmvddbjrh6",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
+                     *           "tool_pin": null,
                      *           "method": null,
                      *           "resource": null,
                      *           "arguments_preview": null,
@@ -6849,15 +8761,15 @@ export interface operations {
                      *           "value_currency": null,
                      *           "action_summary": "tool_call pay",
                      *           "risk_score": null,
-                     *           "action_hash": "sha256:2e42d03f216c3f32bb8249fbcabefd81ffb886b90fabbf5ac6ef4676152cfc82",
+                     *           "action_hash": "sha256:cc07b92ff8743c224187331f80cf7a45f6038d31e65ad5fd3c40827adfea97d3",
                      *           "status": "held",
                      *           "hold_type": "single",
                      *           "required_approvals": 1,
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-22T09:33:42.273Z",
-                     *           "created_at": "2026-11-22T08:33:42.273Z",
+                     *           "expires_at": "2026-11-22T12:32:44.321Z",
+                     *           "created_at": "2026-11-22T11:32:44.321Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -6871,7 +8783,7 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m8167e04y7ky53v006mv3hhh"
+                     *             "usr_01m81gfa3ss6sxgwarav1x1qnb"
                      *           ],
                      *           "notify_targets": []
                      *         }
@@ -6971,6 +8883,7 @@ export interface operations {
                     session_id?: string;
                     tool_server?: string;
                     tool_name?: string;
+                    tool_pin?: string;
                     method?: string;
                     resource?: string;
                     arguments_preview?: unknown;
@@ -7030,14 +8943,15 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m8167gw1s73r9e1kfqqra8by",
+                     *       "id": "esc_01m81gfb51xxcb53y49r4dzv34",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m8167fc13j27ez72r9056ee5",
+                     *       "opened_by": "agk_01m81gfaae18xay1nmvddbjrh6",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
+                     *       "tool_pin": null,
                      *       "method": null,
                      *       "resource": null,
                      *       "arguments_preview": null,
@@ -7048,15 +8962,15 @@ export interface operations {
                      *       "value_currency": null,
                      *       "action_summary": "tool_call pay",
                      *       "risk_score": null,
-                     *       "action_hash": "sha256:2e42d03f216c3f32bb8249fbcabefd81ffb886b90fabbf5ac6ef4676152cfc82",
+                     *       "action_hash": "sha256:cc07b92ff8743c224187331f80cf7a45f6038d31e65ad5fd3c40827adfea97d3",
                      *       "status": "held",
                      *       "hold_type": "single",
                      *       "required_approvals": 1,
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-22T09:33:42.273Z",
-                     *       "created_at": "2026-11-22T08:33:42.273Z",
+                     *       "expires_at": "2026-11-22T12:32:44.321Z",
+                     *       "created_at": "2026-11-22T11:32:44.321Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -7070,7 +8984,7 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m8167e04y7ky53v006mv3hhh"
+                     *         "usr_01m81gfa3ss6sxgwarav1x1qnb"
                      *       ],
                      *       "notify_targets": []
                      *     }
@@ -7091,7 +9005,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -7259,7 +9173,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -7329,7 +9243,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m8167hv40yx948ex06v0236h",
+                     *           "id": "sub_01m81gfbetc7wjbjeqb0823z56",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -7339,8 +9253,8 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-22T08:33:43.268Z",
-                     *           "updated_at": "2026-11-22T08:33:43.268Z"
+                     *           "created_at": "2026-11-22T11:32:44.634Z",
+                     *           "updated_at": "2026-11-22T11:32:44.634Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -7368,7 +9282,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path?: never;
@@ -7404,7 +9318,7 @@ export interface operations {
                      * @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named
                      * @default []
                      */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
                     /** @default true */
                     active?: boolean;
                     destination_config?: {
@@ -7459,7 +9373,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m8167hv40yx948ex06v0236h",
+                     *       "id": "sub_01m81gfbetc7wjbjeqb0823z56",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -7469,8 +9383,8 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-22T08:33:43.268Z",
-                     *       "updated_at": "2026-11-22T08:33:43.268Z"
+                     *       "created_at": "2026-11-22T11:32:44.634Z",
+                     *       "updated_at": "2026-11-22T11:32:44.634Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -7489,7 +9403,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -7508,10 +9422,10 @@ export interface operations {
                     url?: string;
                     /** @description signs what is sent to a destination of type webhook; write-only. Standard Webhooks writes whsec_<base64> */
                     secret?: string;
-                    /** @description how long the secret before signs beside a new one; absent: 24 hours */
+                    /** @description how long the previous secret remains valid after a new one is set; 24 hours when absent */
                     secret_overlap_seconds?: number;
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
                     destination_config?: {
                         app_url?: string;
@@ -7547,7 +9461,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -7580,7 +9494,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -7600,10 +9514,10 @@ export interface operations {
                     url?: string;
                     /** @description signs what is sent to a destination of type webhook; write-only. Standard Webhooks writes whsec_<base64> */
                     secret?: string;
-                    /** @description how long the secret before signs beside a new one; absent: 24 hours */
+                    /** @description how long the previous secret remains valid after a new one is set; 24 hours when absent */
                     secret_overlap_seconds?: number;
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
                     destination_config?: {
                         app_url?: string;
@@ -7639,7 +9553,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -7662,11 +9576,11 @@ export interface operations {
                         delivered: boolean;
                         /** @enum {string} */
                         result: "DELIVERED" | "DESTINATION_BLOCKED" | "TIMEOUT" | "DNS_ERROR" | "TLS_ERROR" | "CONNECTION_FAILED" | "REJECTED_BY_DESTINATION" | "NOT_FOUND" | "DESTINATION_ERROR";
-                        /** @description in plain words */
+                        /** @description a sentence for people */
                         reason: string;
                         http_status: number | null;
                         duration_ms: number;
-                        /** @description what was sent; for webhooks */
+                        /** @description the payload sent; webhooks only */
                         payload?: {
                             [key: string]: unknown;
                         };
@@ -7686,7 +9600,7 @@ export interface operations {
         parameters: {
             query?: {
                 status?: "retrying" | "delivered" | "failed";
-                event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "subscription.disabled" | "svc.test";
+                event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test";
                 limit?: number;
                 cursor?: string;
             };
@@ -7712,7 +9626,7 @@ export interface operations {
                      *       "deliveries": [
                      *         {
                      *           "id": "dlv_1",
-                     *           "subscription_id": "sub_01m8167hv40yx948ex06v0236h",
+                     *           "subscription_id": "sub_01m81gfbetc7wjbjeqb0823z56",
                      *           "event_id": "oev_1",
                      *           "event_type": "svc.test",
                      *           "status": "delivered",
@@ -7721,7 +9635,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-22T08:33:43.859Z",
+                     *           "created_at": "2026-11-22T11:32:44.719Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -7771,7 +9685,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "id": "dlv_1",
-                     *       "subscription_id": "sub_01m8167hv40yx948ex06v0236h",
+                     *       "subscription_id": "sub_01m81gfbetc7wjbjeqb0823z56",
                      *       "event_id": "oev_1",
                      *       "event_type": "svc.test",
                      *       "status": "delivered",
@@ -7780,7 +9694,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-22T08:33:43.859Z",
+                     *       "created_at": "2026-11-22T11:32:44.719Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -7790,11 +9704,11 @@ export interface operations {
                     "application/json": {
                         id: string;
                         subscription_id: string;
-                        /** @description the same on every attempt, as webhook-id */
+                        /** @description the same for every attempt; sent as webhook-id */
                         event_id: string;
                         event_type: string;
                         /**
-                         * @description retrying also before the first attempt
+                         * @description also `retrying` before the first attempt
                          * @enum {string}
                          */
                         status: "retrying" | "delivered" | "failed";
@@ -7802,7 +9716,7 @@ export interface operations {
                         http_status: number | null;
                         /** @description of the last attempt */
                         result: ("DELIVERED" | "DESTINATION_BLOCKED" | "TIMEOUT" | "DNS_ERROR" | "TLS_ERROR" | "CONNECTION_FAILED" | "REJECTED_BY_DESTINATION" | "NOT_FOUND" | "DESTINATION_ERROR") | null;
-                        /** @description in plain words */
+                        /** @description a sentence for people */
                         failure_reason: string | null;
                         next_attempt_at: string | null;
                         /** Format: date-time */
@@ -7810,7 +9724,7 @@ export interface operations {
                         last_attempt_at: string | null;
                         delivered_at: string | null;
                         duration_ms: number | null;
-                        /** @description what an accepted delivery does not mean */
+                        /** @description a limitation of what `delivered` means for this destination */
                         note?: string;
                         history: components["schemas"]["DeliveryAttempt"][];
                     };
@@ -7829,7 +9743,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path: {
@@ -7890,7 +9804,7 @@ export interface operations {
                      *         },
                      *         {
                      *           "type": "escrow.vote_cast",
-                     *           "description": "somebody voted on a hold",
+                     *           "description": "a person voted on a hold",
                      *           "for_programs": false
                      *         }
                      *       ]
@@ -7900,7 +9814,7 @@ export interface operations {
                         event_types: {
                             type: string;
                             description: string;
-                            /** @description people in a chat receive it only when their subscription names it */
+                            /** @description a chat receives it only if its subscription names it */
                             for_programs: boolean;
                         }[];
                     };
@@ -7951,6 +9865,8 @@ export interface operations {
                 "application/json": {
                     action_type: string;
                     tool_name: string;
+                    /** @description the definition of the tool that the agent saw; without it, the one that was seen last decides */
+                    tool_pin?: string;
                     tool_server?: string;
                     method?: string;
                     /** @description a URL or a path */
@@ -7962,7 +9878,7 @@ export interface operations {
                     action_summary?: string;
                     estimated_value?: number;
                     value_currency?: string;
-                    /** @description absent counts as 1 */
+                    /** @description 1 when absent */
                     risk_score?: number;
                     context?: {
                         [key: string]: unknown;
@@ -7983,13 +9899,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m8167r1j70kf3v66fm5s2vky",
+                     *       "event_id": "evt_01m81gfcwwt10sf9cyf16h4awf",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:3eceb50f58093cc0353e342a83badbb58ddd5c797b1634ec58d9707fb11e5f27",
-                     *       "action_hash": "sha256:ac3a1f35fa3aeeaee2e25d42d9ac6b403de5ffa55ee07fe3f7bb805db6c11324",
-                     *       "evaluation_us": 33278
+                     *       "bundle_hash": "sha256:d60be84053443f04f9cbeefce40b9bf7943b0a73ee6c00280677c8ee38222e37",
+                     *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
+                     *       "evaluation_us": 23245
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -8055,7 +9971,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-19836-3",
+                     *           "id": "event-8462-3",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -8067,10 +9983,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-22T08:33:43.896Z"
+                     *           "created_at": "2026-11-22T11:32:44.730Z"
                      *         },
                      *         {
-                     *           "id": "event-19836-2",
+                     *           "id": "event-8462-2",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -8082,7 +9998,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-22T08:33:43.896Z"
+                     *           "created_at": "2026-11-22T11:32:44.730Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -8127,12 +10043,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-21T08:33:46.386Z",
-                     *       "until": "2026-11-22T08:33:46.386Z",
+                     *       "since": "2026-11-21T11:32:45.379Z",
+                     *       "until": "2026-11-22T11:32:45.379Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-21T08:33:46.386Z",
+                     *           "at": "2026-11-21T11:32:45.379Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -8140,7 +10056,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-21T09:33:46.386Z",
+                     *           "at": "2026-11-21T12:32:45.379Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -8151,7 +10067,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-22T08:33:43.896Z"
+                     *         "at": "2026-11-22T11:32:44.730Z"
                      *       }
                      *     }
                      */
@@ -8188,7 +10104,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m8167gjwhyg2b394dpfvrfv7",
+                     *       "id": "evt_01m81gfb2qjzc1kfpsr2gay5qd",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -8199,25 +10115,25 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 470435,
-                     *       "created_at": "2026-11-22T08:33:42.506Z",
+                     *       "evaluation_us": 114086,
+                     *       "created_at": "2026-11-22T11:32:44.387Z",
                      *       "rule_id": "guard#1",
-                     *       "escrow_id": "esc_01m8167gw1s73r9e1kfqqra8by",
-                     *       "key_id": "agk_01m8167fc13j27ez72r9056ee5",
+                     *       "escrow_id": "esc_01m81gfb51xxcb53y49r4dzv34",
+                     *       "key_id": "agk_01m81gfaae18xay1nmvddbjrh6",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-22T08:33:41.980Z",
-                     *       "input_hash": "sha256:f0699cd26e234e2003eb64511b555245b76583a32eaae5b706b6a607dc9daf86",
-                     *       "action_hash": "sha256:2e42d03f216c3f32bb8249fbcabefd81ffb886b90fabbf5ac6ef4676152cfc82",
+                     *       "timestamp": "2026-11-22T11:32:44.247Z",
+                     *       "input_hash": "sha256:09712c15848e8e7bae247a6b90f3852c198fb5c93d485ce97a9ab15174042d6e",
+                     *       "action_hash": "sha256:cc07b92ff8743c224187331f80cf7a45f6038d31e65ad5fd3c40827adfea97d3",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:af039128a74220ad85cf143a46a8e0e5552f8d6c51e2dafb67bb8a5071bbe201"
+                     *         "bundle_hash": "sha256:8dd9e1b5f63c6d7050e2b92d1c415519288ae1321886b44206597ec2bc0e0a91"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "f0b6834622457d4a32419cf2e321b43e9fa37dccc172caff0c972bed77340fea",
-                     *         "hash": "8117404ac303bad69bc924fa3ce1534b423bfb10240d51f61e4194a278adf3f4",
+                     *         "prev_hash": "2ee23d082a6c0709f9819ac41e47c794ce710c79201cc8598e99f7b36a71822b",
+                     *         "hash": "90c73ab91dface0dff55d5cc9cf90f85b4116d467ce2a2057234d32dbc61d5b4",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -8258,10 +10174,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "8117404ac303bad69bc924fa3ce1534b423bfb10240d51f61e4194a278adf3f4",
-                     *       "kid": "-PyYfEYM33MSuoSCJDhmq0Tj5DdDBod5WQlOeffBg6M",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-lmxse5/forensics\n2\n8117404ac303bad69bc924fa3ce1534b423bfb10240d51f61e4194a278adf3f4\n\n— control.test Z53bd6W/tcUT8J5WYPv+LqSiu9s+2O3CxSctVQuT5Z1rOFDIkGvd8zZCt9HHbbDr62A/AcZyBkDsIeZl8ArVp6AOxA8=\n",
-                     *       "created_at": "2026-11-22T08:33:42.796Z"
+                     *       "hash": "90c73ab91dface0dff55d5cc9cf90f85b4116d467ce2a2057234d32dbc61d5b4",
+                     *       "kid": "aOYpfmbGeQCiHd5H9Ux2YM-AI0zKUIPpVa1ezSzVrmI",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-hzfiqd/forensics\n2\n90c73ab91dface0dff55d5cc9cf90f85b4116d467ce2a2057234d32dbc61d5b4\n\n— control.test oYOk3BiHsMlC9PHOxM442w6lwLXKJcYIjlAnpFok81EtdGv3r2o3RK2E7sGMGRLsAI7e93/VdxF4EyZHgioydXBGngw=\n",
+                     *       "created_at": "2026-11-22T11:32:44.565Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -8304,10 +10220,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "8117404ac303bad69bc924fa3ce1534b423bfb10240d51f61e4194a278adf3f4",
-                     *           "kid": "-PyYfEYM33MSuoSCJDhmq0Tj5DdDBod5WQlOeffBg6M",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-lmxse5/forensics\n2\n8117404ac303bad69bc924fa3ce1534b423bfb10240d51f61e4194a278adf3f4\n\n— control.test Z53bd6W/tcUT8J5WYPv+LqSiu9s+2O3CxSctVQuT5Z1rOFDIkGvd8zZCt9HHbbDr62A/AcZyBkDsIeZl8ArVp6AOxA8=\n",
-                     *           "created_at": "2026-11-22T08:33:42.796Z"
+                     *           "hash": "90c73ab91dface0dff55d5cc9cf90f85b4116d467ce2a2057234d32dbc61d5b4",
+                     *           "kid": "aOYpfmbGeQCiHd5H9Ux2YM-AI0zKUIPpVa1ezSzVrmI",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-hzfiqd/forensics\n2\n90c73ab91dface0dff55d5cc9cf90f85b4116d467ce2a2057234d32dbc61d5b4\n\n— control.test oYOk3BiHsMlC9PHOxM442w6lwLXKJcYIjlAnpFok81EtdGv3r2o3RK2E7sGMGRLsAI7e93/VdxF4EyZHgioydXBGngw=\n",
+                     *           "created_at": "2026-11-22T11:32:44.565Z"
                      *         }
                      *       ]
                      *     }
@@ -8399,18 +10315,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-22T08:33:42.506Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:ac86dcd94a3dc4addaa6a5085631bd9f6e0d03140d10c99a4a16f68d8b8806af\",\"received_at\":\"2026-11-22T08:33:42.506Z\",\"seq\":1,\"tenant_id\":\"t1-lmxse5\",\"v\":1}",
-                     *           "hash": "f0b6834622457d4a32419cf2e321b43e9fa37dccc172caff0c972bed77340fea",
-                     *           "computed_hash": "f0b6834622457d4a32419cf2e321b43e9fa37dccc172caff0c972bed77340fea"
+                     *           "received_at": "2026-11-22T11:32:44.387Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:8fa24839534a8405dee867ab92f4ff78f04a3afa5cd3e65a04f3070a7cd09455\",\"received_at\":\"2026-11-22T11:32:44.387Z\",\"seq\":1,\"tenant_id\":\"t1-hzfiqd\",\"v\":1}",
+                     *           "hash": "2ee23d082a6c0709f9819ac41e47c794ce710c79201cc8598e99f7b36a71822b",
+                     *           "computed_hash": "2ee23d082a6c0709f9819ac41e47c794ce710c79201cc8598e99f7b36a71822b"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m8167gjwhyg2b394dpfvrfv7",
-                     *           "received_at": "2026-11-22T08:33:42.506Z",
-                     *           "line": "{\"action_hash\":\"sha256:2e42d03f216c3f32bb8249fbcabefd81ffb886b90fabbf5ac6ef4676152cfc82\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"bundle_hash\":\"sha256:af039128a74220ad85cf143a46a8e0e5552f8d6c51e2dafb67bb8a5071bbe201\",\"decision\":\"escrow\",\"escrow_id\":\"esc_01m8167gw1s73r9e1kfqqra8by\",\"evaluation_us\":470435,\"event_type\":\"decision.escrow\",\"id\":\"evt_01m8167gjwhyg2b394dpfvrfv7\",\"input_hash\":\"sha256:f0699cd26e234e2003eb64511b555245b76583a32eaae5b706b6a607dc9daf86\",\"key_id\":\"agk_01m8167fc13j27ez72r9056ee5\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-22T08:33:42.506Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"tenant_id\":\"t1-lmxse5\",\"timestamp\":\"2026-11-22T08:33:41.980Z\",\"tool_name\":\"pay\",\"v\":1}",
-                     *           "hash": "8117404ac303bad69bc924fa3ce1534b423bfb10240d51f61e4194a278adf3f4",
-                     *           "computed_hash": "8117404ac303bad69bc924fa3ce1534b423bfb10240d51f61e4194a278adf3f4"
+                     *           "id": "evt_01m81gfb2qjzc1kfpsr2gay5qd",
+                     *           "received_at": "2026-11-22T11:32:44.387Z",
+                     *           "line": "{\"action_hash\":\"sha256:cc07b92ff8743c224187331f80cf7a45f6038d31e65ad5fd3c40827adfea97d3\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"bundle_hash\":\"sha256:8dd9e1b5f63c6d7050e2b92d1c415519288ae1321886b44206597ec2bc0e0a91\",\"decision\":\"escrow\",\"escrow_id\":\"esc_01m81gfb51xxcb53y49r4dzv34\",\"evaluation_us\":114086,\"event_type\":\"decision.escrow\",\"id\":\"evt_01m81gfb2qjzc1kfpsr2gay5qd\",\"input_hash\":\"sha256:09712c15848e8e7bae247a6b90f3852c198fb5c93d485ce97a9ab15174042d6e\",\"key_id\":\"agk_01m81gfaae18xay1nmvddbjrh6\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-22T11:32:44.387Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"tenant_id\":\"t1-hzfiqd\",\"timestamp\":\"2026-11-22T11:32:44.247Z\",\"tool_name\":\"pay\",\"v\":1}",
+                     *           "hash": "90c73ab91dface0dff55d5cc9cf90f85b4116d467ce2a2057234d32dbc61d5b4",
+                     *           "computed_hash": "90c73ab91dface0dff55d5cc9cf90f85b4116d467ce2a2057234d32dbc61d5b4"
                      *         }
                      *       ]
                      *     }
@@ -8480,6 +10396,7 @@ export interface operations {
                         decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
                         deny_reason?: string | null;
                         tool_name: string;
+                        tool_pin?: string | null;
                         agent_id: string;
                         agent_role: string;
                         rule_id?: string | null;
@@ -8507,7 +10424,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description What became of the events */
+            /** @description The result for each event */
             202: {
                 headers: {
                     "X-Request-Id": components["headers"]["X-Request-Id"];
@@ -8541,7 +10458,7 @@ export interface operations {
         parameters: {
             query?: {
                 actor_id?: string;
-                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered";
+                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted";
                 target_type?: string;
                 target_id?: string;
                 severity?: "info" | "warning" | "critical";
@@ -8569,12 +10486,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m8167jtv3z7hkfd68nds1qsn",
-                     *           "seq": 21,
-                     *           "created_at": "2026-11-22T08:33:44.283Z",
+                     *           "id": "aud_01m81gfbk1th827aph8r4maaax",
+                     *           "seq": 24,
+                     *           "created_at": "2026-11-22T11:32:44.769Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m8167eepf0vsjma5p3b03jq5",
+                     *             "id": "key_01m81gfa88cdcww12szaj4a8r1",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -8587,14 +10504,14 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m8167jk68409771mzejjgjmx",
-                     *           "prev_hash": "73f021eaf43205938e859d52f167905e92f68630e943c412d8425de5030d2cf3",
-                     *           "hash": "f75d207a6db93c8179ef5ce6093bce11d8cd170f794ffaffbb27feb1eea085d0"
+                     *           "request_id": "req_01m81gfbjccwjsssck16ktbh59",
+                     *           "prev_hash": "5c1580c1ffb864000860cc9b18d46d55ff15144e590b2bede68e8395816c75a6",
+                     *           "hash": "09769eec8d11638b4d5b0c84dfadad35f580fa8133d95dcfe7a17ef8700548b8"
                      *         },
                      *         {
-                     *           "id": "aud_01m8167j6vp84skrrfdqjseqeb",
-                     *           "seq": 20,
-                     *           "created_at": "2026-11-22T08:33:43.643Z",
+                     *           "id": "aud_01m81gfbgv15f2cq8bv5n4y6x6",
+                     *           "seq": 23,
+                     *           "created_at": "2026-11-22T11:32:44.699Z",
                      *           "actor": {
                      *             "type": "operator",
                      *             "id": "operator"
@@ -8603,15 +10520,15 @@ export interface operations {
                      *           "code": "TEN002I",
                      *           "target": {
                      *             "type": "tenant",
-                     *             "id": "t1-lmxse5"
+                     *             "id": "t1-hzfiqd"
                      *           },
                      *           "severity": "warning",
                      *           "reason": "for a test",
                      *           "detail": "approval_required: true → false",
                      *           "before_hash": "sha256:9651ac187bac82842493bea8651a30d38b07b0a418197c7ddb954b005003a533",
                      *           "after_hash": "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
-                     *           "prev_hash": "878c99acdf7b36b8d4699db039e5520bd15f12e37584605f9bbb04999db9d3a6",
-                     *           "hash": "73f021eaf43205938e859d52f167905e92f68630e943c412d8425de5030d2cf3"
+                     *           "prev_hash": "432418b6e4f15030d85b9d12e6acb501a9305ecddd24639d0b4c9ed54d9ef7a6",
+                     *           "hash": "5c1580c1ffb864000860cc9b18d46d55ff15144e590b2bede68e8395816c75a6"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -8655,9 +10572,9 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m8167j6vp84skrrfdqjseqeb",
-                     *       "seq": 20,
-                     *       "created_at": "2026-11-22T08:33:43.643Z",
+                     *       "id": "aud_01m81gfbgv15f2cq8bv5n4y6x6",
+                     *       "seq": 23,
+                     *       "created_at": "2026-11-22T11:32:44.699Z",
                      *       "actor": {
                      *         "type": "operator",
                      *         "id": "operator"
@@ -8666,15 +10583,15 @@ export interface operations {
                      *       "code": "TEN002I",
                      *       "target": {
                      *         "type": "tenant",
-                     *         "id": "t1-lmxse5"
+                     *         "id": "t1-hzfiqd"
                      *       },
                      *       "severity": "warning",
                      *       "reason": "for a test",
                      *       "detail": "approval_required: true → false",
                      *       "before_hash": "sha256:9651ac187bac82842493bea8651a30d38b07b0a418197c7ddb954b005003a533",
                      *       "after_hash": "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
-                     *       "prev_hash": "878c99acdf7b36b8d4699db039e5520bd15f12e37584605f9bbb04999db9d3a6",
-                     *       "hash": "73f021eaf43205938e859d52f167905e92f68630e943c412d8425de5030d2cf3"
+                     *       "prev_hash": "432418b6e4f15030d85b9d12e6acb501a9305ecddd24639d0b4c9ed54d9ef7a6",
+                     *       "hash": "5c1580c1ffb864000860cc9b18d46d55ff15144e590b2bede68e8395816c75a6"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -8741,7 +10658,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description Required where the request is authenticated by the session cookie: one of the server’s own origins, or the answer is 403. Browsers send it themselves. */
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
                 Origin?: components["parameters"]["Origin"];
             };
             path?: never;
@@ -8774,20 +10691,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m8167r68c14mf39mw0r1x7qh",
+                     *       "package_id": "pkg_01m81gfczaatm9p2mmc1x9zhqs",
                      *       "purpose": "x",
-                     *       "from": "2026-10-22T08:33:49.768Z",
-                     *       "to": "2026-11-22T08:33:49.768Z",
+                     *       "from": "2026-10-22T11:32:46.186Z",
+                     *       "to": "2026-11-22T11:32:46.186Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 7,
                      *       "record_count": 7,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:04fb1838c06012cd62e06a4fe85b6e392466fc6b3763f8caa3b86d8d017c97ed",
-                     *       "public_key_fingerprint": "sha256:ac86dcd94a3dc4addaa6a5085631bd9f6e0d03140d10c99a4a16f68d8b8806af",
+                     *       "package_hash": "sha256:4825527f5dffd432dfc7bfa5225e32f92e487f11a5e586b40b946a2bb2a146ba",
+                     *       "public_key_fingerprint": "sha256:8fa24839534a8405dee867ab92f4ff78f04a3afa5cd3e65a04f3070a7cd09455",
                      *       "size": 31744,
-                     *       "created_by": "usr_01m8167efm5sy3htq75tygnndk",
-                     *       "created_at": "2026-11-22T08:33:49.768Z"
+                     *       "created_by": "usr_01m81gfa8ct174j8qra0gkkvsj",
+                     *       "created_at": "2026-11-22T11:32:46.186Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -8886,20 +10803,20 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m8167hanw6zdhbp15be55jhb",
+                     *           "package_id": "pkg_01m81gfbcak2cwhtc45bs001d9",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-22T08:33:42.741Z",
-                     *           "to": "2026-11-22T08:33:42.741Z",
+                     *           "from": "2026-10-22T11:32:44.554Z",
+                     *           "to": "2026-11-22T11:32:44.554Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:24b6f50d85413e190e3be84f765317a679600e2318b5c6ffb58549f0bb4be984",
-                     *           "public_key_fingerprint": "sha256:ac86dcd94a3dc4addaa6a5085631bd9f6e0d03140d10c99a4a16f68d8b8806af",
+                     *           "package_hash": "sha256:a247d2180fa74fe1744752d70d31e7d4dc00e1b984d888410e67d8b07784226f",
+                     *           "public_key_fingerprint": "sha256:8fa24839534a8405dee867ab92f4ff78f04a3afa5cd3e65a04f3070a7cd09455",
                      *           "size": 26112,
-                     *           "created_by": "usr_01m8167efm5sy3htq75tygnndk",
-                     *           "created_at": "2026-11-22T08:33:42.741Z"
+                     *           "created_by": "usr_01m81gfa8ct174j8qra0gkkvsj",
+                     *           "created_at": "2026-11-22T11:32:44.554Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -8993,7 +10910,7 @@ export interface operations {
                      *       "machines": [
                      *         {
                      *           "id": "policy",
-                     *           "about": "The life of a policy; its state is that of the newest revision",
+                     *           "about": "The lifecycle of a policy; its state is that of the newest version",
                      *           "version": 1,
                      *           "initial": "draft",
                      *           "states": [
@@ -9004,7 +10921,7 @@ export interface operations {
                      *             },
                      *             {
                      *               "id": "pending_approval",
-                     *               "description": "waits for an approver who has neither written nor submitted it",
+                     *               "description": "waiting for an approver who neither wrote nor submitted it",
                      *               "final": false
                      *             }
                      *           ],
@@ -9099,18 +11016,18 @@ export interface operations {
                      *         },
                      *         {
                      *           "id": "escrow",
-                     *           "about": "The life of a hold, whatever its type",
+                     *           "about": "The lifecycle of a hold of any type",
                      *           "version": 1,
                      *           "initial": "held",
                      *           "states": [
                      *             {
                      *               "id": "held",
-                     *               "description": "the action waits for what its hold requires",
+                     *               "description": "the action is waiting for the requirements of the hold",
                      *               "final": false
                      *             },
                      *             {
                      *               "id": "released",
-                     *               "description": "the agent may carry out the action, once, until execute_by",
+                     *               "description": "the agent may perform the action once, until execute_by",
                      *               "final": false
                      *             }
                      *           ],
@@ -9288,7 +11205,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m8167gw1s73r9e1kfqqra8by",
+                     *       "id": "esc_01m81gfb51xxcb53y49r4dzv34",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -9322,7 +11239,7 @@ export interface operations {
                      *           "you": {
                      *             "allowed": false,
                      *             "code": "FORBIDDEN",
-                     *             "detail": "this is not for signed-in people"
+                     *             "detail": "this route takes an API key with the scope proxy or admin"
                      *           }
                      *         }
                      *       ]
@@ -9383,7 +11300,7 @@ export interface operations {
                      *           "you": {
                      *             "allowed": false,
                      *             "code": "INVALID_STATUS",
-                     *             "detail": "the subscription is paused: resume it first"
+                     *             "detail": "the subscription is paused; resume it first"
                      *           }
                      *         }
                      *       ]
@@ -9459,7 +11376,7 @@ export interface operations {
                     };
                 };
             };
-            /** @description It cannot, and why */
+            /** @description Not ready, and why */
             503: {
                 headers: {
                     "X-Request-Id": components["headers"]["X-Request-Id"];
@@ -9735,7 +11652,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description To the identity provider, or to the sign-in page. Where another site sent a browser that is signed in, a page asks first (200) */
+            /** @description Redirects to the identity provider or to the sign-in page. If another site sent a signed-in browser, a page asks for confirmation first (200) */
             302: {
                 headers: {
                     "X-Request-Id": components["headers"]["X-Request-Id"];
@@ -9762,7 +11679,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description To the identity provider, or to the sign-in page. Where another site sent a browser that is signed in, a page asks first (200) */
+            /** @description Redirects to the identity provider or to the sign-in page. If another site sent a signed-in browser, a page asks for confirmation first (200) */
             302: {
                 headers: {
                     "X-Request-Id": components["headers"]["X-Request-Id"];
@@ -9794,7 +11711,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Signed in, to the dashboard; or refused, to the sign-in page */
+            /** @description To the dashboard when signed in, or to the sign-in page when refused */
             302: {
                 headers: {
                     "X-Request-Id": components["headers"]["X-Request-Id"];
@@ -9875,8 +11792,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "2TzbSCDKWOWf07haKINpj9ZSFj4Qa_IfYsT2-FM2M8A",
-                     *           "kid": "-PyYfEYM33MSuoSCJDhmq0Tj5DdDBod5WQlOeffBg6M",
+                     *           "x": "0vgXVMVBFo2Yzm7UAWmw-LsFhfsud7i1ZCMbHDskt2s",
+                     *           "kid": "aOYpfmbGeQCiHd5H9Ux2YM-AI0zKUIPpVa1ezSzVrmI",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -9912,7 +11829,7 @@ export interface operations {
                 scopes?: string;
             };
             header?: {
-                /** @description The entity tag of the bundle that the caller has, as `current_hash` */
+                /** @description The entity tag of the bundle that the caller has; an alternative to `current_hash` */
                 "If-None-Match"?: string;
                 /** @description wait=N: wait up to N seconds, at most 60, for another bundle (RFC 7240) */
                 Prefer?: string;
@@ -9932,9 +11849,9 @@ export interface operations {
                     ETag?: string;
                     /** @description sha256 of the uncompressed content: the identity of the bundle */
                     "X-Svc-Bundle-Hash"?: string;
-                    /** @description The number of the bundle; a proxy refuses a lower one than it has had */
+                    /** @description The sequence number of the bundle; a proxy refuses a lower one than it has seen */
                     "X-Svc-Bundle-Seq"?: number;
-                    /** @description How often to ask */
+                    /** @description How often to poll */
                     "X-Svc-Poll-Seconds"?: number;
                     [name: string]: unknown;
                 };
@@ -9952,9 +11869,9 @@ export interface operations {
                     ETag?: string;
                     /** @description sha256 of the uncompressed content: the identity of the bundle */
                     "X-Svc-Bundle-Hash"?: string;
-                    /** @description The number of the bundle; a proxy refuses a lower one than it has had */
+                    /** @description The sequence number of the bundle; a proxy refuses a lower one than it has seen */
                     "X-Svc-Bundle-Seq"?: number;
-                    /** @description How often to ask */
+                    /** @description How often to poll */
                     "X-Svc-Poll-Seconds"?: number;
                     [name: string]: unknown;
                 };
@@ -10029,12 +11946,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "948103e85aef4ac466364365f80ec8a4e1334d2cf12b25e15cd933aca18fe611"
+                     *         "hash": "e684bb236eede208fd1fd06b497fbaaf1efa78fc52c3520d2ebd8c0e6f1c97cc"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "8117404ac303bad69bc924fa3ce1534b423bfb10240d51f61e4194a278adf3f4",
-                     *         "created_at": "2026-11-22T08:33:42.796Z"
+                     *         "hash": "90c73ab91dface0dff55d5cc9cf90f85b4116d467ce2a2057234d32dbc61d5b4",
+                     *         "created_at": "2026-11-22T11:32:44.565Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -10073,16 +11990,12 @@ export interface operations {
                      * @example {
                      *       "verified": true,
                      *       "linear": true,
-                     *       "records_checked": 22,
+                     *       "records_checked": 25,
                      *       "head": {
-                     *         "seq": 22,
-                     *         "hash": "7f4411533358e1f1c832b92318f17757bd987523cfb7d099ab8d91f94e0831bb"
+                     *         "seq": 25,
+                     *         "hash": "c4be5409b12a08ce5fed335a29d5e4a4014f48e5ffa1ab899c647e7028f47baa"
                      *       },
-                     *       "last_checkpoint": {
-                     *         "seq": 21,
-                     *         "hash": "f75d207a6db93c8179ef5ce6093bce11d8cd170f794ffaffbb27feb1eea085d0",
-                     *         "created_at": "2026-11-22T08:33:45.301Z"
-                     *       },
+                     *       "last_checkpoint": null,
                      *       "accepted_losses": []
                      *     }
                      */
@@ -10102,7 +12015,7 @@ export interface operations {
         parameters: {
             query?: {
                 actor_id?: string;
-                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered";
+                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted";
                 target_type?: string;
                 target_id?: string;
                 severity?: "info" | "warning" | "critical";
@@ -10207,6 +12120,7 @@ export interface operations {
                         decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
                         deny_reason?: string | null;
                         tool_name: string;
+                        tool_pin?: string | null;
                         agent_id: string;
                         agent_role: string;
                         rule_id?: string | null;
@@ -10234,7 +12148,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description What became of the events */
+            /** @description The result for each event */
             202: {
                 headers: {
                     "X-Request-Id": components["headers"]["X-Request-Id"];
@@ -10281,13 +12195,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10303,7 +12217,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10316,13 +12230,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10338,7 +12252,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10351,13 +12265,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10373,7 +12287,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10386,13 +12300,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10408,7 +12322,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10421,13 +12335,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10443,7 +12357,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10456,13 +12370,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10478,7 +12392,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10491,13 +12405,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10513,7 +12427,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10526,13 +12440,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10548,7 +12462,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10561,13 +12475,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10583,7 +12497,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10596,13 +12510,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10618,7 +12532,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10631,13 +12545,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10653,7 +12567,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10666,13 +12580,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10688,7 +12602,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10701,13 +12615,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10723,7 +12637,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10736,13 +12650,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10758,7 +12672,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10771,13 +12685,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10793,7 +12707,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10806,13 +12720,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10828,7 +12742,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10841,13 +12755,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10863,7 +12777,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10876,13 +12790,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10898,7 +12812,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10911,13 +12825,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10933,7 +12847,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10946,13 +12860,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -10968,7 +12882,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -10981,13 +12895,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -11003,7 +12917,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -11016,13 +12930,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -11038,7 +12952,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -11051,13 +12965,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -11073,7 +12987,112 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
+            "2XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    "webhook-tool-observed": {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
+                "X-Svc-Signature": string;
+                /** @description The type of the event */
+                "X-Svc-Event": string;
+                /** @description The id of the delivery, the same for all its attempts */
+                "X-Svc-Delivery": string;
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
+                "webhook-id": string;
+                /** @description Standard Webhooks: when this attempt was signed */
+                "webhook-timestamp": string;
+                /** @description Standard Webhooks: v1,<base64> */
+                "webhook-signature": string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ToolsPayload"];
+            };
+        };
+        responses: {
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
+            "2XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    "webhook-tool-changed": {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
+                "X-Svc-Signature": string;
+                /** @description The type of the event */
+                "X-Svc-Event": string;
+                /** @description The id of the delivery, the same for all its attempts */
+                "X-Svc-Delivery": string;
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
+                "webhook-id": string;
+                /** @description Standard Webhooks: when this attempt was signed */
+                "webhook-timestamp": string;
+                /** @description Standard Webhooks: v1,<base64> */
+                "webhook-signature": string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ToolsPayload"];
+            };
+        };
+        responses: {
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
+            "2XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    "webhook-tool-approved": {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
+                "X-Svc-Signature": string;
+                /** @description The type of the event */
+                "X-Svc-Event": string;
+                /** @description The id of the delivery, the same for all its attempts */
+                "X-Svc-Delivery": string;
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
+                "webhook-id": string;
+                /** @description Standard Webhooks: when this attempt was signed */
+                "webhook-timestamp": string;
+                /** @description Standard Webhooks: v1,<base64> */
+                "webhook-signature": string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ToolPayload"];
+            };
+        };
+        responses: {
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -11086,13 +13105,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -11108,7 +13127,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;
@@ -11121,13 +13140,13 @@ export interface operations {
         parameters: {
             query?: never;
             header: {
-                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is rotated there are two v1. Compare in constant time, and refuse an old t. */
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
                 "X-Svc-Signature": string;
                 /** @description The type of the event */
                 "X-Svc-Event": string;
-                /** @description The delivery; the same in each of its attempts */
+                /** @description The id of the delivery, the same for all its attempts */
                 "X-Svc-Delivery": string;
-                /** @description Standard Webhooks: the id of the event, for telling repeats */
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
                 "webhook-id": string;
                 /** @description Standard Webhooks: when this attempt was signed */
                 "webhook-timestamp": string;
@@ -11143,7 +13162,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Received. Any other answer, and none within 10 seconds, is a failed attempt. */
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
             "2XX": {
                 headers: {
                     [name: string]: unknown;

@@ -11,15 +11,15 @@ import { newId } from '../../lib/ids.ts';
 import type { OpenIdConnect } from './oidc.ts';
 import { SsoRefusal, severityOf } from './refusal.ts';
 
-/** A tenant's provider as its admins see it. */
+/** A tenant's provider as shown to its admins. */
 export interface ConnectionView {
   configured: boolean;
-  /** To be registered at the provider; of this tenant's connection alone. */
+  /** The URI to register at the provider; unique to this tenant's connection. */
   redirect_uri: string;
   issuer_url?: string;
   client_id?: string;
   updated_at?: string;
-  /** When an admin first signed in with this configuration: from then on it can be made the only way in. */
+  /** When an admin first signed in with this configuration. Enforcing single sign-on requires it. */
   proven_at?: string;
 }
 
@@ -28,7 +28,7 @@ export interface Connection {
   issuer: string;
   clientId: string;
   secret: string;
-  /** New with every change: a sign-in that began under another one is not finished under this one. */
+  /** Changes with every update; a sign-in that began under an older revision cannot finish. */
   revision: string;
 }
 
@@ -51,7 +51,7 @@ interface Row {
   proven_by: string | null;
 }
 
-/** A change that decides who can come in as whom: another provider or none, or a member's account there forgotten. */
+/** A change to who can sign in as whom: a new provider, no provider, or a member unbound from their account. */
 const SsoChange = z.union([
   z.strictObject({ sso_provider: z.object({ issuer_url: z.string(), client_id: z.string() }).nullable() }),
   z.strictObject({ sso_identity: z.string() }),
@@ -63,8 +63,9 @@ const fingerprint = (row: { issuer: string; client_id: string; revision: string 
   row && sha256Tag(canonicalJson({ issuer: row.issuer, client_id: row.client_id, revision: row.revision }));
 
 /**
- * Which provider a tenant's people sign in with, and which accounts there are bound to members. The client secret is stored
- * sealed. Changes and the switch "SSO only" lock the tenant's row, so that neither can slip past the other's check.
+ * A tenant's identity provider and the bindings between its accounts and members. The client secret is stored
+ * encrypted. Changes and the setting "SSO only" lock the tenant's row, so that each sees the other's effect before it
+ * checks.
  */
 export class Connections {
   readonly #db: Database;
@@ -91,17 +92,17 @@ export class Connections {
   }
 
   /**
-   * Where the tenant's provider sends browsers back to. INVARIANT: no two tenants share one, so that the path of a
-   * response says for which connection its provider issued it (RFC 9700, section 4.4.2.2); a provider sends codes of a
-   * client only to what was registered for it.
+   * Where the tenant's provider redirects browsers. INVARIANT: no two tenants share a redirect URI, so the path of a
+   * response identifies the connection that it was issued for (RFC 9700, section 4.4.2.2); a provider sends a client's
+   * codes only to URIs registered for that client.
    */
   redirectUri(tenantId: string): string {
-    // providers compare it letter by letter: it is written here as it is sent later
+    // providers compare redirect URIs character by character, so every use takes this one spelling
     return new URL(`${this.#baseUrl}/auth/callback/${encodeURIComponent(tenantId)}`).href;
   }
 
   async view(tenantId: string): Promise<ConnectionView> {
-    const [row] = await this.#db.query<Row>(tenantId, 'select * from sso_connection');
+    const [row] = await this.#db.query<Row>(tenantId, 'select * from sso_connection where tenant_id = $1', [tenantId]);
     const redirect_uri = this.redirectUri(tenantId);
     if (!row) return { configured: false, redirect_uri };
     return {
@@ -114,15 +115,15 @@ export class Connections {
     };
   }
 
-  /** The provider with the client's secret; undefined when the tenant has none. */
+  /** The provider including the client secret; undefined if the tenant has none. */
   async open(tenantId: string): Promise<Connection | undefined> {
-    const [row] = await this.#db.query<Row>(tenantId, 'select * from sso_connection');
+    const [row] = await this.#db.query<Row>(tenantId, 'select * from sso_connection where tenant_id = $1', [tenantId]);
     if (!row) return undefined;
     const secret = this.#box.open(row.client_secret, secretContext(tenantId)).toString();
     return { issuer: row.issuer, clientId: row.client_id, secret, revision: row.revision };
   }
 
-  /** The tenants that have a provider, at most `limit` of them. */
+  /** Tenants that have a provider, at most `limit`. */
   async tenants(limit: number): Promise<string[]> {
     const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
       'select tenant_id from sso_connection order by tenant_id limit $1',
@@ -131,7 +132,7 @@ export class Connections {
     return rows.map((row) => row.tenant_id);
   }
 
-  /** Fetches discovery and key set of the issuer. VALIDATION_FAILED, audited, when they cannot be used. */
+  /** Fetches the issuer's discovery document and key set. Throws an audited VALIDATION_FAILED if they are unusable. */
   async assertIssuer(tenantId: string, issuer: string, by: Doer): Promise<void> {
     const fault = this.#oidc.faultOfIssuer(issuer);
     if (fault) throw invalid('/issuer_url', fault);
@@ -149,41 +150,45 @@ export class Connections {
           detail: `on saving: ${error.detail}`,
         }),
       );
-      throw invalid('/issuer_url', `the issuer was asked and refused: ${error.detail}`);
+      throw invalid('/issuer_url', `the issuer is not usable:  ${error.detail}`);
     }
   }
 
   /**
-   * What a change does as things are now, within the caller's transaction, which holds the tenant's row; empty when
-   * nothing is left to change. Everything but a new secret loosens: the person who chooses the provider, or frees an account
-   * of it, can become anyone through it. The stored secret is kept only for the issuer and client that it was given for,
-   * since it is sent to any endpoint that the issuer names.
+   * The effects of a change given the current state, determined in the caller's transaction, which holds the lock on
+   * the tenant's row; empty if there is nothing to change. Everything except a new secret counts as loosening: anyone
+   * who chooses the provider, or frees an account for binding, can become anyone through it. A stored secret is reused
+   * only for the issuer and client it was entered for, because it is sent to whatever endpoint the issuer names.
    */
   async effects(
     em: EntityManager,
+    tenantId: string,
     change: unknown,
     secret: string | undefined,
   ): Promise<readonly SettingEffect[] | { error: AppError; action: AuditAction }> {
     const patch = SsoChange.parse(change);
     if ('sso_identity' in patch) {
       const accounts = await em.execute<{ issuer: string; subject: string }[]>(
-        'select issuer, subject from sso_identity where user_id = ? order by issuer for update',
-        [patch.sso_identity],
+        'select issuer, subject from sso_identity where tenant_id = ? and user_id = ? order by issuer for update',
+        [tenantId, patch.sso_identity],
       );
       const of = (list: object[]) => ({ user_id: patch.sso_identity, accounts: list });
       if (accounts.length === 0) return [];
       return [{ setting: 'sso_identity', from: of(accounts), to: of([]), loosens: true }];
     }
-    const enforced = await lockTenant(em);
-    const [row] = await em.execute<Row[]>('select * from sso_connection');
+    const enforced = await lockTenant(em, tenantId);
+    const [row] = await em.execute<Row[]>('select * from sso_connection where tenant_id = ?', [tenantId]);
     const [before, after] = [row ? { issuer_url: row.issuer, client_id: row.client_id } : null, patch.sso_provider];
     if (!before && !after) return [];
     const other = canonicalJson(before) !== canonicalJson(after);
     if (other && after && secret === undefined) {
-      throw invalid('/client_secret', 'is needed for a new issuer or client');
+      throw invalid('/client_secret', 'is required for a new issuer or client');
     }
     if (other && enforced) {
-      const error = new AppError('CONFLICT', 'switch "SSO only" off first: nobody could sign in if this did not work');
+      const error = new AppError(
+        'CONFLICT',
+        'turn off "SSO only" first: nobody could sign in if the new provider did not work',
+      );
       return { error, action: 'sso.configuration_refused' };
     }
     return [{ setting: 'sso_provider', from: before, to: after, loosens: other }];
@@ -210,7 +215,7 @@ export class Connections {
     reason: string,
   ): Promise<void> {
     const { issuer_url: issuer, client_id: clientId, secret } = input;
-    const [before] = await em.execute<Row[]>('select * from sso_connection');
+    const [before] = await em.execute<Row[]>('select * from sso_connection where tenant_id = ?', [tenantId]);
     const other = !before || before.issuer !== issuer || before.client_id !== clientId;
     const now = new Date(this.#clock.now());
     const revision = newId('sso', now.getTime());
@@ -226,7 +231,7 @@ export class Connections {
       ...by,
       action: 'sso.configured',
       target: { type: 'sso_connection', id: issuer },
-      // the person who chooses the provider can become anyone through it
+      // anyone who chooses the provider can become anyone through it
       severity: other ? 'critical' : 'warning',
       reason,
       detail: other ? `issuer ${issuer}, client ${clientId}` : 'client secret',
@@ -235,10 +240,10 @@ export class Connections {
     });
   }
 
-  /** Removes the provider and the bindings of members to its accounts. */
+  /** Removes the provider and all bindings of members to its accounts. */
   async #remove(em: EntityManager, tenantId: string, by: Doer, reason: string): Promise<void> {
-    const [before] = await em.execute<Row[]>('delete from sso_connection returning *');
-    await em.execute('delete from sso_identity');
+    const [before] = await em.execute<Row[]>('delete from sso_connection where tenant_id = ? returning *', [tenantId]);
+    await em.execute('delete from sso_identity where tenant_id = ?', [tenantId]);
     await this.#audit(em, tenantId, {
       ...by,
       action: 'sso.removed',
@@ -250,44 +255,50 @@ export class Connections {
   }
 
   /**
-   * Why single sign-on cannot be the only way in; undefined when it can. Unless a current admin has signed in with the
-   * present configuration, nobody may be able to. Called in the transaction that turns the switch on.
+   * Why single sign-on cannot be enforced; undefined if it can. Unless a current admin has signed in with the present
+   * configuration, it may lock everyone out. Call it in the transaction that enables enforcement.
    */
-  async objectionToEnforcing(em: EntityManager): Promise<{ error: AppError; action: AuditAction } | undefined> {
+  async objectionToEnforcing(
+    em: EntityManager,
+    tenantId: string,
+  ): Promise<{ error: AppError; action: AuditAction } | undefined> {
     const proven = await em.execute<unknown[]>(
       `select 1 from sso_connection c join member m on m.tenant_id = c.tenant_id and m.id = c.proven_by
-       where m.removed_at is null and 'admin' = any (m.roles)`,
+       where c.tenant_id = ? and m.removed_at is null and 'admin' = any (m.roles)`,
+      [tenantId],
     );
     if (proven.length > 0) return undefined;
     const error = new AppError(
       'CONFLICT',
-      'an admin must first sign in through the identity provider as it is set up now',
+      'an admin must first sign in through the identity provider with its current configuration',
     );
     return { error, action: 'sso.enforcement_refused' };
   }
 
-  /** While single sign-on is the only way in: throws CONFLICT unless these domains let at least one admin sign in. */
-  async assertWayIn(em: EntityManager, domains: readonly string[]): Promise<void> {
-    if (!(await lockTenant(em))) return;
+  /** Throws CONFLICT if single sign-on is enforced and these domains would let no admin sign in. */
+  async assertAdminCanSignIn(em: EntityManager, tenantId: string, domains: readonly string[]): Promise<void> {
+    if (!(await lockTenant(em, tenantId))) return;
     const admins = await em.execute<{ email: string }[]>(
-      `select email from member where removed_at is null and 'admin' = any (roles)`,
+      `select email from member where tenant_id = ? and removed_at is null and 'admin' = any (roles)`,
+      [tenantId],
     );
     if (!admins.some(({ email }) => domains.includes(email.slice(email.lastIndexOf('@') + 1)))) {
-      throw new AppError('CONFLICT', 'switch "SSO only" off first: no admin could sign in without this domain');
+      throw new AppError('CONFLICT', 'turn off "SSO only" first: no admin could sign in without this domain');
     }
   }
 
-  /** Records that this member, an admin, has signed in through the provider; once for each configuration. */
+  /** Records that this member, an admin, has signed in through the provider; once per configuration. */
   async prove(
     em: EntityManager,
     tenantId: string,
     proof: { revision: string; userId: string; by: Doer },
   ): Promise<void> {
     const first = await em.execute<{ issuer: string }[]>(
-      `update sso_connection set proven_at = ?, proven_by = ? where revision = ? and (proven_by is null or not exists (
-         select 1 from member m where m.id = proven_by and m.removed_at is null and 'admin' = any (m.roles)))
-       returning issuer`,
-      [new Date(this.#clock.now()), proof.userId, proof.revision],
+      `update sso_connection c set proven_at = ?, proven_by = ? where c.tenant_id = ? and c.revision = ?
+         and (c.proven_by is null or not exists (select 1 from member m where m.tenant_id = c.tenant_id
+           and m.id = c.proven_by and m.removed_at is null and 'admin' = any (m.roles)))
+       returning c.issuer`,
+      [new Date(this.#clock.now()), proof.userId, tenantId, proof.revision],
     );
     if (!first[0]) return;
     await this.#audit(em, tenantId, {
@@ -308,7 +319,9 @@ export class Connections {
     }>(
       tenantId,
       `select i.user_id, m.email, i.issuer, i.subject, i.created_at, i.last_used_at from sso_identity i
-       join member m on m.tenant_id = i.tenant_id and m.id = i.user_id order by m.email, i.issuer limit 10000`,
+       join member m on m.tenant_id = i.tenant_id and m.id = i.user_id
+       where i.tenant_id = $1 order by m.email, i.issuer limit 10000`,
+      [tenantId],
     );
     return rows.map((row) => ({
       ...row,
@@ -317,11 +330,11 @@ export class Connections {
     }));
   }
 
-  /** Unbinds a member from their account at the provider, so that another account can be bound. */
+  /** Unbinds a member from their account at the provider so that another account can be bound. */
   async #unbind(em: EntityManager, tenantId: string, userId: string, by: Doer, reason: string): Promise<void> {
     const gone = await em.execute<{ issuer: string; subject: string }[]>(
-      'delete from sso_identity where user_id = ? returning issuer, subject',
-      [userId],
+      'delete from sso_identity where tenant_id = ? and user_id = ? returning issuer, subject',
+      [tenantId, userId],
     );
     await this.#audit(em, tenantId, {
       ...by,
@@ -334,10 +347,12 @@ export class Connections {
   }
 }
 
-/** Locks the tenant's settings until the commit; whether single sign-on is the only way in. */
-async function lockTenant(em: EntityManager): Promise<boolean> {
+/** Locks the tenant's settings until the commit. Resolves to whether single sign-on is enforced. */
+async function lockTenant(em: EntityManager, tenantId: string): Promise<boolean> {
   const [row] = await em.execute<{ enforced: boolean }[]>(
-    `select coalesce((settings->>'sso_only')::boolean, false) as enforced from tenant for no key update`,
+    `select coalesce((settings->>'sso_only')::boolean, false) as enforced from tenant where tenant_id = ?
+     for no key update`,
+    [tenantId],
   );
   return row?.enforced === true;
 }

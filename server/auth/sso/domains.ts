@@ -9,7 +9,7 @@ import { type Egress, EgressError } from '../../lib/egress.ts';
 import type { Log } from '../../lib/log.ts';
 
 const DAY = 24 * 3600 * 1000;
-/** A verified domain whose record has been gone for this long may be verified by another organization. */
+/** After its record has been missing for this long, a verified domain may be verified by another organization. */
 const LAPSE_MS = 7 * DAY;
 const SYSTEM: Doer = { actor: { type: 'system', id: 'domains' } };
 
@@ -21,7 +21,7 @@ export interface DomainRecord {
   created_at: string;
   verified_at?: string;
   checked_at?: string;
-  /** Since when a verified domain has been without its record. */
+  /** When the record of a verified domain was first found missing. */
   record_missing_since?: string;
 }
 
@@ -38,14 +38,14 @@ const txtName = (domain: string) => `_svc-verification.${domain}`;
 const txtValue = (token: string) => `svc-domain-verification=${token}`;
 
 /**
- * A domain in the one spelling that is stored and compared: A-labels, lower case, without the trailing dot. Undefined for
- * what cannot be a domain of an organization: an address, a single label such as `com`, letters that no host name has.
- * There is no list of public suffixes: a domain counts for its own addresses alone, not for its subdomains, and anyone who
- * can publish the record in `co.uk` does own it.
+ * A domain in its canonical form: A-labels, lower case, no trailing dot. Undefined for anything that cannot be an
+ * organization's domain: an address, a single label such as `com`, characters that no host name contains. No list of
+ * public suffixes is consulted: a domain covers only its own addresses, not its subdomains, and anyone who can publish
+ * the record in `co.uk` does control it.
  */
 export function normalDomain(text: string): string | undefined {
   const given = text.replace(/[.。．｡]$/u, '');
-  // what a URL parser would cut off, decode or take for a number is not a way to write a domain
+  // a URL parser would cut off, decode or read as a number what these characters introduce
   if (/[\s/?#@:%\\[\]]/.test(given)) return undefined;
   const domain = domainToASCII(given).toLowerCase();
   const labels = domain.split('.');
@@ -55,8 +55,8 @@ export function normalDomain(text: string): string | undefined {
 }
 
 /**
- * An e-mail address in the one spelling that members have, with its domain; undefined when it is none. Only ASCII: some
- * other letters become ASCII ones in lower case (U+212A is a k then), and two people would be one.
+ * An email address in canonical form, with its domain; undefined if it is not one. ASCII only: lowercasing turns some
+ * other letters into ASCII (U+212A becomes k), which would merge two people.
  */
 export function normalEmail(text: unknown): { email: string; domain: string } | undefined {
   if (typeof text !== 'string' || text.length > 254) return undefined;
@@ -67,9 +67,9 @@ export function normalEmail(text: unknown): { email: string; domain: string } | 
 }
 
 /**
- * The e-mail domains of tenants. A verified one sends its people's sign-ins to the tenant's provider, and only its
- * addresses are believed from there. At most one tenant has a domain verified, however many ask at once: the primary key of
- * `verified_domain` decides.
+ * The email domains of tenants. People with an address in a verified domain sign in at the tenant's provider, and the
+ * provider is trusted only for those addresses. At most one tenant holds a domain, even with concurrent requests: the
+ * primary key of `verified_domain` enforces it.
  */
 export class Domains {
   readonly #db: Database;
@@ -88,11 +88,13 @@ export class Domains {
     return (await this.#rows(tenantId)).map(record);
   }
 
-  /** Stores that the tenant claims the domain. Every call returns the same record. CONFLICT: see `verify`. */
+  /**
+   * Records the tenant's claim to the domain. Idempotent: every call returns the same record. CONFLICT: see `verify`.
+   */
   async claim(tenantId: string, given: string, by: Doer): Promise<DomainRecord> {
     const domain = normalDomain(given.trim());
     if (!domain) {
-      throw invalid('/domain', 'must be a domain of your own, such as example.com');
+      throw invalid('/domain', 'must be a domain that you control, such as example.com');
     }
     if (await this.#holder(tenantId, domain)) {
       await this.#refuseTaken(tenantId, domain, by);
@@ -114,9 +116,10 @@ export class Domains {
   }
 
   /**
-   * Looks for the TXT record. When it resolves, the domain is this tenant's and no other's. NOT_FOUND when it was not
-   * claimed; DOMAIN_NOT_VERIFIED says which record is missing and what DNS answered; CONFLICT while another organization
-   * has it, unless the record of that one has been gone for a week: then the domain goes to the one who controls the zone now.
+   * Looks up the TXT record. When it resolves, this tenant alone holds the domain. NOT_FOUND if the tenant has not
+   * claimed it. DOMAIN_NOT_VERIFIED names the missing record and what DNS returned. CONFLICT if another organization
+   * holds it, unless that organization's record has been missing for a week: then the domain passes to the organization
+   * that controls the zone now.
    */
   async verify(tenantId: string, given: string, by: Doer): Promise<DomainRecord> {
     const row = await this.#claimed(tenantId, given);
@@ -139,14 +142,17 @@ export class Domains {
     await this.#releaseLapsed(tenantId, domain);
     const now = new Date(this.#clock.now());
     const mine = await this.#db.transaction(tenantId, async (em) => {
-      const known = await em.execute<unknown[]>('select 1 from sso_domain where domain = ? for update', [domain]);
+      const known = await em.execute<unknown[]>(
+        'select 1 from sso_domain where tenant_id = ? and domain = ? for update',
+        [tenantId, domain],
+      );
       if (known.length === 0) throw new AppError('NOT_FOUND');
       const renewed = await em.execute<unknown[]>(
-        'update verified_domain set checked_at = ?, missing_since = null where domain = ? returning domain',
-        [now, domain],
+        'update verified_domain set checked_at = ?, missing_since = null where tenant_id = ? and domain = ? returning domain',
+        [now, tenantId, domain],
       );
       if (renewed.length > 0) return true;
-      // a row of another tenant is invisible here, and its key still conflicts
+      // another tenant's row is invisible here, but its key still conflicts
       const added = await em.execute<unknown[]>(
         `insert into verified_domain (domain, tenant_id, verified_at, checked_at) values (?, ?, ?, ?)
          on conflict do nothing returning domain`,
@@ -164,20 +170,25 @@ export class Domains {
     return record((await this.#rows(tenantId, domain))[0]!);
   }
 
-  /** Gives the domain up. `assertMay` runs in the transaction, with the domains that stay verified. */
+  /** Releases the domain. `assertAllowed` runs in the transaction, with the domains that remain verified. */
   async remove(
     tenantId: string,
     given: string,
     by: Doer,
-    assertMay: (em: Parameters<WriteAudit>[0], verified: string[]) => Promise<void>,
+    assertAllowed: (em: Parameters<WriteAudit>[0], verified: string[]) => Promise<void>,
   ): Promise<void> {
     const { domain } = await this.#claimed(tenantId, given);
     await this.#db.transaction(tenantId, async (em) => {
-      const gone = await em.execute<unknown[]>('delete from sso_domain where domain = ? returning domain', [domain]);
+      const gone = await em.execute<unknown[]>(
+        'delete from sso_domain where tenant_id = ? and domain = ? returning domain',
+        [tenantId, domain],
+      );
       if (gone.length === 0) throw new AppError('NOT_FOUND');
-      await em.execute('delete from verified_domain where domain = ?', [domain]);
-      const rest = await em.execute<{ domain: string }[]>('select domain from verified_domain');
-      await assertMay(
+      await em.execute('delete from verified_domain where tenant_id = ? and domain = ?', [tenantId, domain]);
+      const rest = await em.execute<{ domain: string }[]>('select domain from verified_domain where tenant_id = ?', [
+        tenantId,
+      ]);
+      await assertAllowed(
         em,
         rest.map((row) => row.domain),
       );
@@ -189,7 +200,7 @@ export class Domains {
     });
   }
 
-  /** The tenant that has verified this domain; undefined when none has. */
+  /** The tenant that has verified this domain, if any. */
   async tenantOf(domain: string): Promise<string | undefined> {
     const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
       'select tenant_id from verified_domain where domain = $1',
@@ -199,9 +210,9 @@ export class Domains {
   }
 
   /**
-   * Checks once a day whether each verified domain still has its record. A domain that lost it keeps working, so that a
-   * zone cleanup locks nobody out; its admins see it, the audit chain records it, and after a week another organization
-   * that proves control of the domain may take it over. A DNS server that does not answer proves nothing.
+   * Checks once a day that each verified domain still has its record. A domain whose record is missing keeps working,
+   * so that a zone cleanup locks nobody out; admins see it, the audit chain records it, and after a week another
+   * organization that proves control may take the domain over. A DNS server that does not answer proves nothing.
    */
   async recheck(log: Log, signal: AbortSignal): Promise<void> {
     const { rows } = await this.#db.owner.query<{ tenant_id: string; domain: string; token: string }>(
@@ -217,7 +228,10 @@ export class Domains {
         found = (await this.#egress.txt(txtName(domain))).includes(txtValue(token));
       } catch (error) {
         if (!(error instanceof EgressError)) throw error;
-        log.warn({ tenant_id: tenantId, domain, failure: error.failure }, 'a domain record could not be checked');
+        log.warn(
+          { tenant_id: tenantId, domain, failure: error.failure },
+          'the TXT record of a domain could not be checked',
+        );
         continue;
       }
       await this.#noteCheck(tenantId, domain, found, log);
@@ -228,17 +242,18 @@ export class Domains {
     const now = new Date(this.#clock.now());
     await this.#db.transaction(tenantId, async (em) => {
       const [before] = await em.execute<{ missing_since: Date | null }[]>(
-        'select missing_since from verified_domain where domain = ? for update',
-        [domain],
+        'select missing_since from verified_domain where tenant_id = ? and domain = ? for update',
+        [tenantId, domain],
       );
       if (!before) return;
       await em.execute(
         `update verified_domain set checked_at = ?,
-           missing_since = case when ? then null else coalesce(missing_since, ?) end where domain = ?`,
-        [now, found, now, domain],
+           missing_since = case when ? then null else coalesce(missing_since, ?) end
+         where tenant_id = ? and domain = ?`,
+        [now, found, now, tenantId, domain],
       );
       if (found === !before.missing_since) return;
-      if (!found) log.warn({ tenant_id: tenantId, domain }, 'a verified domain has lost its TXT record');
+      if (!found) log.warn({ tenant_id: tenantId, domain }, 'the TXT record of a verified domain is missing');
       await this.#audit(em, tenantId, {
         ...SYSTEM,
         action: found ? 'sso.domain_record_found' : 'sso.domain_record_missing',
@@ -248,7 +263,7 @@ export class Domains {
     });
   }
 
-  /** Another tenant that has the domain and has not lost its record for too long. */
+  /** Another tenant that holds the domain and whose record has not been missing for too long. */
   async #holder(tenantId: string, domain: string): Promise<string | undefined> {
     const { rows } = await this.#db.owner.query<{ tenant_id: string }>(
       `select tenant_id from verified_domain where domain = $1 and tenant_id <> $2
@@ -263,8 +278,8 @@ export class Domains {
     if (!before || before === tenantId) return;
     await this.#db.transaction(before, async (em) => {
       const lost = await em.execute<unknown[]>(
-        'delete from verified_domain where domain = ? and missing_since <= ? returning domain',
-        [domain, this.#lapsedBefore()],
+        'delete from verified_domain where tenant_id = ? and domain = ? and missing_since <= ? returning domain',
+        [before, domain, this.#lapsedBefore()],
       );
       if (lost.length === 0) return;
       await this.#audit(em, before, {
@@ -272,7 +287,7 @@ export class Domains {
         action: 'sso.domain_lost',
         target: { type: 'sso_domain', id: domain },
         severity: 'critical',
-        detail: 'its record was gone for a week, and another organization has shown that the domain is its own',
+        detail: 'its record was missing for a week, and another organization proved that it controls the domain',
       });
     });
   }
@@ -306,12 +321,12 @@ export class Domains {
       tenantId,
       `select d.domain, d.token, d.created_at, v.verified_at, v.checked_at, v.missing_since from sso_domain d
        left join verified_domain v on v.tenant_id = d.tenant_id and v.domain = d.domain
-       where d.domain = coalesce($1, d.domain) order by d.created_at, d.domain`,
-      [domain ?? null],
+       where d.tenant_id = $1 and d.domain = coalesce($2, d.domain) order by d.created_at, d.domain`,
+      [tenantId, domain ?? null],
     );
   }
 
-  /** What DNS has instead of the record, in words; undefined when the record is there. */
+  /** What DNS returned instead of the record, in words; undefined if the record exists. */
   async #missing({ domain, token }: Row): Promise<string | undefined> {
     let found: string[];
     try {

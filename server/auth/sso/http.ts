@@ -9,30 +9,30 @@ import { type Domains, normalEmail } from './domains.ts';
 import { type BrowserError, browserError } from './refusal.ts';
 import { type SingleSignOn, STATE_SECONDS } from './sign-in.ts';
 
-const BEGUN: PlainRoute['answers'] = {
+const REDIRECTS: PlainRoute['answers'] = {
   302: {
     description:
-      'To the identity provider, or to the sign-in page. Where another site sent a browser that is signed in, a page asks first (200)',
+      'Redirects to the identity provider or to the sign-in page. If another site sent a signed-in browser, a page asks for confirmation first (200)',
   },
 };
-/** Where a signed-in browser is sent. */
+/** Where a browser is redirected after signing in. */
 const HOME = '/policies';
 
 /**
- * The routes of single sign-on. A browser is always redirected: to the provider, to the dashboard, or to the sign-in page
- * with a hint of what to do next; what was wrong is in the audit chain, under the same request id.
+ * The routes of single sign-on. They always redirect the browser: to the provider, to the dashboard, or to the sign-in
+ * page with a hint for the person. The cause of a failure is in the audit chain under the request id.
  */
 export function ssoRoutes(parts: {
   singleSignOn: SingleSignOn;
   connections: Connections;
   domains: Domains;
   sessions: Sessions;
-  /** The server's own; the first is the public one. */
+  /** The origins of this server; the first is the public one. */
   origins: readonly string[];
 }): PlainRoute[] {
   const { singleSignOn, connections, domains, sessions } = parts;
   const secure = () => parts.origins[0]!.startsWith('https:');
-  // the prefix keeps a sibling of this host from planting a cookie of its own (RFC 6265bis, section 4.1.3.2)
+  // the prefix keeps a sibling host from planting its own cookie (RFC 6265bis, section 4.1.3.2)
   const cookieName = () => (secure() ? '__Host-svc_sso' : 'svc_sso');
   const browserOf = ({ request }: PlainCall) => request.cookies[cookieName()];
   const toSignIn = ({ reply, context }: PlainCall, error: BrowserError) =>
@@ -45,9 +45,9 @@ export function ssoRoutes(parts: {
 
   const begin = async (call: PlainCall, tenantId: string | undefined, loginHint?: string) => {
     const { principal, request } = call;
-    // another site may send a visitor here, to a provider that signs them in as anyone it likes
+    // another site could send a visitor to a provider that signs them in as anyone it likes
     if (principal?.kind === 'session' && request.headers['sec-fetch-site'] === 'cross-site') {
-      return sendPage(call.reply, 200, askPage(request.url, principal.email));
+      return sendPage(call.reply, 200, confirmPage(request.url, principal.email));
     }
     try {
       const begun =
@@ -57,7 +57,7 @@ export function ssoRoutes(parts: {
       call.reply.setCookie(cookieName(), begun.browser, {
         httpOnly: true,
         secure: secure(),
-        // the provider's redirect back is a navigation from another site
+        // the provider's redirect back is a cross-site navigation
         sameSite: 'lax',
         path: '/',
         maxAge: STATE_SECONDS,
@@ -76,11 +76,11 @@ export function ssoRoutes(parts: {
       limit: 'sign_in',
       summary: 'Sign in at the identity provider',
       description:
-        'With one tenant that has a provider, that one; with several, the one that `tenant` names. Otherwise the browser is sent to the sign-in page, which asks for the e-mail address.',
+        'Uses the provider of the tenant named by `tenant`, or of the only tenant that has one. Otherwise the browser is redirected to the sign-in page, which asks for the email address.',
       tag: 'auth',
       page: true,
       query: { tenant: z.string().max(200).optional() },
-      answers: BEGUN,
+      answers: REDIRECTS,
       async handler(call) {
         const { tenant } = call.query;
         if (tenant !== undefined) return begin(call, /^[\x21-\x7e]+$/.test(tenant) ? tenant : undefined);
@@ -93,11 +93,11 @@ export function ssoRoutes(parts: {
       path: '/auth/sso/start',
       access: { public: true },
       limit: 'sign_in',
-      summary: 'Sign in at the identity provider of the organization that verified the domain of an e-mail address',
+      summary: 'Sign in at the identity provider of the organization that verified the domain of an email address',
       tag: 'auth',
       page: true,
       query: { email: z.string().max(300).optional() },
-      answers: BEGUN,
+      answers: REDIRECTS,
       async handler(call) {
         const address = normalEmail(call.query.email?.trim());
         return begin(call, address && (await domains.tenantOf(address.domain)), address?.email);
@@ -108,9 +108,9 @@ export function ssoRoutes(parts: {
       path: '/auth/callback/{connection}',
       access: { public: true },
       limit: 'sign_in',
-      summary: 'Where the identity provider of a connection sends the browser back to',
+      summary: 'The redirect URI of an identity provider connection',
       description:
-        'Validates code and state, sets the session cookie and redirects to /policies. Each connection has a redirect URI of its own, which the settings show: a response that comes to that of another connection is refused. A response works once, within ten minutes, in the browser that asked; one that was used before leads a browser that is signed in to the dashboard.',
+        'Validates code and state, sets the session cookie and redirects to /policies. Each connection has its own redirect URI, shown in the settings; a response sent to the URI of another connection is refused. A response is valid once, for ten minutes, in the browser that started the sign-in; if it was already used, a signed-in browser is redirected to the dashboard.',
       tag: 'auth',
       page: true,
       query: {
@@ -121,20 +121,20 @@ export function ssoRoutes(parts: {
       },
       // providers add parameters of their own
       otherQuery: true,
-      answers: { 302: { description: 'Signed in, to the dashboard; or refused, to the sign-in page' } },
+      answers: { 302: { description: 'To the dashboard when signed in, or to the sign-in page when refused' } },
       async handler(call) {
         const { query, params, request, reply, context } = call;
         try {
           const session = await singleSignOn.finish(params.connection!, query, browserOf(call), originOf(context));
           if (call.principal?.kind === 'session') {
-            // its cookie is overwritten, so nobody else would end it
+            // the new cookie replaces it, so nothing else would end this session
             await sessions
               .end(call.principal, originOf(context))
-              .catch((err) => request.log.warn({ err }, 'the session before could not be ended'));
+              .catch((err) => request.log.warn({ err }, 'the previous session could not be ended'));
           }
           return reply.header('set-cookie', session.cookie).redirect(HOME, 302);
         } catch (error) {
-          // the way back through the browser's history: nothing is wrong with who is signed in
+          // the person navigated back in the browser's history; the current session remains valid
           if (call.principal?.kind === 'session' && browserError(error) === 'sso_expired') {
             return reply.redirect(HOME, 302);
           }
@@ -147,8 +147,8 @@ export function ssoRoutes(parts: {
       path: '/auth/callback',
       access: { public: true },
       limit: 'sign_in',
-      summary: 'Refused: each connection has a redirect URI of its own',
-      description: 'Answers 404 and says so. Register the redirect URI that GET /v1/settings/sso shows.',
+      summary: 'Not a redirect URI: each connection has its own',
+      description: 'Always answers 404. Register the redirect URI that GET /v1/settings/sso shows.',
       tag: 'auth',
       page: true,
       otherQuery: true,
@@ -157,15 +157,15 @@ export function ssoRoutes(parts: {
       async handler() {
         throw new AppError(
           'NOT_FOUND',
-          'a sign-in comes back to the redirect URI of its own connection: register the one that the sign-on settings show at the identity provider',
+          'this is not the redirect URI of a connection: register the one shown in the sign-on settings at the identity provider',
         );
       },
     },
   ];
 }
 
-/** `address`: that of this request, to be requested again from the page. */
-function askPage(address: string, email: string): string {
+/** `address`: the URL of this request, which the page links to. */
+function confirmPage(address: string, email: string): string {
   return page(
     'Sign in',
     html`<p>You are signed in as <strong>${email}</strong>, and another site asks to sign you in again at an identity provider.</p>

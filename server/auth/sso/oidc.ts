@@ -9,8 +9,8 @@ import { Fetched } from '../../lib/fetched.ts';
 import { type FetchedResource, refusalOfFetch, type SsoReason, SsoRefusal } from './refusal.ts';
 
 /**
- * The signatures that this server accepts on ID tokens. INVARIANT: all of them are asymmetric; with `none` or a MAC the
- * provider's public key, which everyone has, would be enough to make a token.
+ * The accepted signature algorithms of ID tokens. INVARIANT: all are asymmetric; with `none` or a MAC, anyone could
+ * make a token from the provider's public key.
  */
 export const ALGORITHMS = [
   'RS256',
@@ -28,15 +28,15 @@ export const ALGORITHMS = [
 type Algorithm = (typeof ALGORITHMS)[number];
 
 const MINUTE = 60_000;
-/** How long a discovery document and a key set serve; a key that the provider has withdrawn is refused after that. */
+/** How long a discovery document or key set is cached, and so how long a withdrawn key may still be accepted. */
 const FRESH_MS = 10 * MINUTE;
-/** A document that could not be fetched is not requested again before this time: failing sign-ins must not flood a provider. */
+/** The minimum delay before a failed fetch is retried, so that failing sign-ins do not flood a provider. */
 const FAILED_MS = 10_000;
-/** How often a token whose key or algorithm is unknown may have the documents fetched early. */
+/** How often a token with an unknown key or algorithm may trigger an early fetch. */
 const RENEW_MS = 30_000;
-/** How far the clocks of provider and server may differ. */
+/** The tolerated clock difference between provider and server. */
 const TOLERANCE_SECONDS = 60;
-/** An ID token is made for one sign-in, which has this long. */
+/** The maximum age of an ID token, which is issued for one sign-in. */
 const TOKEN_AGE_SECONDS = 600;
 const TIMEOUT_MS = 8000;
 const DOCUMENT_BYTES = 262_144;
@@ -47,7 +47,7 @@ export interface Client {
   redirectUri: string;
 }
 
-/** What the provider sends back in the query of the callback. */
+/** The query parameters of the provider's redirect to the callback. */
 export interface AuthorizationResponse {
   state?: string | undefined;
   code?: string | undefined;
@@ -55,12 +55,12 @@ export interface AuthorizationResponse {
   iss?: string | undefined;
 }
 
-/** Who signed in, according to the provider. No other claim is believed. */
+/** Who signed in, according to the provider. No other claim is used. */
 export interface Identity {
   issuer: string;
   subject: string;
   email: unknown;
-  /** The provider says that the person controls the address. */
+  /** Whether the provider states that the person controls the address. */
   emailVerified: boolean;
   name: unknown;
   picture: unknown;
@@ -81,17 +81,17 @@ const Discovery = KeyDiscovery.extend({
   authorization_response_iss_parameter_supported: z.boolean().exactOptional(),
 });
 
-/** The metadata of a provider (OpenID Connect Discovery 1.0, section 3), checked, with the algorithms accepted here. */
+/** A provider's validated metadata (OpenID Connect Discovery 1.0, section 3), with the algorithms accepted here. */
 export type Provider = z.infer<typeof Discovery> & { id_token_signing_alg_values_supported: Algorithm[] };
 
 const KeySet = z.object({ keys: z.array(z.looseObject({ kty: z.string() })).max(200) });
 
 /**
- * The relying party's half of OpenID Connect: discovery, authorization code with PKCE, ID token (OpenID Connect Core 1.0,
+ * The relying party side of OpenID Connect: discovery, authorization code with PKCE, ID token (OpenID Connect Core 1.0,
  * section 3.1). It knows issuers, not tenants. openid-client checks the response, redeems the code and validates the ID
- * token; here are its limits and what is stricter than the standard. Every request goes through the egress guard, which
- * follows no redirect. Every method that talks to a provider throws SsoRefusal, and nothing else, whatever the provider
- * does.
+ * token; this class sets limits and adds checks stricter than the standard. Every request goes through the egress
+ * guard, which follows no redirects. Every method that talks to a provider throws only SsoRefusal, whatever the
+ * provider does.
  */
 export class OpenIdConnect {
   readonly #egress: Egress;
@@ -100,7 +100,7 @@ export class OpenIdConnect {
   readonly #providers: Fetched<Provider>;
   readonly #keySets: Fetched<openid.JWKS>;
 
-  /** `allow`: the CIDRs of SVC_EGRESS_ALLOW, where plain http will do. */
+  /** `allow`: the CIDRs of SVC_EGRESS_ALLOW, where plain http is accepted. */
   constructor(egress: Egress, clock: Clock, allow: readonly string[]) {
     this.#egress = egress;
     this.#clock = clock;
@@ -110,30 +110,30 @@ export class OpenIdConnect {
     this.#keySets = new Fetched(() => clock.now(), limits);
   }
 
-  /** Why the text cannot be an issuer (OpenID Connect Discovery 1.0, section 3); undefined when it can. */
+  /** Why the text cannot be an issuer (OpenID Connect Discovery 1.0, section 3); undefined if it can. */
   faultOfIssuer(text: string): string | undefined {
     const fault = this.#faultOfAddress(text);
     if (fault) return fault;
     const url = new URL(text);
-    if (url.search || url.hash || /[?#]/.test(text)) return 'must have no query and no fragment';
-    // issuers are compared letter by letter: another spelling of the same address would be another issuer
+    if (url.search || url.hash || /[?#]/.test(text)) return 'must not have a query or a fragment';
+    // issuers are compared character by character: another spelling of the same address would be another issuer
     if (url.href !== text && url.href !== `${text}/`) return `must be written as ${url.href}`;
     return undefined;
   }
 
-  /** The metadata of an issuer, not older than FRESH_MS; with `fresh`, requested now. */
+  /** The metadata of an issuer, at most FRESH_MS old; with `fresh`, fetched now. */
   discover(issuer: string, options: { fresh?: boolean } = {}): Promise<Provider> {
     const fetch = () => this.#fetchProvider(issuer);
     return options.fresh ? this.#providers.ask(issuer, fetch) : this.#providers.get(issuer, fetch);
   }
 
-  /** Where an issuer of tokens for agents has its keys. It need not be a provider that people can sign in with. */
+  /** Where an issuer of agent tokens publishes its keys. It need not support signing in people. */
   async discoverKeys(issuer: string): Promise<{ jwksUri: string; algorithms: Algorithm[] }> {
     const document = await this.#document(issuer, KeyDiscovery);
     return { jwksUri: document.jwks_uri, algorithms: algorithmsOf(document) };
   }
 
-  /** Fetches the provider's keys, as a sign-in would; resolves when there is at least one that could sign. */
+  /** Fetches the provider's keys as a sign-in would; resolves if at least one can sign. */
   async assertKeys(jwksUri: string): Promise<void> {
     await this.#fetchKeys(jwksUri);
   }
@@ -156,9 +156,9 @@ export class OpenIdConnect {
   }
 
   /**
-   * Accepts a response to the client's redirect URI when it comes from this provider (RFC 9207) and grants something,
-   * redeems its code and says who signed in. The caller has opened the state that the response names. The code may be
-   * used up, whatever the outcome.
+   * Accepts a response to the client's redirect URI if it comes from this provider (RFC 9207) and grants a code,
+   * redeems the code and returns who signed in. The caller has already decrypted the state in the response. The code
+   * may be used up, whatever the outcome.
    */
   async redeem(
     provider: Provider,
@@ -174,7 +174,7 @@ export class OpenIdConnect {
     const attempt = async (current: Provider, keys: openid.JWKS) => {
       const config = this.#configure(current, client, keys, async (endpoint, options) => {
         if (options.method !== 'POST') return this.#fetch('userinfo', endpoint, options);
-        // the code works once: an attempt with newer keys reads the answer to the first one
+        // a code works once: an attempt with newer keys reuses the first attempt's answer
         answer ??= this.#fetch('token', endpoint, options);
         return (await answer).clone();
       });
@@ -190,8 +190,8 @@ export class OpenIdConnect {
       }
     };
     const { config, tokens, claims } = await attempt(provider, await this.#keys(provider)).catch(async (error) => {
-      // A provider announces a new key or algorithm by using it: then its documents are fetched early, now and then, while
-      // other sign-ins go on with those that are known.
+      // A provider announces a new key or algorithm by using it. The documents are then fetched early, at a limited
+      // rate, while other sign-ins continue with the cached ones.
       if (!(error instanceof TokenRefusal) || !error.mayBeNew) throw error;
       const newer = await this.#providers.renew(provider.issuer, () => this.#fetchProvider(provider.issuer));
       const current = newer ?? provider;
@@ -202,18 +202,19 @@ export class OpenIdConnect {
     });
     const ownAddress = claims.email !== undefined;
     let profile: Record<string, unknown> = claims;
-    // with an access token at hand, a provider may keep the claims of scopes to itself (OpenID Connect Core, 5.4)
+    // when it issues an access token, a provider may omit the claims of scopes from the ID token (OpenID Connect Core,
+    // 5.4)
     if ((!ownAddress || claims.name === undefined) && provider.userinfo_endpoint) {
       try {
         profile = await openid.fetchUserInfo(config, tokens.access_token, claims.sub).catch(throwUserinfoRefusal);
       } catch (error) {
-        // nobody is kept out for lack of a name, unless people are mixed up
+        // a missing name does not prevent signing in, but an answer about another person does
         if (!ownAddress || !(error instanceof SsoRefusal) || error.reason === 'sso.userinfo_subject_mismatch') {
           throw error;
         }
       }
     }
-    // the address and its verification come from one place: another's statement may be about another address
+    // address and verification must come from the same source: a statement elsewhere may be about another address
     const { email, email_verified, xms_edov } = ownAddress ? claims : profile;
     return {
       issuer: provider.issuer,
@@ -226,7 +227,7 @@ export class OpenIdConnect {
     };
   }
 
-  /** openid-client for one exchange: with our time, our keys, and no way out but `fetch`. */
+  /** openid-client for one exchange: with our clock, our keys, and no network access except `fetch`. */
   #configure(provider: Provider, client: Client, keys: openid.JWKS, fetch: openid.CustomFetch): openid.Configuration {
     const authenticate =
       tokenAuthOf(provider) === 'client_secret_basic' ? openid.ClientSecretBasic : openid.ClientSecretPost;
@@ -238,30 +239,30 @@ export class OpenIdConnect {
       authenticate(client.secret),
     );
     config[openid.customFetch] = fetch;
-    // the egress guard has a time limit of its own
+    // the egress guard has its own timeout
     config.timeout = 0;
-    // each address was checked before: http only where the operator exempted it
+    // each address was already checked: plain http only where the operator exempted it
     openid.allowInsecureRequests(config);
     // INVARIANT: without this the signature would be left to the TLS connection (OpenID Connect Core, 3.1.3.7, point 6)
     openid.enableNonRepudiationChecks(config);
-    // by its own clock the set is new, so it is never fetched: which keys are known is decided here
+    // to openid-client the set always looks new, so it never fetches keys itself
     openid.setJwksCache(config, { jwks: keys, uat: now });
     return config;
   }
 
-  /** What openid-client leaves open: the age of the token, its party, and the form of the subject. */
+  /** What openid-client does not check: the age of the token, its authorized party, and the form of the subject. */
   #strict(claims: openid.IDToken, clientId: string): openid.IDToken {
     const age = seconds(this.#clock.now()) - claims.iat;
     if (age > TOKEN_AGE_SECONDS + TOLERANCE_SECONDS) throw refusalOfClaim('age');
     if (age < -TOLERANCE_SECONDS) throw refusalOfClaim('iat');
-    // 3.1.3.7, point 5, also for a token of one audience
+    // section 3.1.3.7, point 5, applied also to tokens with a single audience
     if (claims.azp !== undefined && claims.azp !== clientId) throw refusalOfClaim('azp');
     // OpenID Connect Core, section 2: at most 255 ASCII characters
     if (!/^[\x20-\x7e]{1,255}$/.test(claims.sub)) throw refusalOfClaim('sub');
     return claims;
   }
 
-  /** The discovery document of an issuer; what it names is the issuer's own and at addresses that may be used. */
+  /** An issuer's discovery document, checked to be about this issuer and to name only usable addresses. */
   async #document<T extends z.infer<typeof KeyDiscovery>>(issuer: string, schema: z.ZodType<T>): Promise<T> {
     const fault = this.faultOfIssuer(issuer);
     if (fault) throw new SsoRefusal('sso.discovery_endpoint_refused', `the issuer ${fault}`);
@@ -273,7 +274,7 @@ export class OpenIdConnect {
     if (document.issuer !== issuer) {
       throw new SsoRefusal(
         'sso.discovery_issuer_mismatch',
-        `the document at this address is that of the issuer ${JSON.stringify(document.issuer.slice(0, 200))}`,
+        `the document at this address belongs to the issuer ${JSON.stringify(document.issuer.slice(0, 200))}`,
       );
     }
     for (const [name, value] of Object.entries(document)) {
@@ -286,10 +287,10 @@ export class OpenIdConnect {
 
   async #fetchProvider(issuer: string): Promise<Provider> {
     const document = await this.#document(issuer, Discovery);
-    const unsupported = (what: string) => new SsoRefusal('sso.discovery_unsupported', `it does not offer ${what}`);
+    const unsupported = (what: string) => new SsoRefusal('sso.discovery_unsupported', `it does not support ${what}`);
     if (!document.response_types_supported.includes('code')) throw unsupported('the authorization code flow');
     const challenges = document.code_challenge_methods_supported;
-    // many providers know PKCE and do not say so; one that says what it knows is believed
+    // many providers support PKCE without listing it; a provider's explicit list is binding
     if (challenges && !challenges.includes('S256')) throw unsupported('PKCE with S256');
     if (!tokenAuthOf(document)) throw unsupported('client_secret_basic or client_secret_post');
     const algorithms = algorithmsOf(document);
@@ -303,7 +304,7 @@ export class OpenIdConnect {
 
   async #fetchKeys(jwksUri: string): Promise<openid.JWKS> {
     const fault = this.#faultOfAddress(jwksUri);
-    if (fault) throw refusalOfFetch('keys', 'malformed', `the address of the key set ${fault}`);
+    if (fault) throw refusalOfFetch('keys', 'malformed', `the URL of the key set ${fault}`);
     const set = await this.#get('keys', jwksUri, KeySet);
     if (!set.keys.some(({ kty }) => ['RSA', 'EC', 'OKP'].includes(kty))) {
       throw refusalOfFetch('keys', 'malformed', 'the key set has no public key');
@@ -319,7 +320,10 @@ export class OpenIdConnect {
     throw malformedAnswer(what, `${path.join('.') || 'JSON'}: ${message}`);
   }
 
-  /** What openid-client fetches with. It sees status and body alone: no challenge and no type changes what it does. */
+  /**
+   * The fetch that openid-client uses. It passes on only status and body, so no challenge and no content type has an
+   * effect.
+   */
   async #fetch(
     what: 'token' | 'userinfo',
     url: string,
@@ -333,7 +337,7 @@ export class OpenIdConnect {
     });
   }
 
-  /** The answer with status 200; of the token endpoint also a refusal with a status of 400 to 499. */
+  /** An answer with status 200, or, from the token endpoint, a refusal with status 400 to 499. */
   async #send(
     what: FetchedResource,
     url: string,
@@ -361,13 +365,15 @@ export class OpenIdConnect {
 
   #faultOfAddress(text: string): string | undefined {
     const url = URL.canParse(text) ? new URL(text) : undefined;
-    if (url?.protocol !== 'https:' && url?.protocol !== 'http:') return 'must be an https address';
-    if (url.username || url.password) return 'must not hold a user name or password';
-    if (url.protocol === 'http:' && !this.#mayBePlain(url.hostname)) return 'must be an https address';
+    if (url?.protocol !== 'https:' && url?.protocol !== 'http:') return 'must be an https URL';
+    if (url.username || url.password) return 'must not contain a user name or password';
+    if (url.protocol === 'http:' && !this.#mayBePlain(url.hostname)) return 'must be an https URL';
     return undefined;
   }
 
-  /** Only an address is certain to be within the ranges that the operator exempted; a name may move. */
+  /**
+   * Only an IP address is certain to stay within the ranges that the operator exempted; a name may resolve elsewhere.
+   */
   #mayBePlain(hostname: string): boolean {
     const host = hostname === 'localhost' ? '127.0.0.1' : hostname.replace(/^\[(.*)\]$/, '$1');
     if (!ipaddr.isValid(host)) return false;
@@ -379,7 +385,7 @@ export class OpenIdConnect {
   }
 }
 
-/** An ID token that was refused; `mayBeNew`: what the provider publishes now could change that. */
+/** A refused ID token. `mayBeNew`: freshly fetched provider documents could change the result. */
 class TokenRefusal extends SsoRefusal {
   readonly mayBeNew: boolean;
 
@@ -389,7 +395,7 @@ class TokenRefusal extends SsoRefusal {
   }
 }
 
-/** Of the signatures that are accepted, those that the document names; all when it names none. */
+/** The accepted algorithms that the document lists; all of them if it lists none. */
 function algorithmsOf({ id_token_signing_alg_values_supported: offered }: z.infer<typeof KeyDiscovery>): Algorithm[] {
   return ALGORITHMS.filter((alg) => !offered || offered.includes(alg));
 }
@@ -409,16 +415,16 @@ function parsed(body: Buffer | string): unknown {
 
 const seconds = (ms: number) => Math.floor(ms / 1000);
 
-/** An issuer's keys are its own, also where another issuer names the same address: neither makes the other wait. */
+/** Keyed by issuer too: issuers that name the same URL do not share a cache entry or wait for each other. */
 const keySetName = ({ issuer, jwks_uri }: Provider) => JSON.stringify([issuer, jwks_uri]);
 
-/** Providers say yes in many ways; Entra ID as `1` or `"1"`. Anything else means no. */
+/** Providers express true in many ways; Entra ID uses `1` or `"1"`. Anything else means no. */
 function isAffirmed(claim: unknown): boolean {
   return claim === true || claim === 1 || claim === '1' || claim === 'true';
 }
 
 function malformedAnswer(what: FetchedResource, where?: string): SsoRefusal {
-  return refusalOfFetch(what, 'malformed', `the answer is not what it should be${where ? ` (${where})` : ''}`);
+  return refusalOfFetch(what, 'malformed', `the answer is malformed${where ? ` (${where})` : ''}`);
 }
 
 const CLAIMS: Readonly<Record<string, [reason: SsoReason, detail: string]>> = {
@@ -428,8 +434,8 @@ const CLAIMS: Readonly<Record<string, [reason: SsoReason, detail: string]>> = {
   exp: ['sso.id_token_expired', 'the ID token has expired'],
   nbf: ['sso.id_token_not_yet_valid', 'the ID token is not valid yet'],
   iat: ['sso.id_token_issued_ahead', 'the ID token was issued in the future'],
-  age: ['sso.id_token_stale', 'the ID token is older than a sign-in may take'],
-  nonce: ['sso.id_token_nonce', 'the ID token was made for another sign-in'],
+  age: ['sso.id_token_stale', 'the ID token is too old for a sign-in'],
+  nonce: ['sso.id_token_nonce', 'the ID token was issued for another sign-in'],
   sub: ['sso.id_token_claims', 'the subject is not text of 1 to 255 ASCII characters'],
 };
 
@@ -442,49 +448,49 @@ function refusalOfClaim(claim: string | undefined): SsoRefusal {
 const malformedToken = () => new SsoRefusal('sso.id_token_malformed', 'the ID token is not a signed JWT');
 
 /**
- * What openid-client found: its code, the refusal of ours that it wrapped, and the facts it gives. INVARIANT: nothing else
- * of such an error goes on, since it holds tokens and claims.
+ * What openid-client found: its code, the SsoRefusal that it wrapped, and its facts. INVARIANT: nothing else of such an
+ * error leaves this function, since it contains tokens and claims.
  */
 function findingOf(error: unknown): { code?: unknown; own?: SsoRefusal; facts: object } {
   const { code, cause } = error as { code?: unknown; cause?: { cause?: unknown } };
   const own = [error, cause].find((one) => one instanceof SsoRefusal);
-  // some give the token itself
+  // some causes are the token itself
   const facts = typeof cause?.cause === 'object' ? cause.cause : undefined;
   return { code, ...(own && { own }), facts: facts ?? {} };
 }
 
-/** Why a response led to no request for tokens (RFC 6749, section 4.1.2; RFC 9207). */
+/** Why a response was rejected before any token request (RFC 6749, section 4.1.2; RFC 9207). */
 function refusalOfResponse(error: unknown): SsoRefusal {
   if (error instanceof openid.AuthorizationResponseError) {
     const named = /^[a-z_]{1,50}$/.test(error.error) ? error.error : 'an unknown error';
     return new SsoRefusal('sso.provider_refused', `the provider answered ${named}`);
   }
   return 'parameters' in findingOf(error).facts
-    ? new SsoRefusal('sso.response_issuer_mismatch', 'the response does not come from the issuer that was asked')
-    : new SsoRefusal('sso.code_missing', 'the response holds no code');
+    ? new SsoRefusal('sso.response_issuer_mismatch', 'the response does not come from the issuer of this sign-in')
+    : new SsoRefusal('sso.code_missing', 'the response contains no code');
 }
 
 function throwUserinfoRefusal(error: unknown): never {
   const { code, own } = findingOf(error);
   if (own) throw own;
-  // 5.3.2: the answer may be about another person when tokens are mixed up
+  // 5.3.2: if tokens were substituted, the answer may be about another person
   throw code === 'OAUTH_JSON_ATTRIBUTE_COMPARISON_FAILED'
     ? new SsoRefusal('sso.userinfo_subject_mismatch', 'userinfo is about another subject than the ID token')
     : malformedAnswer('userinfo');
 }
 
-/** What openid-client calls a token that cannot be read: no parts, no JSON, no base64url. */
+/** The codes that openid-client gives an unreadable token: missing parts, invalid JSON, invalid base64url. */
 const MALFORMED = new Set<unknown>(['OAUTH_INVALID_RESPONSE', 'OAUTH_PARSE_ERROR', 'ERR_INVALID_ARG_VALUE']);
 
-/** Why the answer of the token endpoint, or the ID token in it, was refused. */
+/** Why the token endpoint's answer, or the ID token in it, was refused. */
 async function refusalOfGrant(error: unknown, answer: Response, provider: Provider): Promise<SsoRefusal> {
   const { code, own, facts } = findingOf(error);
   if (own) return own;
   if (answer.status !== 200) {
     const refused = error instanceof openid.ResponseBodyError ? error.error : undefined;
-    if (refused === 'invalid_grant') return new SsoRefusal('sso.code_refused', 'the provider does not take the code');
+    if (refused === 'invalid_grant') return new SsoRefusal('sso.code_refused', 'the provider does not accept the code');
     if (refused === 'invalid_client' || refused === 'unauthorized_client' || answer.status === 401) {
-      return new SsoRefusal('sso.client_refused', 'the provider does not take the client id with its secret');
+      return new SsoRefusal('sso.client_refused', 'the provider does not accept the client id and secret');
     }
     return refusalOfFetch('token', 'unavailable', `it answered ${answer.status}`);
   }
@@ -502,26 +508,29 @@ async function refusalOfGrant(error: unknown, answer: Response, provider: Provid
   if (alg?.startsWith('HS')) return new SsoRefusal('sso.id_token_symmetric', `the ID token is signed with ${alg}`);
   if ('enc' in header) return malformedToken();
   if (!provider.id_token_signing_alg_values_supported.includes(alg as Algorithm)) {
-    const detail = 'the ID token is signed in a way that the provider does not announce';
+    const detail = 'the ID token is signed with an algorithm that the provider does not announce';
     return new TokenRefusal('sso.id_token_algorithm', detail, ALGORITHMS.includes(alg as Algorithm));
   }
   if (crit !== undefined) {
-    return new SsoRefusal('sso.id_token_critical_header', 'the ID token asks for an extension that is not known');
+    return new SsoRefusal('sso.id_token_critical_header', 'the ID token requires an unknown extension');
   }
   const { claim, claims, candidates } = facts as { claim?: string; claims?: openid.IDToken; candidates?: unknown[] };
   if (claims) {
-    // a token for several parties must say that it was made for this one
+    // a token for several audiences must name this client as its authorized party
     if (claim === 'aud' && !('expected' in facts)) return refusalOfClaim('azp');
     return refusalOfClaim(claim ?? (claims.nonce === undefined ? 'nonce' : undefined));
   }
   if (candidates?.length === 0) {
-    return new TokenRefusal('sso.id_token_key_unknown', 'the key of the ID token is not in the key set', true);
+    return new TokenRefusal('sso.id_token_key_unknown', 'the key that signed the ID token is not in the key set', true);
   }
   if ('signature' in facts) {
-    const detail = 'the signature of the ID token is not that of the key';
-    // without a name there may be another key behind the same address
+    const detail = 'the signature of the ID token is invalid';
+    // a token that names no key may be signed by a new key at the same URL
     return new TokenRefusal('sso.id_token_signature', detail, !kid);
   }
   if (MALFORMED.has(code)) return malformedToken();
-  return new SsoRefusal('sso.id_token_key_unfit', 'the key of the ID token is too weak, ambiguous or malformed');
+  return new SsoRefusal(
+    'sso.id_token_key_unfit',
+    'the key that signed the ID token is too weak, ambiguous or malformed',
+  );
 }

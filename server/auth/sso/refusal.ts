@@ -1,10 +1,10 @@
 import type { AuditAction, Severity } from '../../domain/audit.ts';
 
-/** What is requested of a provider. */
+/** What can be fetched from a provider. */
 export type FetchedResource = 'discovery' | 'keys' | 'token' | 'userinfo';
 type Fault = 'unavailable' | 'blocked' | 'too_large' | 'redirected' | 'malformed';
 
-/** Why a provider, or a sign-in through it, is refused: an action of the audit table, each with its own code. */
+/** Why a provider, or a sign-in through it, was refused: an action of the audit table, each with its own code. */
 export type SsoReason = Extract<
   AuditAction,
   | `sso.${FetchedResource}_${Fault}`
@@ -12,7 +12,7 @@ export type SsoReason = Extract<
   | `sso.${'id_token' | 'email' | 'account' | 'subject'}_${string}`
 >;
 
-/** `detail` is for the tenant's admins (audit chain, settings page): plain words, without secrets and addresses. */
+/** `detail` is for the tenant's admins (audit chain, settings page): plain words, no secrets, no addresses. */
 export class SsoRefusal extends Error {
   readonly reason: SsoReason;
   readonly detail: string;
@@ -25,14 +25,16 @@ export class SsoRefusal extends Error {
   }
 }
 
-/** A state that this server did not make. It names no tenant in whose chain it could be recorded: it is logged and counted. */
+/**
+ * A state that this server did not issue. It names no tenant whose chain could record it, so it is logged and counted.
+ */
 export class ForgedState extends Error {}
 
 export function refusalOfFetch(what: FetchedResource, fault: Fault, detail: string): SsoRefusal {
   return new SsoRefusal(`sso.${what}_${fault}`, detail);
 }
 
-/** What the person at the browser, who may be an attacker, gets to know: what to do next, not what was wrong. */
+/** What the person at the browser, who may be an attacker, learns: what to do next, not what went wrong. */
 export type BrowserError = 'sso_unknown' | 'sso_unavailable' | 'sso_expired' | 'sso_no_access' | 'sso_failed';
 
 /** Undefined for an error that is not a refusal. */
@@ -46,7 +48,7 @@ export function browserError(error: unknown): BrowserError | undefined {
   return 'sso_failed';
 }
 
-/** Signs of an attack rather than of a mistake or an outage. */
+/** Reasons that point to an attack rather than a mistake or an outage. */
 const CRITICAL: ReadonlySet<SsoReason> = new Set<SsoReason>([
   'sso.response_of_other_connection',
   'sso.id_token_unsigned',

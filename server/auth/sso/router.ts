@@ -12,11 +12,11 @@ const time = z.iso.datetime();
 const Connection = z
   .object({
     configured: z.boolean(),
-    redirect_uri: z.string().describe('to be registered at the provider'),
+    redirect_uri: z.string().describe('the redirect URI to register at the provider'),
     issuer_url: z.string().optional(),
     client_id: z.string().optional(),
     updated_at: time.optional(),
-    proven_at: time.optional().describe('when an admin first signed in with the present configuration'),
+    proven_at: time.optional().describe('when an admin first signed in with the current configuration'),
   })
   .meta({ id: 'SsoConnection' });
 
@@ -29,13 +29,13 @@ const Domain = z
     created_at: time,
     verified_at: time.optional(),
     checked_at: time.optional(),
-    record_missing_since: time.optional().describe('since when a verified domain is without its record'),
+    record_missing_since: time.optional().describe('since when the record of a verified domain has been missing'),
   })
   .meta({ id: 'SsoDomain' });
 
 /**
- * Changes how people sign in, by the rules of the guarded settings. Resolves with the id of the change that waits for a
- * second person; null when it was done.
+ * Changes how people sign in, under the rules for guarded settings. Resolves with the id of the change if it waits for
+ * a second person; null if it was applied.
  */
 export type ChangeSso = (
   tenantId: string,
@@ -43,16 +43,16 @@ export type ChangeSso = (
   by: Doer,
 ) => Promise<string | null>;
 
-/** No key decides who comes in as whom: a person does, who is signed in. */
+/** Only a signed-in person, never a key, may decide who can sign in as whom. */
 const person = { role: 'admin' } as const;
-const reason = text(2000).describe('why; the audit log keeps it');
+const reason = text(2000).describe('the reason, which is audited');
 const waiting = z
   .string()
   .nullable()
-  .describe('the change under `/v1/settings/changes` that waits for a second person; null: it was done');
-const waits = 'Only by a signed-in person, with a reason. Where approval is required, it waits for a second person.';
+  .describe('the change under `/v1/settings/changes` that waits for a second person; null if it was applied');
+const waits = 'Needs a signed-in person and a reason. If approval is required, it waits for a second person.';
 
-/** A person or a key with the power to change settings. */
+/** A person or a key that may change settings. */
 const admin = { keys: [], role: 'admin' } as const;
 const domain = text(300);
 
@@ -64,8 +64,8 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       .query(({ ctx }) => connections.view(ctx.tenantId)),
 
     set: route('PUT /v1/settings/sso', person, {
-      summary: 'Set or change the identity provider; the issuer is asked at once',
-      description: `The client secret may be left out to keep the one that is stored, while issuer and client stay the same. ${waits} A new secret alone does not wait.`,
+      summary: 'Set or change the identity provider; the issuer is checked first',
+      description: `Leave out the client secret to keep the stored one, if issuer and client stay the same. ${waits} A new secret alone takes effect immediately.`,
       tag,
       problems: ['CONFLICT'],
     })
@@ -85,7 +85,7 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       }),
 
     remove: route('DELETE /v1/settings/sso', person, {
-      summary: 'Remove the identity provider and the bindings of members to it',
+      summary: 'Remove the identity provider and the members’ bindings to it',
       description: waits,
       tag,
       problems: ['NOT_FOUND', 'CONFLICT'],
@@ -96,13 +96,13 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
         waiting: await change(ctx.tenantId, { patch: { sso_provider: null }, reason: input.reason }, doerOf(ctx)),
       })),
 
-    domains: route('GET /v1/settings/sso/domains', admin, { summary: 'List e-mail domains, the oldest first', tag })
+    domains: route('GET /v1/settings/sso/domains', admin, { summary: 'List email domains, oldest first', tag })
       .input(z.strictObject({}))
       .output(z.object({ domain_records: z.array(Domain) }))
       .query(async ({ ctx }) => ({ domain_records: await domains.list(ctx.tenantId) })),
 
     claimDomain: route('POST /v1/settings/sso/domains', admin, {
-      summary: 'Claim an e-mail domain; the answer holds the TXT record to publish',
+      summary: 'Claim an email domain; the answer contains the TXT record to publish',
       tag,
       status: 201,
       problems: ['CONFLICT'],
@@ -114,7 +114,7 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       })),
 
     verifyDomain: route('POST /v1/settings/sso/domains/{domain}/verify', admin, {
-      summary: 'Look for the TXT record of a claimed domain',
+      summary: 'Check the TXT record of a claimed domain',
       tag,
       problems: ['NOT_FOUND', 'CONFLICT', 'DOMAIN_NOT_VERIFIED'],
     })
@@ -123,7 +123,7 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       .mutation(({ ctx, input }) => domains.verify(ctx.tenantId, input.domain, doerOf(ctx))),
 
     removeDomain: route('DELETE /v1/settings/sso/domains/{domain}', admin, {
-      summary: 'Give an e-mail domain up',
+      summary: 'Release an email domain',
       tag,
       status: 204,
       problems: ['NOT_FOUND', 'CONFLICT'],
@@ -131,11 +131,13 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       .input(z.strictObject({ domain }))
       .output(z.void())
       .mutation(({ ctx, input }) =>
-        domains.remove(ctx.tenantId, input.domain, doerOf(ctx), (em, rest) => connections.assertWayIn(em, rest)),
+        domains.remove(ctx.tenantId, input.domain, doerOf(ctx), (em, rest) =>
+          connections.assertAdminCanSignIn(em, ctx.tenantId, rest),
+        ),
       ),
 
     identities: route('GET /v1/settings/sso/identities', admin, {
-      summary: 'Which account of the identity provider is which member',
+      summary: 'List which identity provider account belongs to which member',
       tag,
     })
       .input(z.strictObject({}))
@@ -156,8 +158,8 @@ export function ssoRouter(connections: Connections, domains: Domains, change: Ch
       .query(async ({ ctx }) => ({ identities: await connections.identities(ctx.tenantId) })),
 
     unbind: route('DELETE /v1/settings/sso/identities/{user_id}', person, {
-      summary: 'Forget which account of the identity provider a member is',
-      description: `For a person who has another account there now: the next sign-in with their address binds it. ${waits}`,
+      summary: 'Unbind a member from their identity provider account',
+      description: `For a person with a new account at the provider: the next sign-in with their address binds it. ${waits}`,
       tag,
       problems: ['NOT_FOUND', 'CONFLICT'],
     })
@@ -174,14 +176,14 @@ export function tokenIssuersRouter(tokenIssuers: TokenIssuers) {
     get: route(
       'GET /v1/settings/token-issuers',
       { keys: ['proxy'], role: 'admin' },
-      { summary: 'Read the issuers whose tokens the proxies take from agents', tag },
+      { summary: 'Read the issuers whose agent tokens the proxies accept', tag },
     )
       .input(z.strictObject({}))
       .output(z.object({ token_issuers: z.array(TokenIssuer) }))
       .query(async ({ ctx }) => ({ token_issuers: await tokenIssuers.list(ctx.tenantId) })),
 
     replace: route('PUT /v1/settings/token-issuers', admin, {
-      summary: 'Replace the list of token issuers; the keys of each are fetched at once',
+      summary: 'Replace the list of token issuers; their keys are fetched immediately',
       tag,
     })
       .input(TokenIssuersInput)

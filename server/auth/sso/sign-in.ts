@@ -14,10 +14,10 @@ import { normalEmail } from './domains.ts';
 import type { AuthorizationResponse, Identity, OpenIdConnect, Provider } from './oidc.ts';
 import { ForgedState, SsoRefusal, severityOf } from './refusal.ts';
 
-/** From leaving for the provider to coming back. */
+/** The time limit between the redirect to the provider and the redirect back. */
 export const STATE_SECONDS = 600;
 const STATE_CONTEXT = 'sso/state';
-/** What `generateCodeVerifier` makes: 256 bits. */
+/** The output of `generateCodeVerifier`: 256 bits. */
 const BROWSER_SECRET = /^[A-Za-z0-9_-]{43}$/;
 
 const State = z.strictObject({
@@ -31,7 +31,7 @@ const State = z.strictObject({
 });
 type State = z.infer<typeof State>;
 
-/** Makes a person with an open invitation for the address a member, in the transaction; undefined without one. */
+/** Makes a person with an open invitation for the address a member, in the transaction; undefined if there is none. */
 export type AcceptInvitation = (
   em: EntityManager,
   notify: Notify,
@@ -44,14 +44,15 @@ export type AcceptInvitation = (
 /**
  * Signing in through a tenant's identity provider.
  *
- * Nothing is stored when a sign-in begins. The browser keeps a random secret in a cookie; the state says, sealed, to
- * which tenant, configuration and browser it belongs and until when; code verifier and nonce are MACs over the state
- * under the browser's secret. So a response is accepted only with the cookie of the browser that asked (no login CSRF),
- * within ten minutes, and once: its state's id is stored by the callback that uses it.
+ * Nothing is stored when a sign-in begins. The browser keeps a random secret in a cookie. The state, which is
+ * encrypted, contains the tenant, configuration and browser it belongs to and its expiry. Code verifier and nonce are
+ * MACs over the state under the browser's secret. A response is therefore accepted only with the cookie of the browser
+ * that started the sign-in (no login CSRF), within ten minutes, and once: the callback stores the id of the state it
+ * uses.
  *
- * A person is matched by address within the tenant of the state alone, when the tenant has verified the address's domain
- * and the tenant's issuer says that the address is the person's. From then on the member is bound to issuer and subject,
- * and no other subject is taken for that member.
+ * A person is matched by address, only within the state's tenant, and only if the tenant has verified the address's
+ * domain and its issuer says that the address belongs to the person. From then on the member is bound to issuer and
+ * subject, and no other subject is accepted for that member.
  */
 export class SingleSignOn {
   readonly #db: Database;
@@ -91,8 +92,8 @@ export class SingleSignOn {
   }
 
   /**
-   * Begins a sign-in: where to send the browser, and the secret that it must keep for STATE_SECONDS. Undefined when the
-   * tenant has no provider. Throws SsoRefusal, audited, when the provider cannot be used.
+   * Starts a sign-in. Returns where to send the browser and the secret that the browser must keep for STATE_SECONDS;
+   * undefined if the tenant has no provider. Throws an audited SsoRefusal if the provider is unusable.
    */
   async begin(
     tenantId: string,
@@ -103,7 +104,7 @@ export class SingleSignOn {
     if (!connection) return undefined;
     return this.#audited(tenantId, connection, request.origin, async () => {
       const provider = await this.#oidc.discover(connection.issuer);
-      // sign-ins in several tabs share the secret; each has a state of its own
+      // sign-ins in several tabs share the secret but not the state
       const secret = browser && BROWSER_SECRET.test(browser) ? browser : generateCodeVerifier();
       const state = this.#seal({
         tenant: tenantId,
@@ -123,8 +124,8 @@ export class SingleSignOn {
   }
 
   /**
-   * Finishes a sign-in with a response that came to the redirect URI of a connection, and opens a session. Throws
-   * SsoRefusal, audited in the tenant that the state names, or ForgedState.
+   * Finishes a sign-in with a response received at a connection's redirect URI, and opens a session. Throws SsoRefusal,
+   * audited in the tenant named by the state, or ForgedState.
    */
   async finish(
     connectionId: string,
@@ -135,16 +136,16 @@ export class SingleSignOn {
     const state = this.#unseal(response.state);
     if (!state) {
       this.#note('sso.state_forged', undefined, origin);
-      throw new ForgedState('the state was not made here');
+      throw new ForgedState('the state was not issued by this server');
     }
     const connection = await this.#connections.open(state.tenant);
     return this.#audited(state.tenant, connection, origin, async () => {
-      // Mix-up: a sign-in that began at one provider comes back from another one, which the first had sent the browser
-      // on to. Its code is the other tenant's, and must never reach the token endpoint of this one.
+      // Mix-up attack: a sign-in that began at one provider returns from another, to which the first redirected the
+      // browser. Its code belongs to the other tenant and must never reach this tenant's token endpoint.
       if (state.tenant !== connectionId) {
         throw new SsoRefusal(
           'sso.response_of_other_connection',
-          'the response came to the redirect URI of another connection than the one that was asked',
+          'the response came to the redirect URI of another connection',
         );
       }
       const provider = await this.#accept(state, connection, browser);
@@ -156,22 +157,25 @@ export class SingleSignOn {
     });
   }
 
-  /** Checks the state and marks it used, before anything is sent to the provider. */
+  /** Checks the state and marks it used before anything is sent to the provider. */
   async #accept(state: State, connection: Connection | undefined, browser: string | undefined): Promise<Provider> {
     const now = this.#clock.now();
     if (now >= state.expires) throw new SsoRefusal('sso.state_expired', 'the sign-in took too long');
     const hash = Buffer.from(state.browser, 'base64url');
     if (!browser || !equalSecret(sha256(browser), hash)) {
-      throw new SsoRefusal('sso.state_of_other_browser', 'the sign-in was begun in another browser');
+      throw new SsoRefusal('sso.state_of_other_browser', 'the sign-in was started in another browser');
     }
     const added = await this.#db.transaction(state.tenant, async (em) => {
-      await em.execute('delete from sso_used_state where expires_at < ?', [new Date(now)]);
+      await em.execute('delete from sso_used_state where tenant_id = ? and expires_at < ?', [
+        state.tenant,
+        new Date(now),
+      ]);
       return em.execute<unknown[]>(
         `insert into sso_used_state (tenant_id, id, expires_at) values (?, ?, ?) on conflict do nothing returning id`,
         [state.tenant, state.id, new Date(state.expires)],
       );
     });
-    if (added.length === 0) throw new SsoRefusal('sso.state_replayed', 'the response was used before');
+    if (added.length === 0) throw new SsoRefusal('sso.state_replayed', 'the response was already used');
     if (connection?.revision !== state.revision) throw outdated();
     return this.#oidc.discover(connection.issuer);
   }
@@ -181,32 +185,36 @@ export class SingleSignOn {
     const address = normalEmail(identity.email);
     if (!address) {
       throw identity.email === undefined
-        ? new SsoRefusal('sso.email_missing', 'the provider gives no address: it must release the claim email')
-        : new SsoRefusal('sso.email_malformed', 'the address that the provider gives is not one that members have');
+        ? new SsoRefusal('sso.email_missing', 'the provider sends no email address: it must release the claim email')
+        : new SsoRefusal('sso.email_malformed', 'the address that the provider sends is not a valid member address');
     }
     const { email, domain } = address;
     const refuse = (reason: ConstructorParameters<typeof SsoRefusal>[0], detail: string) =>
       new SsoRefusal(reason, `${detail} (${email}, subject ${identity.subject})`);
     if (!identity.emailVerified) {
-      throw refuse('sso.email_unverified', 'the provider does not say that the address was verified');
+      throw refuse('sso.email_unverified', 'the provider does not state that the address is verified');
     }
     const now = new Date(this.#clock.now());
     return this.#db.transaction(tenantId, async (em, notify) => {
-      // held until the commit: the configuration does not change meanwhile. A tenant's sign-ins come one after the other
-      // from here, since an admin's first one notes itself in this row: later would be after the audit chain's lock
-      const current = await em.execute<unknown[]>('select 1 from sso_connection where revision = ? for update', [
-        state.revision,
-      ]);
+      // Held until the commit, so that the configuration cannot change meanwhile. This serializes a tenant's sign-ins
+      // from here: an admin's first one updates this row, and locking it later, after the audit chain, could deadlock.
+      const current = await em.execute<unknown[]>(
+        'select 1 from sso_connection where tenant_id = ? and revision = ? for update',
+        [tenantId, state.revision],
+      );
       if (current.length === 0) throw outdated();
-      // another tenant's domain is invisible here, and so refused like one that nobody has
-      const own = await em.execute<unknown[]>('select 1 from verified_domain where domain = ?', [domain]);
+      // another tenant's domain is invisible here, so it is refused like an unverified one
+      const own = await em.execute<unknown[]>('select 1 from verified_domain where tenant_id = ? and domain = ?', [
+        tenantId,
+        domain,
+      ]);
       if (own.length === 0) {
         throw refuse('sso.email_of_other_domain', 'the tenant has not verified the domain of the address');
       }
       const { issuer, subject } = identity;
       const [bound] = await em.execute<{ user_id: string }[]>(
-        'select user_id from sso_identity where issuer = ? and subject = ?',
-        [issuer, subject],
+        'select user_id from sso_identity where tenant_id = ? and issuer = ? and subject = ?',
+        [tenantId, issuer, subject],
       );
       const find = (where: { id: string } | { email: string }) =>
         em.findOne(Member, { tenantId, ...where }, { lockMode: LockMode.PESSIMISTIC_WRITE });
@@ -225,7 +233,7 @@ export class SingleSignOn {
         }
         member = joined;
       }
-      // the provider decides the person's name at each sign-in; what it omits stays, except for a picture
+      // the provider sets the person's name at each sign-in; a name it omits stays, a picture it omits is removed
       const name = nameOf(identity.name) ?? member.name;
       const avatarUrl = pictureOf(identity.picture) ?? null;
       if (name !== member.name || avatarUrl !== (member.avatarUrl ?? null)) {
@@ -237,13 +245,12 @@ export class SingleSignOn {
         requestId: origin.requestId,
       };
       if (bound) {
-        await em.execute('update sso_identity set last_used_at = ? where issuer = ? and subject = ?', [
-          now,
-          issuer,
-          subject,
-        ]);
+        await em.execute(
+          'update sso_identity set last_used_at = ? where tenant_id = ? and issuer = ? and subject = ?',
+          [now, tenantId, issuer, subject],
+        );
       } else {
-        // the unique keys hold it, whatever else there is: one subject a member, one member a subject
+        // the unique keys guarantee one subject per member and one member per subject
         const added = await em.execute<unknown[]>(
           `insert into sso_identity (tenant_id, issuer, subject, user_id, created_at, last_used_at)
            values (?, ?, ?, ?, ?, ?) on conflict do nothing returning subject`,
@@ -284,7 +291,7 @@ export class SingleSignOn {
     }
   }
 
-  /** Does the work; a refusal is in the tenant's audit chain before the caller sees it. */
+  /** Runs `work`; a refusal is in the tenant's audit chain before the caller sees it. */
   async #audited<T>(
     tenantId: string,
     connection: Connection | undefined,
@@ -320,15 +327,15 @@ export class SingleSignOn {
   }
 }
 
-const outdated = () => new SsoRefusal('sso.state_outdated', 'the configuration was changed since the sign-in began');
+const outdated = () => new SsoRefusal('sso.state_outdated', 'the configuration changed after the sign-in began');
 
 function derived(secret: string, purpose: string, state: string): string {
   return createHmac('sha256', secret).update(`${purpose} ${state}`).digest('base64url');
 }
 
 /**
- * A name as it is shown to other people, on one line: without control characters and those that turn the direction of the
- * text around it, and not longer than 200 characters. Joiners stay: some scripts need them. Undefined when nothing is left.
+ * A name that is safe to show to other people: one line, at most 200 characters, without control characters or
+ * characters that change text direction. Joiners stay, since some scripts need them. Undefined if nothing remains.
  */
 function nameOf(claim: unknown): string | undefined {
   if (typeof claim !== 'string') return undefined;
@@ -341,7 +348,7 @@ function nameOf(claim: unknown): string | undefined {
   return [...text].slice(0, 200).join('').trim() || undefined;
 }
 
-/** An address of a picture that other people's browsers may be given: https, without a user name, of bounded length. */
+/** A picture URL that other people's browsers may load: https, no user name, bounded length. */
 function pictureOf(claim: unknown): string | undefined {
   if (typeof claim !== 'string' || claim.length > 2000) return undefined;
   const url = URL.parse(claim);

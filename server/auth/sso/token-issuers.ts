@@ -11,32 +11,34 @@ import { ALGORITHMS, type OpenIdConnect } from './oidc.ts';
 import { SsoRefusal } from './refusal.ts';
 
 const Given = z.strictObject({
-  issuer: text(500).describe('`iss` of the tokens, letter by letter'),
-  audience: text(500).describe('what `aud` must name'),
-  jwks_uri: text(2000).optional().describe('where the keys are; default: what the discovery of the issuer says'),
-  agent_id_claim: text(200).describe('the claim that holds the id of the agent'),
-  agent_role_claim: text(200).describe('the claim that holds its role'),
+  issuer: text(500).describe('the exact `iss` of the tokens'),
+  audience: text(500).describe('the required `aud`'),
+  jwks_uri: text(2000).optional().describe('the URL of the keys; default: from the discovery document of the issuer'),
+  agent_id_claim: text(200).describe('the claim that contains the agent id'),
+  agent_role_claim: text(200).describe('the claim that contains the agent role'),
   agent_ids: z
     .array(AgentNamePattern)
     .min(1)
     .max(100)
-    .describe('the ids that this issuer may name; one `*` in each matches any text, and `*` alone every id'),
+    .describe(
+      'the agent ids that this issuer may name; one `*` per entry matches any text, and `*` alone matches every id',
+    ),
   agent_roles: z
     .array(AgentNamePattern)
     .min(1)
     .max(100)
-    .describe('the roles that this issuer may name, in the same form'),
+    .describe('the agent roles that this issuer may name, in the same format'),
   authorized_parties: z
     .array(text(500))
     .min(1)
     .max(100)
     .optional()
-    .describe('what `azp` must be one of; default: not required, and then a token for several audiences is refused'),
+    .describe('the allowed values of `azp`; default: not required, and tokens for several audiences are refused'),
   allowed_algs: z
     .array(z.enum(ALGORITHMS))
     .min(1)
     .optional()
-    .describe('signatures that are accepted; default: what the discovery says, or RS256, PS256, ES256, EdDSA'),
+    .describe('the accepted signature algorithms; default: from the discovery document, or RS256, PS256, ES256, EdDSA'),
 });
 export const TokenIssuersInput = z.strictObject({ token_issuers: z.array(Given).max(20) });
 
@@ -58,8 +60,8 @@ export type TokenIssuer = z.infer<typeof TokenIssuer>;
 const DEFAULT_ALGORITHMS: TokenIssuer['allowed_algs'] = ['RS256', 'PS256', 'ES256', 'EdDSA'];
 
 /**
- * Whose tokens a tenant's proxies accept as proof of which agent is calling. The proxies check them; here is the list. An
- * issuer names only the agents and roles that its entry lists: nothing is allowed by being left out.
+ * The issuers whose tokens a tenant's proxies accept as proof of an agent's identity. The proxies check the tokens. An
+ * issuer may name only the agents and roles listed in its entry; a missing list allows nothing.
  */
 export class TokenIssuers {
   readonly #db: Database;
@@ -75,14 +77,15 @@ export class TokenIssuers {
   async list(tenantId: string): Promise<TokenIssuer[]> {
     const rows = await this.#db.query<{ settings: TokenIssuer }>(
       tenantId,
-      'select settings from token_issuer order by place',
+      'select settings from token_issuer where tenant_id = $1 order by place',
+      [tenantId],
     );
     return rows.map((row) => row.settings);
   }
 
   /**
-   * Replaces the list, when the keys of every issuer in it could be fetched. Proxies have it within one poll interval.
-   * VALIDATION_FAILED names each issuer that was refused, and then nothing has changed.
+   * Replaces the list if the keys of every issuer in it can be fetched. Proxies apply it within one poll interval.
+   * VALIDATION_FAILED names each refused issuer and changes nothing.
    */
   async replace(tenantId: string, given: z.infer<typeof TokenIssuersInput>, by: Doer): Promise<TokenIssuer[]> {
     const issuers: TokenIssuer[] = [];
@@ -90,7 +93,7 @@ export class TokenIssuers {
     const checked = await Promise.all(
       given.token_issuers.map(async (issuer, at) => {
         if (given.token_issuers.findIndex((other) => other.issuer === issuer.issuer) < at) {
-          return { pointer: 'issuer', message: 'is in the list twice' };
+          return { pointer: 'issuer', message: 'is listed twice' };
         }
         return this.#check(issuer);
       }),
@@ -112,10 +115,13 @@ export class TokenIssuers {
       throw new AppError('VALIDATION_FAILED', undefined, { faults });
     }
     await this.#db.transaction(tenantId, async (em, notify) => {
-      // one change at a time, so that two lists are not merged
-      await lockTenant(em);
-      const before = await em.execute<{ settings: TokenIssuer }[]>('select settings from token_issuer order by place');
-      await em.execute('delete from token_issuer');
+      // serialized, so that two lists cannot be merged
+      await lockTenant(em, tenantId);
+      const before = await em.execute<{ settings: TokenIssuer }[]>(
+        'select settings from token_issuer where tenant_id = ? order by place',
+        [tenantId],
+      );
+      await em.execute('delete from token_issuer where tenant_id = ?', [tenantId]);
       for (const [position, issuer] of issuers.entries()) {
         await em.execute('insert into token_issuer (tenant_id, issuer, place, settings) values (?, ?, ?, ?)', [
           tenantId,
@@ -129,7 +135,7 @@ export class TokenIssuers {
         ...by,
         action: 'token_issuers.changed',
         target: { type: 'token_issuers', id: tenantId },
-        // whose tokens are believed decides who can be an agent
+        // the trusted issuers decide who can act as an agent
         severity: 'warning',
         detail: issuers.map((issuer) => issuer.issuer).join(', ') || 'none',
         beforeHash: sha256Tag(canonicalJson(before.map((row) => row.settings))),
@@ -150,7 +156,7 @@ export class TokenIssuers {
       }
       await this.#oidc.assertKeys(jwks_uri);
     } catch (error) {
-      if (error instanceof SsoRefusal) return { pointer, message: `was asked and refused: ${error.detail}` };
+      if (error instanceof SsoRefusal) return { pointer, message: `is not usable: ${error.detail}` };
       throw error;
     }
     return { ...given, jwks_uri, allowed_algs: allowed_algs ?? DEFAULT_ALGORITHMS };

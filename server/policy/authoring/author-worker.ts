@@ -1,13 +1,16 @@
 import { parentPort } from 'node:worker_threads';
+import type { BundleContent } from '../../domain/policy.ts';
 import { PolicyEngine, settle } from '../evaluation/evaluate.ts';
 import { isGuardrail } from '../language/annotations.ts';
 import { compareTexts } from '../language/compare.ts';
-import { compilePolicy, formatPolicy } from '../language/compile.ts';
+import { type CompiledStatement, compilePolicy, formatPolicy } from '../language/compile.ts';
 import { CedarHost, cedarLanguageVersion } from '../language/host.ts';
 import { storedStatements } from '../language/statements.ts';
-import type { AuthorJob, AuthorResult, Trial } from './author.ts';
+import type { AuthorJob, AuthorResult, Surroundings, Trial } from './author.ts';
+import { notRun, runCases, type SuiteRun } from './run-suite.ts';
+import { readSuite } from './suite.ts';
 
-/** The thread of `AuthorLanguage`: what an author's text does to the engine, it does to this one. */
+/** The worker thread of `AuthorLanguage`. An author's text can harm only this thread's engine. */
 const port = parentPort;
 if (!port) throw new Error('this file is the entry of a worker thread');
 const host = new CedarHost();
@@ -20,49 +23,26 @@ port.postMessage('ready');
 function answer(job: AuthorJob): AuthorResult {
   switch (job.kind) {
     case 'compile':
-      return compilePolicy(host, job.policyId, job.text, job.schema);
+      return compilePolicy(host, job.policyId, job.text, job.schema, job.lists);
     case 'format':
       return formatPolicy(host, job.text);
     case 'try':
       return tryOut(job);
+    case 'read-suite':
+      return { errors: readSuite(job.tests).errors };
+    case 'test':
+      return runSuite(job);
     case 'diff':
       return compareTexts(job.policyId, job.from, job.to);
   }
 }
 
-function tryOut({
-  policyId,
-  text,
-  schema,
-  beside,
-  actionEntities,
-  request,
-}: Extract<AuthorJob, { kind: 'try' }>): Trial {
-  const { errors, statements } = compilePolicy(host, policyId, text, schema);
+function tryOut(job: Extract<AuthorJob, { kind: 'try' }>): Trial {
+  const { errors, statements } = compilePolicy(host, job.policyId, job.text, job.schema, namesOf(job));
   if (errors.length > 0) return { errors, hits: [] };
-  const live = beside.flatMap(({ policyId, version, text }) =>
-    storedStatements(policyId, text).map((one) => ({ ...one, version })),
-  );
-  const own = statements.map(({ id, effect, annotations, scopes, cedar }) => ({
-    id,
-    policy_id: policyId,
-    version: 0,
-    effect,
-    annotations,
-    scopes,
-    cedar,
-  }));
-  const engine = new PolicyEngine({
-    format: 'svc-bundle/1',
-    cedar_lang: cedarLanguageVersion(),
-    tenant: '',
-    scopes: null,
-    schema,
-    action_entities: actionEntities,
-    policies: [...live, ...own],
-  });
+  const engine = new PolicyEngine(contentOf(job, statements, job.liveTexts));
   try {
-    const match = engine.match(request);
+    const match = engine.match(job.request);
     const lines = new Map(statements.map(({ id, line }) => [id, line]));
     return {
       errors: [],
@@ -83,3 +63,43 @@ function tryOut({
     engine.dispose();
   }
 }
+
+function runSuite(job: Extract<AuthorJob, { kind: 'test' }>): SuiteRun {
+  const { errors, statements } = compilePolicy(host, job.policyId, job.text, job.schema, namesOf(job));
+  const { errors: faults, scope, cases } = readSuite(job.tests);
+  if (errors.length > 0 || faults.length > 0) return notRun(errors, faults);
+  return runCases(contentOf(job, statements, scope === 'policy' ? [] : job.liveTexts), statements, cases);
+}
+
+/** The policy with the other texts, as a bundle would have them. */
+function contentOf(
+  { policyId, schema, actionEntities, registry, lists }: Surroundings & { policyId: string },
+  statements: readonly CompiledStatement[],
+  liveTexts: Surroundings['liveTexts'],
+): BundleContent {
+  const live = liveTexts.flatMap(({ policyId, version, text }) =>
+    storedStatements(policyId, text).map((one) => ({ ...one, version })),
+  );
+  const own = statements.map(({ id, effect, annotations, scopes, cedar }) => ({
+    id,
+    policy_id: policyId,
+    version: 0,
+    effect,
+    annotations,
+    scopes,
+    cedar,
+  }));
+  return {
+    format: 'svc-bundle/1',
+    cedar_lang: cedarLanguageVersion(),
+    tenant: '',
+    scopes: null,
+    schema,
+    action_entities: actionEntities,
+    policies: [...live, ...own],
+    registry,
+    lists: [...lists],
+  };
+}
+
+const namesOf = ({ lists }: Surroundings) => lists.map(({ name }) => name);

@@ -1,30 +1,44 @@
 import { Worker } from 'node:worker_threads';
+import type { BundleList } from '../../domain/lists.ts';
 import type { ActionRequest, Diagnostic } from '../../domain/policy.ts';
+import type { BundleRegistry } from '../../domain/tools.ts';
 import type { Verdict } from '../evaluation/evaluate.ts';
 import type { TextDiff } from '../language/compare.ts';
 import { type Compilation, ENGINE_FAILED, failed } from '../language/compile.ts';
 import { LIMITS } from '../language/scan.ts';
+import { notRun, type SuiteRun } from './run-suite.ts';
+import { SUITE_LIMITS } from './suite.ts';
 
+/** What a text is evaluated together with. */
+export interface Surroundings {
+  schema: string;
+  /** The other live policies. */
+  liveTexts: readonly { policyId: string; version: number; text: string }[];
+  actionEntities: Record<string, string[]>;
+  registry: BundleRegistry;
+  /** The reference lists that these texts name. */
+  lists: readonly BundleList[];
+}
 export type AuthorJob =
-  | { kind: 'compile'; policyId: string; text: string; schema: string }
-  | { kind: 'format'; text: string }
   | {
-      kind: 'try';
+      kind: 'compile';
       policyId: string;
       text: string;
       schema: string;
-      /** The live texts that it is tried with. */
-      beside: readonly { policyId: string; version: number; text: string }[];
-      actionEntities: Record<string, string[]>;
-      request: ActionRequest;
+      /** The names of the tenant's reference lists; without it, names are not checked. */
+      lists?: readonly string[] | undefined;
     }
+  | { kind: 'format'; text: string }
+  | ({ kind: 'try'; policyId: string; text: string; request: ActionRequest } & Surroundings)
+  | ({ kind: 'test'; policyId: string; text: string; tests: string } & Surroundings)
+  | { kind: 'read-suite'; tests: string }
   | { kind: 'diff'; policyId: string; from: { name: string; text: string }; to: { name: string; text: string } };
 export interface Formatted {
   /** Present when there are no errors. */
   formatted?: string;
   errors: Diagnostic[];
 }
-/** What a text would decide. */
+/** The decision that a text would lead to. */
 export interface Trial {
   errors: Diagnostic[];
   /** Absent when the text has errors. */
@@ -34,39 +48,41 @@ export interface Trial {
   /** Why the request could not be evaluated. */
   detail?: string;
 }
-export type AuthorResult = Compilation | Formatted | Trial | TextDiff;
+export type AuthorResult = Compilation | Formatted | Trial | TextDiff | SuiteRun | Pick<SuiteRun, 'errors'>;
+/** A policy with its tests, and what they are run with. */
+export type SuiteJob = Omit<Extract<AuthorJob, { kind: 'test' }>, 'kind'>;
 
-/** Nothing was found out about the text: there was no room or no time for it. It may be asked again. */
+/** The text was not checked, because the queue is full or the thread got too little processor time. Retry later. */
 export class AuthorBusy extends Error {
   override readonly name = 'AuthorBusy';
 }
 
 interface Waiting {
   job: AuthorJob;
-  settle(result: AuthorResult): void;
-  fail(error: Error): void;
+  resolve(result: AuthorResult): void;
+  reject(error: Error): void;
 }
 
-/** Loading the engine takes about 0.1 s; a machine that is busy may need much longer. */
+/** Loading the engine takes about 0.1 s, and much longer on a busy machine. */
 const START_MS = 20_000;
-/** A busy machine may take so many times the limit before a text is given up that has not used up its time. */
-const PATIENCE = 10;
-/** Texts that wait, of one tenant and of all. */
-const MOST_WAITING = { tenant: 20, all: 200 } as const;
+/** On a busy machine a text may take this many times the limit in wall-clock time before it is abandoned. */
+const WALL_TIME_FACTOR = 10;
+/** Queued texts, per tenant and in all. */
+const MAX_WAITING = { tenant: 20, all: 200 } as const;
 
 /**
- * The language for texts that somebody typed: on an own engine, in an own thread, with a kill timer, so that no text
- * can slow down or end the decisions. One text at a time: tenants take turns, and those of one tenant go in the order
- * of the calls. The limit is of the thread's own processor time: that the machine is busy is not the fault of a text.
+ * Processes untrusted policy texts in a separate thread with its own engine and a time limit, so that no text can slow
+ * down or break decisions. Texts are processed one at a time: tenants take turns, and each tenant's texts run in order.
+ * The limit is on the thread's processor time, so a busy machine does not count against a text.
  *
- * A text that hangs or ends the thread is answered with a diagnostic; the next one gets a new thread. The promises
- * reject with AuthorBusy when too many texts wait or the thread does not get to work, and otherwise only when the thread
- * cannot be started at all, after `close`, or when two texts cannot be compared.
+ * A text that hangs or kills the thread gets a diagnostic as its answer, and the next text a new thread. The promises
+ * reject with AuthorBusy when the queue is full or the thread gets no processor time, and otherwise only when the thread
+ * cannot be started, after `close`, or when two texts cannot be compared.
  */
 export class AuthorLanguage {
   readonly #limitMs: number;
   readonly #entry: URL;
-  /** By tenant, whose turn is next first. */
+  /** By tenant; the first entry is the tenant whose turn is next. */
   readonly #queues = new Map<string, Waiting[]>();
   #waiting = 0;
   #worker: Worker | undefined;
@@ -80,52 +96,71 @@ export class AuthorLanguage {
     this.#entry = options.entry ?? new URL('./author-worker.ts', import.meta.url);
   }
 
-  compile(tenantId: string, policyId: string, text: string, schema: string): Promise<Compilation> {
-    return this.#submit(tenantId, { kind: 'compile', policyId, text, schema }) as Promise<Compilation>;
+  compile(
+    tenantId: string,
+    policyId: string,
+    text: string,
+    schema: string,
+    lists?: readonly string[],
+  ): Promise<Compilation> {
+    return this.#submit(tenantId, { kind: 'compile', policyId, text, schema, lists }) as Promise<Compilation>;
   }
 
   format(tenantId: string, text: string): Promise<Formatted> {
     return this.#submit(tenantId, { kind: 'format', text }) as Promise<Formatted>;
   }
 
-  /** What the text would decide on a request, together with the statements beside it. Counters count as empty. */
+  /** What the text, together with `liveTexts`, would decide on a request. Rate counters count as empty. */
   tryOut(tenantId: string, job: Omit<Extract<AuthorJob, { kind: 'try' }>, 'kind'>): Promise<Trial> {
     return this.#submit(tenantId, { kind: 'try', ...job }) as Promise<Trial>;
   }
 
-  /** What changed between two texts that were compiled before. */
+  /** The faults of a test suite. */
+  async suiteFaults(tenantId: string, tests: string): Promise<Diagnostic[]> {
+    const read = await this.#submit(tenantId, { kind: 'read-suite', tests });
+    return (read as Pick<SuiteRun, 'errors'>).errors;
+  }
+
+  /** Runs the tests of a policy. A run that is too slow, or kills the thread, ends with an error and no results. */
+  test(tenantId: string, job: SuiteJob): Promise<SuiteRun> {
+    return this.#submit(tenantId, { kind: 'test', ...job }) as Promise<SuiteRun>;
+  }
+
+  /** What changed between two texts that have been compiled. */
   diff(tenantId: string, job: Omit<Extract<AuthorJob, { kind: 'diff' }>, 'kind'>): Promise<TextDiff> {
     return this.#submit(tenantId, { kind: 'diff', ...job }) as Promise<TextDiff>;
   }
 
-  /** Ends the thread. Calls that have not been answered reject. */
+  /** Ends the thread. Unanswered calls reject. */
   async close(): Promise<void> {
     this.#closed = true;
     const ended = new Error('the policy language was closed');
     const queued = [...this.#queues.values()].flat();
     this.#queues.clear();
-    for (const waiting of [this.#current, ...queued]) waiting?.fail(ended);
+    for (const waiting of [this.#current, ...queued]) waiting?.reject(ended);
     this.#current = undefined;
     await this.#drop();
   }
 
-  #submit(tenantId: string, asked: AuthorJob): Promise<AuthorResult> {
+  #submit(tenantId: string, request: AuthorJob): Promise<AuthorResult> {
     if (this.#closed) return Promise.reject(new Error('the policy language was closed'));
     const queue = this.#queues.get(tenantId) ?? [];
-    if (queue.length >= MOST_WAITING.tenant || this.#waiting >= MOST_WAITING.all) {
-      return Promise.reject(new AuthorBusy('too many policy texts wait to be checked'));
+    if (queue.length >= MAX_WAITING.tenant || this.#waiting >= MAX_WAITING.all) {
+      return Promise.reject(new AuthorBusy('too many policy texts are waiting to be checked; try again shortly'));
     }
-    // A text over the limit is refused by the scan anyway; its rest need not be copied to the thread.
-    const job = asked.kind === 'diff' ? asked : { ...asked, text: asked.text.slice(0, LIMITS.bytes + 2) };
-    return new Promise((settle, fail) => {
-      queue.push({ job, settle, fail });
+    // The scan refuses a text over the limit, so there is no need to copy all of it to the thread.
+    const job = { ...request };
+    if ('text' in job) job.text = job.text.slice(0, LIMITS.bytes + 2);
+    if ('tests' in job) job.tests = job.tests.slice(0, SUITE_LIMITS.bytes + 2);
+    return new Promise((resolve, reject) => {
+      queue.push({ job, resolve, reject });
       this.#queues.set(tenantId, queue);
       this.#waiting++;
       this.#next();
     });
   }
 
-  /** The first of the tenant whose turn it is; one that has more waits behind the other tenants. */
+  /** The first job of the tenant whose turn it is. A tenant with more jobs moves behind the other tenants. */
   #take(): Waiting | undefined {
     const [next] = this.#queues;
     if (!next) return undefined;
@@ -147,7 +182,7 @@ export class AuthorLanguage {
   }
 
   #start(): void {
-    // The parent's own flags (a test runner's loader among them) are not for this thread.
+    // Without the parent's flags, such as a test runner's loader.
     const worker = new Worker(this.#entry, { execArgv: [], resourceLimits: { maxOldGenerationSizeMb: 256 } });
     this.#worker = worker;
     this.#arm(START_MS, () => this.#lost(worker, new Error('the thread of the policy language did not start')));
@@ -170,35 +205,37 @@ export class AuthorLanguage {
     const before = processorMs(worker);
     const began = performance.now();
     worker.postMessage(current.job);
-    const look = async () => {
+    const check = async () => {
       const [from, to] = await Promise.all([before, processorMs(worker)]);
       if (this.#current !== current || this.#worker !== worker) return;
       const left = this.#limitMs - (to - from);
       if (left <= 0) return this.#giveUp(`the policy took longer than ${this.#limitMs / 1_000} s to check`);
-      if (performance.now() - began < PATIENCE * this.#limitMs) return this.#arm(Math.max(left || 0, 20), look);
-      // the machine did not let it work, or the thread does not tell: nothing is known of the text
-      this.#abandon(new AuthorBusy('the policy text could not be checked in time'));
+      if (performance.now() - began < WALL_TIME_FACTOR * this.#limitMs)
+        return this.#arm(Math.max(left || 0, 20), check);
+      // too little processor time, or the usage is unknown: that says nothing about the text
+      this.#abandon(new AuthorBusy('the server was too busy to check the policy text; try again shortly'));
     };
-    this.#arm(this.#limitMs, look);
+    this.#arm(this.#limitMs, check);
   }
 
   #finish(result: AuthorResult): void {
     clearTimeout(this.#timer);
-    const { settle } = this.#current ?? {};
+    const { resolve } = this.#current ?? {};
     this.#current = undefined;
     this.#worker?.unref();
-    settle?.(result);
+    resolve?.(result);
     this.#next();
   }
 
-  /** Answers the current text with a diagnostic; the thread that could not cope with it is not used again. */
+  /** Answers the current text with a diagnostic and discards the thread that failed on it. */
   #giveUp(message: string): void {
     void this.#drop();
-    const place = { line: 1, column: 1, message };
+    const diagnostic = { line: 1, column: 1, message };
     const kind = this.#current?.job.kind;
     if (kind === 'diff') this.#abandon(new Error(message));
-    else if (kind === 'try') this.#finish({ errors: [place], hits: [] });
-    else this.#finish(kind === 'format' ? { errors: [place] } : failed(place));
+    else if (kind === 'test') this.#finish(notRun([diagnostic]));
+    else if (kind === 'try') this.#finish({ errors: [diagnostic], hits: [] });
+    else this.#finish(kind === 'format' ? { errors: [diagnostic] } : failed(diagnostic));
   }
 
   #lost(worker: Worker, error: Error): void {
@@ -210,10 +247,10 @@ export class AuthorLanguage {
     this.#abandon(error);
   }
 
-  /** Fails the current text, whatever it says, and goes on with a new thread. */
+  /** Rejects the current job and continues with a new thread. */
   #abandon(error: Error): void {
     void this.#drop();
-    this.#current?.fail(error);
+    this.#current?.reject(error);
     this.#current = undefined;
     this.#next();
   }
@@ -232,10 +269,10 @@ export class AuthorLanguage {
   }
 }
 
-/** The processor time that a thread has used, in milliseconds; NaN of one that does not tell. */
+/** The processor time that a thread has used, in milliseconds; NaN when it does not answer within a second. */
 async function processorMs(worker: Worker): Promise<number> {
   const usage = worker.cpuUsage().catch(() => undefined);
   const silence = new Promise<void>((resolve) => setTimeout(resolve, 1_000).unref());
-  const told = await Promise.race([usage, silence]);
-  return told ? (told.user + told.system) / 1_000 : Number.NaN;
+  const used = await Promise.race([usage, silence]);
+  return used ? (used.user + used.system) / 1_000 : Number.NaN;
 }

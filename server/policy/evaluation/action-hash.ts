@@ -1,13 +1,14 @@
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import { sha256Tag } from '../../lib/crypto.ts';
 
-/** What an approval is bound to: all that policies read of an action and that approvers see. */
+/** What an approval is bound to: everything about an action that policies read and approvers see. */
 export interface HashedAction {
   agent_id: string;
   agent_role: string;
   action_type: string;
   tool_server?: string | null | undefined;
   tool_name: string;
+  tool_pin?: string | null | undefined;
   method?: string | null | undefined;
   resource?: string | null | undefined;
   arguments?: unknown;
@@ -17,11 +18,11 @@ export interface HashedAction {
 }
 
 /**
- * The action hash, version 2: `sha256:<hex>` over the canonical JSON (RFC 8785) of the action, by which a released hold
- * is found again for the same action and for no other. Absent members are null.
+ * The action hash, version 2: `sha256:<hex>` over the canonical JSON (RFC 8785) of the action. A released hold can be
+ * used only for an action with the same hash. Absent members count as null.
  *
- * Throws a RangeError on what has no exact canonical form: non-finite numbers, integers beyond 2^53, lone surrogates.
- * Two different actions must not share a hash, so nothing is replaced or rounded here.
+ * Throws a RangeError on values without an exact canonical form: non-finite numbers, integers beyond 2^53, lone
+ * surrogates. Two different actions must not share a hash, so nothing is replaced or rounded here.
  */
 export function actionHash(action: HashedAction): string {
   return sha256Tag(
@@ -32,6 +33,7 @@ export function actionHash(action: HashedAction): string {
       action_type: action.action_type,
       tool_server: action.tool_server ?? null,
       tool_name: action.tool_name,
+      tool_pin: action.tool_pin ?? null,
       method: action.method ?? null,
       resource: action.resource ?? null,
       arguments: action.arguments ?? null,

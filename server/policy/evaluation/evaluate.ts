@@ -9,34 +9,40 @@ import {
   type RuleReference,
 } from '../../domain/policy.ts';
 import { isGuardrail } from '../language/annotations.ts';
+import type { ListFact } from '../language/facts.ts';
 import { admits, type Head, named, readHead } from '../language/head.ts';
 import { CedarHost, cedarLanguageVersion } from '../language/host.ts';
 import { preamble, tokens } from '../language/scan.ts';
 import { narrowed } from '../language/schema.ts';
-import { firstDoubt, keysRead, type ReadsOf, readsOf } from './doubt.ts';
+import { firstAmbiguity, keysRead, type RequestReads, readsOf } from './ambiguity.ts';
+import { factsOf, type Lists } from './facts.ts';
 import { joinedTerms, ruleReference, strictestFirst } from './hold-terms.ts';
+import { definitionRule, Registry, TOOL_CHANGED } from './registry.ts';
 import { type EngineCall, type MappedRequest, mapRequest, RequestError } from './request.ts';
 
-/** Followed by a colon and the path. */
+/** The deny reason for an ambiguous argument, followed by a colon and the path. */
 const ARGUMENT_IN_DOUBT = 'argument_in_doubt';
 export const POLICY_ERROR = 'policy_error';
 export const NOTHING_PERMITS = 'no policy permits this action';
 const FORBIDDEN = 'forbidden by policy';
 
-/** Which statements an action meets, before counters and holds are looked at. */
+/** The statements that an action matches, before rate counters and holds are considered. */
 export interface Match {
-  /** `permitted`: something grants it. `doubt` and `error`: nothing may be concluded; it is denied. */
-  outcome: 'permitted' | 'forbidden' | 'unpermitted' | 'doubt' | 'error';
   /**
-   * Sorted by id: permits and guardrails when permitted, the hard forbids when forbidden, those that failed on error,
-   * on doubt the one that reads what is in doubt.
+   * `permitted`: a statement grants it. `drifted`: one does, but the definition of the tool is not an approved one.
+   * `ambiguous` and `error`: no conclusion is safe, so the action is denied.
+   */
+  outcome: 'permitted' | 'forbidden' | 'unpermitted' | 'drifted' | 'ambiguous' | 'error';
+  /**
+   * Sorted by id: permits and guardrails when permitted, the hard forbids when forbidden, the statements that failed
+   * on an error, the statement that reads the ambiguous argument, or the tool registry's own rule when drifted.
    */
   hits: readonly BundleStatement[];
-  /** The hits with @rate: look their counters up, per rule and agent, before `settle`. */
+  /** The hits with @rate. Look up their counters, per rule and agent, before calling `settle`. */
   rates: readonly RateHit[];
-  /** On doubt: what is in doubt, such as `arguments.refund.total`. */
-  doubt?: string;
-  /** What went wrong, for the operator's log; it may quote the request. */
+  /** When ambiguous: the argument, such as `arguments.refund.total`. */
+  ambiguousPath?: string;
+  /** The error, for the operator's log; it may quote the request. */
   detail?: string;
 }
 
@@ -46,11 +52,11 @@ export interface RateHit {
   window_seconds: number;
 }
 
-/** What lies outside the policies when a match is settled. */
+/** The state outside the policies that a decision depends on. */
 export interface SettleState {
-  /** The rules of `match.rates` that are over their limit for this agent, with the seconds until they are not. */
+  /** The rules of `match.rates` that are over their limit for this agent, with the seconds until the limit resets. */
   exceeded: ReadonlyMap<string, { retry_after: number }>;
-  /** The rules that a released, unexpired, unconsumed hold of the same agent and the same action hash was opened for. */
+  /** The rules covered by a released, unexpired, unconsumed hold of the same agent and action hash. */
   covered?: readonly RuleReference[] | undefined;
 }
 
@@ -67,13 +73,13 @@ export interface Verdict {
   /** Seconds. */
   retry_after?: number;
   escrow?: HoldTerms;
-  /** The decision stands on the released hold of `state.covered`, which must be consumed with it. */
+  /** The decision relies on the released hold of `state.covered`, which must be consumed with it. */
   consumes: boolean;
 }
 
 /**
- * The engine of all decisions in this process, shared by the engines of all tenants. Nothing that an author typed and
- * that has not passed `compilePolicy` may reach it.
+ * The Cedar instance for all decisions in this process, shared by the `PolicyEngine`s of all tenants. Policy text must
+ * pass `compilePolicy` before it may reach this instance.
  */
 const host = new CedarHost();
 
@@ -81,68 +87,78 @@ export function decisionHost(): CedarHost {
   return host;
 }
 
-/** Entries of the map from scopes to slices; a slice itself is shared by all scopes that it fits. */
-const MOST_SCOPES = 4_096;
-/** Statements in all slices of one engine together. */
-const MOST_SLICED = 200_000;
-/** Answers that one engine remembers, and the longest question of them in characters. */
-const MOST_ANSWERS = 256;
-const MOST_QUESTION = 2_048;
+/** Entries in the map from scopes to slices. Scopes that match the same statements share one slice. */
+const MAX_SCOPES = 4_096;
+/** Statements in all slices of one engine. */
+const MAX_SLICED = 200_000;
+/** Cached answers per engine, and the longest question (in characters) that is cached. */
+const MAX_ANSWERS = 256;
+const MAX_QUESTION = 2_048;
 
 interface Indexed {
   statement: BundleStatement;
   head: Head;
   guardrail: boolean;
-  /** What the engine is given: the text, or of a guardrail the text as a permit. */
+  /** The text given to the engine; a guardrail is rewritten as a permit. */
   text: string;
 }
 
 /** The statements whose scope can match one combination of agent, role, action, tool and server. */
 interface Slice {
-  reads: ReadsOf<BundleStatement>;
-  /** The attributes of the context that they read; null means all. */
+  reads: RequestReads<BundleStatement>;
+  /** The context attributes that its statements read; null means all. */
   attributes: ReadonlySet<string> | null;
+  facts: readonly ListFact[];
   texts: Record<string, string>;
-  /** Its context has what the statements read, and nothing else. */
+  /** Its context type declares only what the statements read. */
   schema: string;
-  /** Tells slices apart within their engine. */
+  /** Unique within the engine. */
   id: number;
 }
 
 /**
- * The policies of one verified bundle, ready to decide. Holds memory of the shared engine until `dispose`.
+ * The policies of one verified bundle, ready to decide. Holds memory in the shared instance until `dispose`.
  *
- * Cost follows the statements that can match, not all that exist: those whose scope (principal, action, resource)
- * cannot match the request are left out of the call, and so is what the rest does not read of context and arguments.
- * What was asked before is answered from memory: where no statement reads the arguments, that is most of the traffic.
+ * The cost depends on the statements that can match, not on the size of the bundle: statements whose scope (principal,
+ * action, resource) cannot match the request are left out of the call, and so are context and arguments that the rest
+ * do not read. Answers are cached, which covers most traffic where no statement reads the arguments.
  *
- * A guardrail binds where something else permits. The engine does not report permits behind a forbid that is hit, so
- * it is asked about guardrails as permits: one call then reports all of them.
- * INVARIANT: a guardrail that is hit never counts as a permit.
+ * A guardrail takes effect only where another statement permits. Cedar does not report permits when a forbid matches, so
+ * guardrails are evaluated as permits, and one call reports all of them.
+ * INVARIANT: a guardrail that matches never counts as a permit.
  */
 export class PolicyEngine {
   readonly #content: BundleContent;
   readonly #statements = new Map<string, BundleStatement>();
   readonly #index: Indexed[] = [];
-  /** The entities that some scope names; what nothing names does not tell two requests apart. */
+  /** Tools and agents as the bundle knows them. */
+  readonly registry: Registry;
+  readonly #lists: Lists;
+  /** The entities that some scope names. All others make no difference to which slice a request gets. */
   readonly #named = new Set<string>();
   readonly #guardrails = new Set<string>();
   readonly #slices = new Map<string, Slice>();
   readonly #byScope = new Map<string, Slice>();
-  /** By all that the engine was asked. It has no state and no clock: the same question has the same answer. */
+  /** Keyed by the complete question. The engine has no state and no clock, so equal questions have equal answers. */
   readonly #answers = new Map<string, Match>();
   #sliced = 0;
 
-  /** Throws a RangeError on a bundle for a newer language, or one whose derived fields contradict its Cedar text. */
+  /** Throws a RangeError for a bundle in a newer Cedar version, or whose derived fields contradict its Cedar text, or without a list that a statement reads. */
   constructor(content: BundleContent) {
     if (isNewer(content.cedar_lang, cedarLanguageVersion())) {
-      throw new RangeError(`the bundle is written in Cedar ${content.cedar_lang}, which this program does not read`);
+      throw new RangeError(
+        `the bundle uses Cedar ${content.cedar_lang}; this version reads Cedar up to ${cedarLanguageVersion()}`,
+      );
     }
     this.#content = content;
+    this.registry = new Registry(content.registry);
+    this.#lists = new Map(content.lists.map(({ name, values }) => [name, new Set(values)]));
     for (const statement of [...content.policies].sort(byRuleId)) {
       const { id, effect, annotations, cedar } = statement;
       const read = tokens(cedar);
       const head = readHead(read);
+      const missing = head.facts.find(({ list }) => !this.#lists.has(list));
+      if (missing) throw new RangeError(`${id} reads the list ${missing.list}, which the bundle does not have`);
       if (head.effect !== effect) throw new RangeError(`${id} is not a ${effect}`);
       const guardrail = isGuardrail(effect, annotations);
       const word = read[preamble(read).rest - 1];
@@ -156,10 +172,10 @@ export class PolicyEngine {
     }
   }
 
-  /** Never throws: what cannot be evaluated is an `error`, which settles as a denial. */
+  /** Never throws: a request that cannot be evaluated gives an `error`, which `settle` turns into a denial. */
   match(request: ActionRequest): Match {
     try {
-      return this.#match(mapRequest(request, this.#content.action_entities));
+      return this.#checked(request, this.#match(this.#mapped(request)));
     } catch (error) {
       const detail = error instanceof RequestError ? error.message : `the policy engine failed: ${String(error)}`;
       return { outcome: 'error', hits: [], rates: [], detail };
@@ -167,9 +183,9 @@ export class PolicyEngine {
   }
 
   /**
-   * Is the action denied whatever its arguments and the rest of its context are? Told for sure only: by a hard forbid
-   * that is hit and does not read the context, or because no permit is hit and none that could be reads it. For lists of
-   * what an agent may use, where the action itself is decided when it comes.
+   * Is the action denied regardless of its arguments and context? True only when that is certain: a matching hard forbid
+   * does not read the context, or no permit matches and none that could match reads the context. Used to filter lists of
+   * tools; each call is still decided when it is made.
    */
   deniesAlways(request: ActionRequest): boolean {
     const match = this.match(request);
@@ -178,18 +194,28 @@ export class PolicyEngine {
       return this.#index.some((one) => fixed(one) && match.hits.includes(one.statement));
     }
     if (match.outcome !== 'unpermitted') return false;
-    return this.#fitting(mapRequest(request, this.#content.action_entities))
+    return this.#fitting(this.#mapped(request))
       .filter(({ statement }) => statement.effect === 'permit')
       .every(fixed);
   }
 
-  /** Could a mask bind the action, whatever its arguments? Then its answers may not be of the form that is promised. */
+  /** The statements whose scope (principal, action, resource) fits the request; none if it cannot be represented. */
+  reached(request: ActionRequest): BundleStatement[] {
+    try {
+      return this.#fitting(this.#mapped(request)).map(({ statement }) => statement);
+    } catch (error) {
+      if (error instanceof RequestError) return [];
+      throw error;
+    }
+  }
+
+  /** Could a mask apply to the action for some arguments? Then its answers may not match the tool's declared schema. */
   mayMask(request: ActionRequest): boolean {
-    const fitting = this.#fitting(mapRequest(request, this.#content.action_entities));
+    const fitting = this.#fitting(this.#mapped(request));
     return fitting.some(({ statement }) => statement.annotations.mask !== undefined);
   }
 
-  /** Frees what the shared engine keeps for this one. It may still be used afterwards, and then holds memory again. */
+  /** Frees this engine's memory in the shared instance. Using it afterwards works, and allocates that memory again. */
   dispose(): void {
     for (const slice of this.#slices.values()) host.releaseSet(slice);
     this.#slices.clear();
@@ -198,25 +224,46 @@ export class PolicyEngine {
     this.#sliced = 0;
   }
 
+  #mapped(request: ActionRequest): MappedRequest {
+    return mapRequest(request, this.#content.action_entities, this.registry.attributes(request));
+  }
+
+  /** What the policies permit, as far as the tool is the one that was approved. */
+  #checked(request: ActionRequest, match: Match): Match {
+    if (match.outcome !== 'permitted') return match;
+    const actions = this.#content.action_entities;
+    const reads = Object.hasOwn(actions, request.action_type) && actions[request.action_type]!.includes('read');
+    const drift = this.registry.drift(request, reads);
+    if (!drift) return match;
+    const rule = definitionRule(request);
+    return drift === 'deny'
+      ? { outcome: 'drifted', hits: [rule], rates: [] }
+      : { ...match, hits: [...match.hits, rule].sort(byRuleId) };
+  }
+
   #match(request: MappedRequest): Match {
     const slice = this.#slice(request);
     if (Object.keys(slice.texts).length === 0) return { outcome: 'unpermitted', hits: [], rates: [] };
-    const doubt = firstDoubt(slice.reads, request);
-    if (doubt) return doubted(doubt.path, doubt.rule);
-    const call = request.call({ keys: keysRead(slice.reads, request), attributes: slice.attributes });
+    const ambiguity = firstAmbiguity(slice.reads, request);
+    if (ambiguity) return ambiguousMatch(ambiguity.path, ambiguity.rule);
+    const call = request.call({
+      keys: keysRead(slice.reads, request),
+      attributes: slice.attributes,
+      facts: factsOf(slice.facts, request.args, this.#lists),
+    });
     const question = `${slice.id} ${JSON.stringify(call)}`;
     const known = this.#answers.get(question);
     if (known) return known;
     const match = this.#ask(slice, call);
-    if (match.outcome !== 'error' && question.length <= MOST_QUESTION) {
-      if (this.#answers.size >= MOST_ANSWERS) this.#answers.delete(this.#answers.keys().next().value as string);
+    if (match.outcome !== 'error' && question.length <= MAX_QUESTION) {
+      if (this.#answers.size >= MAX_ANSWERS) this.#answers.delete(this.#answers.keys().next().value as string);
       this.#answers.set(question, match);
     }
     return match;
   }
 
   #ask(slice: Slice, call: EngineCall): Match {
-    // Preparing a set may replace the instance, and with it the schemas: the set comes first.
+    // Preparing a set may replace the instance and drop its schemas, so the set comes first.
     const preparsedPolicySetId = host.prepareSet(slice, () => slice.texts);
     const preparsedSchemaName = host.prepareSchema(slice.schema);
     const answer = host.call('statefulIsAuthorized', {
@@ -241,12 +288,12 @@ export class PolicyEngine {
     if (answer.type !== 'success') return ended('error', [], answer.errors[0]?.message ?? 'the engine refused');
     const { decision, diagnostics } = answer.response;
     const { reason } = diagnostics;
-    // A forbid that fails is skipped, and the engine may say "allow": an error is never less than a denial.
+    // Cedar skips a forbid that fails and may still answer "allow", so any error must deny.
     const errors = diagnostics.errors.filter(({ policyId }) => !this.#guardrails.has(policyId));
     if (errors.length > 0) return failed(errors);
     if (decision !== 'allow') return ended(reason.length > 0 ? 'forbidden' : 'unpermitted', reason);
     if (reason.every((id) => this.#guardrails.has(id))) return ended('unpermitted', []);
-    // only now: what no permit allows is a plain denial, whatever its guardrails would have said
+    // checked last: without a permit the denial is a plain one, even if a guardrail failed
     if (diagnostics.errors.length > 0) return failed(diagnostics.errors);
 
     const hits = this.#hits(reason);
@@ -254,7 +301,7 @@ export class PolicyEngine {
     return { outcome: 'permitted', hits, rates };
   }
 
-  /** The engine answers in the order of a hash table. */
+  /** Sorted, because the engine answers in hash-table order. */
   #hits(ids: string[]): BundleStatement[] {
     return [...new Set(ids)].flatMap((id) => this.#statements.get(id) ?? []).sort(byRuleId);
   }
@@ -274,7 +321,7 @@ export class PolicyEngine {
 
     const fitting = this.#fitting({ principal, action, resource });
     const name = fitting.map(({ statement }) => statement.id).join('\n');
-    if (this.#byScope.size >= MOST_SCOPES || this.#sliced > MOST_SLICED) this.dispose();
+    if (this.#byScope.size >= MAX_SCOPES || this.#sliced > MAX_SLICED) this.dispose();
     let slice = this.#slices.get(name);
     if (!slice) {
       slice = sliceOf(fitting, this.#content.schema, this.#slices.size);
@@ -293,15 +340,16 @@ function sliceOf(fitting: Indexed[], schema: string, id: number): Slice {
   const reads = readsOf(statements.map(({ statement, head }) => ({ rule: statement, head })));
   const attributes = union(statements.map(({ head }) => head.attributes));
   const narrow = attributes && narrowed(schema, attributes);
-  return { id, texts, reads, attributes: narrow === undefined ? null : attributes, schema: narrow || schema };
+  const facts = [...new Map(statements.flatMap(({ head }) => head.facts.map((fact) => [fact.key, fact]))).values()];
+  return { id, texts, reads, facts, attributes: narrow === undefined ? null : attributes, schema: narrow || schema };
 }
 
-/** What an argument in doubt comes to; `path` is told to the agent. */
-export function doubted(path: string, rule?: BundleStatement): Match {
-  return { outcome: 'doubt', hits: rule ? [rule] : [], rates: [], doubt: path };
+/** The match for an ambiguous argument. The agent sees `path`. */
+export function ambiguousMatch(path: string, rule?: BundleStatement): Match {
+  return { outcome: 'ambiguous', hits: rule ? [rule] : [], rates: [], ambiguousPath: path };
 }
 
-/** Null, which means everything, when one of them is null. */
+/** The union of the lists; null (all attributes) when any of them is null. */
 function union(lists: (readonly string[] | null)[]): ReadonlySet<string> | null {
   return lists.includes(null) ? null : new Set(lists.flatMap((list) => list ?? []));
 }
@@ -320,13 +368,14 @@ function isNewer(version: string, than: string): boolean {
 }
 
 /**
- * The decision, in the order that the policy language gives:
+ * The decision, in the order of the policy language:
  *
- *   error or doubt or hard forbid or no permit -> deny;  a rate exceeded -> rate_limited (before escrow, so that an agent over
- *   its limit cannot flood the approvers);  an escrow rule not covered -> escrow;  a mask -> allow_with_masking;  allow.
+ *   error, ambiguity, hard forbid or no permit -> deny;  a rate exceeded -> rate_limited (before escrow, so that an agent
+ *   over its limit cannot flood the approvers);  an escrow rule not covered -> escrow;  a mask -> allow_with_masking;
+ *   otherwise allow.
  *
- * Pure and deterministic. Adding a guardrail never makes the decision more permissive, and a hold consumes only when
- * it covers every escrow rule that was hit.
+ * Pure and deterministic. Adding a guardrail never makes the decision more permissive, and a hold is consumed only when
+ * it covers every escrow rule that matched.
  */
 export function settle(match: Match, state: SettleState): Verdict {
   const { hits } = match;
@@ -341,12 +390,14 @@ export function settle(match: Match, state: SettleState): Verdict {
   switch (match.outcome) {
     case 'error':
       return { ...verdict('deny', hits[0]), deny_reason: POLICY_ERROR };
-    case 'doubt':
-      return { ...verdict('deny', hits[0]), deny_reason: `${ARGUMENT_IN_DOUBT}: ${match.doubt}` };
+    case 'ambiguous':
+      return { ...verdict('deny', hits[0]), deny_reason: `${ARGUMENT_IN_DOUBT}: ${match.ambiguousPath}` };
     case 'forbidden':
       return { ...verdict('deny', hits[0]), deny_reason: hits[0]?.annotations.reason ?? FORBIDDEN };
     case 'unpermitted':
       return { ...verdict('deny', undefined), deny_reason: NOTHING_PERMITS };
+    case 'drifted':
+      return { ...verdict('deny', hits[0]), deny_reason: TOOL_CHANGED };
     case 'permitted':
       break;
   }
@@ -375,8 +426,8 @@ export function settle(match: Match, state: SettleState): Verdict {
 }
 
 /**
- * Do the references cover this statement? Only the same text of the same policy counts: the name of an unnamed statement
- * is its place, which another statement may have taken since.
+ * Do the references cover this statement? They must name the same policy and the same text: the id of an unnamed
+ * statement is its position, which another statement may occupy by now.
  */
 function covers(references: readonly RuleReference[] | undefined, rule: BundleStatement): boolean {
   if (!references || references.length === 0) return false;

@@ -4,12 +4,12 @@ import { type BundleStatement, byRuleId, type HoldTerms, type RuleReference } fr
 import { sha256Tag } from '../../lib/crypto.ts';
 import { requiredApprovals, ttlSeconds } from '../language/annotations.ts';
 
-/** The statement by its name and the hash of its text, annotations included. */
+/** A statement's id and the hash of its text, annotations included. */
 export function ruleReference({ id, cedar }: BundleStatement): RuleReference {
   return { id, hash: sha256Tag(cedar) };
 }
 
-/** Orders escrow rules by how much they ask for: the first one decides the kind of a joined hold. */
+/** Sorts escrow rules by how much they require. The first decides the kind of a joined hold. */
 export function strictestFirst(a: BundleStatement, b: BundleStatement): number {
   return (
     strictness(b) - strictness(a) ||
@@ -28,10 +28,10 @@ function ttl({ annotations }: BundleStatement): number {
 }
 
 /**
- * One hold for all these escrow rules, as strict as each of them. Its kind is that of the strictest; approvals are the
- * most that any asks for, groups are joined with the larger count each, the times are those of `timesOf`, targets,
- * reasons and conditions are joined. A delay (the longest of them) binds only a hold that time releases: where somebody
- * must approve or report, that is the check that the delay leaves time for.
+ * One hold for all these escrow rules, at least as strict as each of them. It takes the kind of the strictest rule, the
+ * largest number of approvals, every group with its largest count, all targets, reasons and conditions, and the times of
+ * `timesOf`. The longest delay applies only to a hold that is released by time: where a person must approve or a
+ * condition must be reported, that check replaces the delay.
  */
 export function joinedTerms(rules: readonly BundleStatement[]): HoldTerms {
   const holding = [...rules].sort(strictestFirst);
@@ -39,7 +39,7 @@ export function joinedTerms(rules: readonly BundleStatement[]): HoldTerms {
   const kind = all[0]?.escrow as HoldKind;
   const { takesDelay } = holdKind(kind);
 
-  // approvals release a delayed hold before its time only where every rule lets them
+  // approvals can release a delayed hold early only if every rule allows it
   const untilTime = takesDelay && all.some((one) => requiredApprovals(one) === 0);
   const groups = new Map<string, number>();
   for (const { group, count } of untilTime ? [] : all.flatMap(({ quorum }) => quorum ?? [])) {
@@ -55,7 +55,7 @@ export function joinedTerms(rules: readonly BundleStatement[]): HoldTerms {
     hold_type: kind,
     required_approvals: untilTime ? 0 : Math.max(seatsOf(quorum), ...all.map(requiredApprovals)),
     ...(quorum.length > 0 && { quorum }),
-    // INVARIANT: an approval does not stand in for a condition that another rule names
+    // INVARIANT: an approval never replaces a condition that another rule requires
     ...(conditions.length > 0 && { conditions }),
     ...(delay !== undefined && { delay_seconds: delay }),
     ...timesOf(holding, delay ?? 0),
@@ -66,9 +66,9 @@ export function joinedTerms(rules: readonly BundleStatement[]): HoldTerms {
 }
 
 /**
- * How long the joined hold waits, and how long its release is valid. A rule without @execute_within lets a release be
- * valid until its ttl and no longer: next to a rule that counts from the release, wait and use together fit into that
- * ttl, at least half of it for the wait, and more where a delay needs it.
+ * How long the joined hold waits, and how long its release is valid. A rule without @execute_within ends the validity of
+ * a release at its ttl. When it is joined with a rule that has @execute_within, waiting and use together must fit into
+ * that ttl: at least half of it is for waiting, more if a delay needs it.
  */
 function timesOf(
   holding: readonly BundleStatement[],
@@ -77,7 +77,7 @@ function timesOf(
   const shortest = Math.min(...holding.map(ttl));
   const within = Math.min(...holding.map(({ annotations }) => annotations.execute_within ?? Infinity));
   const end = Math.min(...holding.filter(({ annotations }) => !annotations.execute_within).map(ttl));
-  // whenever the release is, it is not valid after the ttl
+  // no release is valid after the ttl, however late it comes
   if (end < Infinity && within >= shortest) return { ttl_seconds: shortest };
   if (end === Infinity) return { ttl_seconds: shortest, execute_within_seconds: within };
   const use = Math.max(1, Math.min(within, Math.floor(end / 2), end - delay - 1));

@@ -1,15 +1,15 @@
 /**
  * Masking by the paths of `@mask`: the subset of JSONPath (RFC 9535) that the policy language accepts, which is `$`,
  * then members (`.name`, `['name']`), elements (`[0]`), wildcards (`.*`, `[*]`) and the descendant forms `..name` and
- * `..*`. It is small enough to be written out, and being exactly what a policy can say is what matters here: a library
- * of the whole standard would also accept filters that no other consumer of a bundle knows.
+ * `..*`. No library is used, because one for the whole standard would also accept filters, which other consumers of a
+ * bundle do not support.
  */
 
-/** What replaces a masked value, whatever its type was. */
+/** Replaces a masked value of any type. */
 export const MASKED = '[masked]';
 
 interface Step {
-  /** From every descendant of the node, and the node itself, rather than from the node alone (RFC 9535 §2.5.2). */
+  /** Selects from the node and all its descendants, not from the node alone (RFC 9535 §2.5.2). */
   descend: boolean;
   select: { member: string } | { element: number } | '*';
 }
@@ -17,13 +17,13 @@ export type Mask = readonly Step[];
 
 const STEP = /(\.{1,2})(?:([A-Za-z_\u0080-\uFFFF][\w\u0080-\uFFFF]*)|(\*))|\[(?:(\d{1,9})|(\*)|'([^'\\]+)')\]/y;
 
-/** Throws a RangeError on a path that the policy language does not accept: to skip it would leave a field in the clear. */
+/** Throws a RangeError on a path that the policy language does not accept: skipping it would leave a field unmasked. */
 export function parseMask(path: string): Mask {
   const steps: Step[] = [];
-  if (!path.startsWith('$')) throw new RangeError(`${JSON.stringify(path)} is not a path to mask`);
+  if (!path.startsWith('$')) throw new RangeError(`${JSON.stringify(path)} is not a valid @mask path`);
   for (STEP.lastIndex = 1; STEP.lastIndex < path.length; ) {
     const found = STEP.exec(path);
-    if (!found) throw new RangeError(`${JSON.stringify(path)} is not a path to mask`);
+    if (!found) throw new RangeError(`${JSON.stringify(path)} is not a valid @mask path`);
     const [, dots, name, anyMember, index, anyElement, quoted] = found;
     const member = name ?? quoted;
     steps.push({
@@ -37,12 +37,12 @@ export function parseMask(path: string): Mask {
 
 /**
  * Replaces every value that a mask selects. Changes `value` in place and returns it, or `MASKED` where a mask selects
- * the root. Linear in the size of the value for each step of each mask, whatever the mask.
+ * the root. Each step of each mask takes time linear in the size of the value.
  */
 export function applyMasks(value: unknown, masks: readonly Mask[]): unknown {
   if (masks.some((steps) => steps.length === 0)) return MASKED;
   for (const steps of masks) {
-    // A tree has each container once: a set of them is a node list without doubles.
+    // A container occurs once in a tree, so the set is a node list without duplicates.
     let nodes = new Set<Container>(isContainer(value) ? [value] : []);
     for (const [n, { descend, select }] of steps.entries()) {
       const from = descend ? withDescendants(nodes) : nodes;
@@ -71,7 +71,7 @@ function isContainer(value: unknown): value is Container {
 
 function withDescendants(nodes: Set<Container>): Set<Container> {
   const all = new Set(nodes);
-  // a set's iteration goes on to what is added during it
+  // iterating a Set also visits entries added during the iteration
   for (const node of all) {
     for (const child of Object.values(node)) if (isContainer(child)) all.add(child);
   }
@@ -85,12 +85,12 @@ function selected(node: Container, select: Step['select']): string[] {
   return !list && Object.hasOwn(node, select.member) ? [select.member] : [];
 }
 
-/** `__proto__` is an ordinary member of a parsed text, and an assignment would not reach it. */
+/** JSON.parse makes `__proto__` an ordinary member, which an assignment would not reach. */
 function replace(node: Container, key: string): void {
   Object.defineProperty(node, key, { value: MASKED, enumerable: true, configurable: true, writable: true });
 }
 
-/** ECMAScript's JSON.parse source text access; the compiler's library does not have it yet. */
+/** ECMAScript's JSON.parse source text access; TypeScript's library does not declare it yet. */
 const exactJson = JSON as unknown as {
   parse(text: string, reviver: (key: string, value: unknown, context: { source?: string }) => unknown): unknown;
   rawJSON(text: string): object;
@@ -98,8 +98,8 @@ const exactJson = JSON as unknown as {
 };
 
 /**
- * Parses JSON so that `JSON.stringify` prints each number as it stood: an id beyond 2^53 or a `1.0` of an answer that is
- * masked must come out as it went in. Of doubled members the last counts, as everywhere in JavaScript.
+ * Parses JSON so that `JSON.stringify` prints each number unchanged: masking an answer must not alter an id beyond 2^53
+ * or a `1.0`. Of duplicate members the last counts, as in JSON.parse.
  */
 export function parseExact(text: string): unknown {
   return exactJson.parse(text, (_key, value, { source }) =>

@@ -1,36 +1,36 @@
-import { type DecisionEvent, RECORD_FIELDS } from '../../domain/decision.ts';
-import type { ActionRequest, BundleStatement, HoldTerms, RuleReference, ShownAction } from '../../domain/policy.ts';
+import { type CompleteEvent, RECORD_FIELDS } from '../../domain/decision.ts';
+import type { ActionRequest, ActionView, BundleStatement, HoldTerms, RuleReference } from '../../domain/policy.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import { sha256Tag } from '../../lib/crypto.ts';
 import { actionHash } from './action-hash.ts';
+import { approverView, type HeldAction, isSameView, viewOf } from './approver-view.ts';
 import { type Match, type RateHit, type SettleState, settle, type Verdict } from './evaluate.ts';
-import { type ShownHold, sameShown, shownAction, shownOf } from './shown.ts';
 
 /** One action to decide. */
 export interface Attempt {
   /** Without the facts of its session, which `Ports.session` gives. */
   request: ActionRequest;
   eventId: string;
-  /** The hash of the bundle that it is decided by. */
+  /** The hash of the bundle used for the decision. */
   bundleHash: string | undefined;
-  /** Why there is nothing to decide by, where that is so: then every action is denied. */
+  /** Why there is no usable bundle, if so. Every action is then denied with this reason. */
   standstill?: string | undefined;
-  /** The hold that the agent waited for. */
+  /** The hold that the agent refers to. */
   escrowId?: string | undefined;
-  /** A released hold of this very action is used without being named: for clients that can only repeat their call. */
+  /** Also use a released hold of this action that the agent does not name: for clients that can only repeat their call. */
   resume?: boolean | undefined;
-  /** Why the action cannot be held, where that is so: then what a policy would hold is denied. */
+  /** Why the action cannot be held, if so. It is denied with this reason where a policy would hold it. */
   unholdable?: string | undefined;
 }
 
-/** A hold, as far as decisions read it. */
-export interface KnownHold extends ShownHold {
+/** The parts of a hold that decisions read. */
+export interface KnownHold extends HeldAction {
   id: string;
   status: string;
   agent_id: string;
   agent_role: string;
   action_hash: string;
-  /** Who said what the action is: the control plane saw it itself, a proxy only describes it. */
+  /** Where the description of the action comes from: the control plane evaluated it, or a proxy reported it. */
   source: 'evaluate' | 'proxy';
   rules: readonly RuleReference[];
 }
@@ -44,44 +44,56 @@ export type UseRefusal =
   /** Rejected or cancelled. */
   | 'INVALID_STATUS';
 
-/** What is to be held. */
 export interface ActionToHold {
   action_hash: string;
   policy_id: string | null;
-  /** Masked as its approvers will see it. */
-  shown: ShownAction;
+  /** As its approvers will see it, masked. */
+  shown: ActionView;
   terms: HoldTerms;
 }
 
-/** What a decision says in its record; the decision point adds its own name and what it alone knows. */
-export type DecisionFields = Omit<DecisionEvent, 'proxy_id'> & { input_hash: string; action_hash: string };
+/** The record fields that only the decision points know; each of them sets all of these in `record`. */
+type PointField =
+  | 'proxy_id'
+  | 'proxy_seq'
+  | 'key_id'
+  | 'policy_content_hash'
+  | 'outcome'
+  | 'total_latency_ms'
+  | 'confidence';
 
-/** Where a decision reaches out of pure evaluation. What the decision points do differently lies in these. */
+/** The fields of a decision record that the evaluation determines. */
+export type DecisionFields = Omit<CompleteEvent, PointField> & { input_hash: string; action_hash: string };
+
+/** The fields that the decision point adds. */
+export type PointFields = Pick<CompleteEvent, PointField>;
+
+/** The side effects of a decision. Decision points differ only in how they implement these. */
 export interface Ports<Hold extends KnownHold, Stored> {
-  /** The facts of the request's session before this call; undefined where no policy asks for them. */
+  /** The state of the request's session before this call; undefined when no policy reads it. */
   session(): Promise<ActionRequest['session']> | ActionRequest['session'];
-  /** The statements that the action meets. */
+  /** The statements that the action matches. */
   match(request: ActionRequest): Match;
-  /** Counts the call against each of these rates; resolves to those that are exceeded. */
+  /** Counts the call against each of these rates and resolves to those that are exceeded. */
   count(rates: readonly RateHit[]): Promise<SettleState['exceeded']> | SettleState['exceeded'];
-  /** The hold as it is now. Rejects when the tenant has no such hold. */
+  /** The current state of the hold. Rejects when the tenant has no such hold. */
   find(escrowId: string): Promise<Hold>;
-  /** Leaves a record of the refused use at the control plane, then rejects with the refusal. */
+  /** Records the refused use at the control plane, then rejects with the refusal. */
   refuse(hold: Hold, why: UseRefusal, action: { action_hash: string }): Promise<never>;
   /**
-   * The open hold of this action, or a new one, stored for good when it resolves; `opened` when it is new. Resolves to
-   * the reason to deny where holds are out of reach but a denial can still be recorded.
+   * The open hold for this action, or a new one (`opened`), durable when this resolves. Resolves to `unavailable`, the
+   * reason to deny, when holds cannot be reached but a denial can still be recorded.
    */
   open(action: ActionToHold): Promise<{ hold: Hold; opened: boolean } | { unavailable: string }>;
-  /** Uses a released hold up, for good when it resolves. Rejects for all but one of any number of calls. */
+  /** Consumes a released hold, durably when this resolves. Of any number of calls only one resolves. */
   consume(hold: Hold, action: { action_hash: string }): Promise<Hold>;
-  /** Takes back a hold that was opened for a decision without a record. Never rejects. */
+  /** Withdraws a hold whose decision could not be recorded. Never rejects. */
   withdraw(hold: Hold): Promise<void>;
-  /** Notes that a hold was consumed for a decision without a record. Never rejects. */
-  consumedInVain(hold: Hold): Promise<void>;
+  /** Audits that a hold was consumed for a decision that could not be recorded. Never rejects. */
+  consumedWithoutRecord(hold: Hold): Promise<void>;
   /** Microseconds since the decision began. */
   elapsed(): number;
-  /** Stores the record; it is durable when this resolves. `input` is what `input_hash` is the hash of. */
+  /** Stores the record, durably when this resolves. `input` is the text that `input_hash` is computed from. */
   record(fields: DecisionFields, input: string): Promise<Stored>;
 }
 
@@ -90,18 +102,18 @@ export interface Decided<Hold, Stored> {
   /** The hold to wait for, or the one that was consumed for this decision. */
   hold: Hold | undefined;
   /**
-   * The released hold that the agent named does not cover what the policies ask for now: a new one was opened, and the
-   * agent must be refused with POLICY_CHANGED, which the record says too.
+   * The released hold that the agent named does not cover the rules now in force. A new one was opened, and the agent
+   * must get POLICY_CHANGED, as the record says.
    */
   changed: boolean;
   fields: DecisionFields;
   stored: Stored;
 }
 
-/** The action has no exact form: what cannot be hashed is not decided. */
+/** The action has no exact canonical form, so it cannot be hashed or decided. */
 export class InexactAction extends Error {
   override readonly name = 'InexactAction';
-  /** The member of the request that may be at fault, as a JSON pointer. */
+  /** JSON pointer to the member of the request that caused it. */
   readonly pointer: string;
 
   constructor(pointer: string, message: string) {
@@ -113,27 +125,27 @@ export class InexactAction extends Error {
 const NONE_EXCEEDED: SettleState['exceeded'] = new Map();
 
 /**
- * Decides an action and records the decision: the one sequence that every decision point follows.
+ * Decides an action and records the decision. Every decision point follows this sequence.
  *
- * INVARIANT: no record, no permit. It resolves only after the record was stored. A hold is opened before the record that
- * names it, and withdrawn when that cannot be stored. A released hold is consumed before the record too, and stays
- * consumed when there is none: at most once is the promise. A hold permits nothing but the action that it was opened
- * for: the agent, the hash of the action and the texts of the rules that hold it must all be the same, and of a hold
- * that a proxy described, what its approvers saw.
+ * INVARIANT: no record, no permit. It resolves only after the record is stored. A hold is opened before the record that
+ * names it, and withdrawn if the record cannot be stored. A released hold is also consumed before the record, and stays
+ * consumed if there is none: a release is used at most once. A hold permits only the action it was opened for: the
+ * agent, the action hash and the texts of the rules must all be the same, and for a hold that a proxy reported, also
+ * what its approvers saw.
  *
- * Everything is decided again for an agent that names a hold. Where the policies in force still hold the action and
- * the released hold covers the text of each rule that does, it is consumed and the action goes on, its masks included.
- * While it is held it is answered again. Where it does not cover every rule, a new hold is opened (`changed`). A denial
- * or a rate limit consumes nothing.
+ * The action is decided again when the agent names a hold. If the policies in force would still hold it, and the
+ * released hold covers the text of every such rule, the hold is consumed and the action proceeds with its masks. If the
+ * hold is still waiting, the answer is the same hold. If it does not cover every rule, a new hold is opened (`changed`).
+ * A denial or a rate limit consumes nothing.
  *
- * Rejects with an InexactAction, or with what a port rejects with; then nothing was decided and the agent must not act.
+ * Rejects with an InexactAction, or with the error of a port. Then nothing was decided and the agent must not act.
  */
 export async function decide<Hold extends KnownHold, Stored>(
   attempt: Attempt,
   ports: Ports<Hold, Stored>,
 ): Promise<Decided<Hold, Stored>> {
   let { request } = attempt;
-  const action_hash = exact('/arguments', () => actionHash(request));
+  const action_hash = exactly('/arguments', () => actionHash(request));
 
   const finish = async (
     verdict: Verdict,
@@ -153,30 +165,30 @@ export async function decide<Hold extends KnownHold, Stored>(
       return { verdict, hold, changed, fields, stored };
     } catch (error) {
       if (opened) await ports.withdraw(opened);
-      if (consumed) await ports.consumedInVain(consumed);
+      if (consumed) await ports.consumedWithoutRecord(consumed);
       throw error;
     }
   };
 
   let input: string;
-  const asInput = () => exact('/context', () => canonicalJson({ v: 1, ...request }));
+  const canonicalInput = () => exactly('/context', () => canonicalJson({ v: 1, ...request }));
   if (attempt.standstill !== undefined) {
-    input = asInput();
+    input = canonicalInput();
     return finish(denied(NO_VERDICT, attempt.standstill), {});
   }
 
   const named = attempt.escrowId === undefined ? undefined : await ports.find(attempt.escrowId);
-  const foreign = named && mismatch(named, request, action_hash);
-  if (foreign) await ports.refuse(named, foreign, { action_hash });
+  const mismatched = named && mismatchReason(named, request, action_hash);
+  if (mismatched) await ports.refuse(named, mismatched, { action_hash });
   const session = await ports.session();
   if (session) request = { ...request, session };
-  input = asInput();
+  input = canonicalInput();
 
   const match = ports.match(request);
   const exceeded = match.rates.length === 0 ? NONE_EXCEEDED : await ports.count(match.rates);
-  const shown = () => shownAction(request, match.hits);
+  const shown = () => approverView(request, match.hits);
   const verdict = settle(match, { exceeded, covered: coveredBy(named, shown) });
-  const unusable = named && verdict.decision !== 'deny' && verdict.decision !== 'rate_limited' && ended(named);
+  const unusable = named && verdict.decision !== 'deny' && verdict.decision !== 'rate_limited' && unusableReason(named);
   if (unusable) await ports.refuse(named, unusable, { action_hash });
 
   if (!verdict.escrow) {
@@ -199,7 +211,7 @@ export async function decide<Hold extends KnownHold, Stored>(
   return finish(verdict, { named, opened: answer.opened ? hold : undefined, hold });
 }
 
-/** Does some statement read the facts of the session? They cost a look-up, so they are only given where one may. */
+/** May a statement read the session's state? It costs a lookup, so it is fetched only then. */
 export function readsSession(policies: readonly Pick<BundleStatement, 'cedar'>[]): boolean {
   return policies.some(({ cedar }) => /\bsession\b/.test(cedar));
 }
@@ -218,6 +230,7 @@ function fieldsOf(
     agent_id: request.agent_id,
     session_id: request.session_id ?? '',
     tool_name: request.tool_name,
+    tool_pin: request.tool_pin ?? undefined,
     method: request.method ?? '',
     decision: verdict.decision,
     policy_id: verdict.policy_id ?? '',
@@ -233,7 +246,7 @@ function fieldsOf(
 
 const NO_VERDICT = { rule_id: null, policy_id: null, policy_version: null, rule_ids: [] };
 
-/** A denial in place of a verdict, naming the rule that decided up to then. */
+/** A denial that replaces a verdict and keeps the rule that decided it. */
 function denied(
   { rule_id, policy_id, policy_version, rule_ids }: Pick<Verdict, keyof typeof NO_VERDICT>,
   deny_reason: string,
@@ -241,41 +254,45 @@ function denied(
   return { decision: 'deny', rule_id, policy_id, policy_version, rule_ids, deny_reason, consumes: false };
 }
 
-/** The rules that a released hold covers; none when a proxy showed its approvers another action than this. */
-function coveredBy(hold: KnownHold | undefined, shown: () => ShownAction): readonly RuleReference[] | undefined {
+/** The rules that a released hold covers; none when its approvers saw a different action than this one. */
+function coveredBy(hold: KnownHold | undefined, shown: () => ActionView): readonly RuleReference[] | undefined {
   if (hold?.status !== 'released') return undefined;
-  return hold.source === 'evaluate' || sameShown(shownOf(hold), shown()) ? hold.rules : undefined;
+  return hold.source === 'evaluate' || isSameView(viewOf(hold), shown()) ? hold.rules : undefined;
 }
 
-function mismatch(hold: KnownHold, { agent_id, agent_role }: ActionRequest, hash: string): UseRefusal | undefined {
+function mismatchReason(
+  hold: KnownHold,
+  { agent_id, agent_role }: ActionRequest,
+  hash: string,
+): UseRefusal | undefined {
   if (hold.agent_id !== agent_id || hold.agent_role !== agent_role) return 'AGENT_MISMATCH';
   return hold.action_hash === hash ? undefined : 'HASH_MISMATCH';
 }
 
-/** Why a hold can lead to no permit, now or later. */
-function ended({ status }: KnownHold): UseRefusal | undefined {
+/** Why a hold can no longer lead to a permit; undefined while it can. */
+function unusableReason({ status }: KnownHold): UseRefusal | undefined {
   if (status === 'held' || status === 'released') return undefined;
   if (status === 'consumed') return 'ALREADY_CONSUMED';
   return status === 'expired' ? 'ESCROW_EXPIRED' : 'INVALID_STATUS';
 }
 
-/** One obligation for each mask; where there are more than a record holds, the last one says how many. */
+/** One obligation for each mask. When a record has no room for all of them, the last entry counts the rest. */
 function obligations(masks: readonly string[]): string[] {
   const { length, most } = RECORD_FIELDS.obligations;
   const all = masks.map((path) => cut(`mask ${path}`, length[1]));
   return all.length <= most ? all : [...all.slice(0, most - 1), `and ${all.length - most + 1} more masks`];
 }
 
-/** Never half of a surrogate pair: a record holds well-formed text only. */
+/** Truncates without leaving half of a surrogate pair: a record holds well-formed text only. */
 function cut(text: string, most: number): string {
   return text.length <= most ? text : text.slice(0, most).toWellFormed();
 }
 
-function exact(pointer: string, hashed: () => string): string {
+function exactly(pointer: string, hashed: () => string): string {
   try {
     return hashed();
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;
-    throw new InexactAction(pointer, `the action has no exact form: ${error.message}`);
+    throw new InexactAction(pointer, `the action cannot be represented exactly: ${error.message}`);
   }
 }

@@ -2,45 +2,48 @@ import { isIP } from 'node:net';
 import path from 'node:path';
 import type { Context, EntityJson, StatefulAuthorizationCall } from '@cedar-policy/cedar-wasm/nodejs';
 import type { ActionRequest } from '../../domain/policy.ts';
-import type { Placed, TagKind } from '../language/head.ts';
+import type { EntityWithAncestors, TagKind } from '../language/head.ts';
+import type { Attributes } from './registry.ts';
 
-/** A request that has no exact form for the engine. The caller must deny. */
+/** The request cannot be represented exactly for the engine. The caller must deny it. */
 export class RequestError extends Error {
   override readonly name = 'RequestError';
 }
 
-/** `text`: characters of a text that a rule reads. */
+/** Limits on an agent's arguments. `text`: characters in a text that a rule reads. */
 export const ARGUMENT_LIMITS = { depth: 16, leaves: 2_000, keyLength: 1_024, text: 16_384 } as const;
+const TOO_DEEP = `the arguments are nested deeper than ${ARGUMENT_LIMITS.depth} levels`;
 
-/** The arguments of a request by the type of their leaves, under keys such as `refund.total` and `items[0].sku`. */
+/** The arguments of a request, flattened to keys such as `refund.total` and `items[0].sku` and grouped by type. */
 export interface Arguments {
   str: Map<string, string>;
-  /** The exact decimal form of a number, or of a text that is one. */
+  /** The exact decimal form of a number, or of a text that is a number. */
   num: Map<string, string>;
   bool: Map<string, boolean>;
   list: Map<string, string[]>;
-  /** Every value by its key, objects, lists and nulls too. */
+  /** Every value by its key, including objects, lists and nulls. */
   values: Map<string, unknown>;
-  /** The keys that programs which ignore case, width and invisible characters read as another, by that other. */
+  /** Folded key -> the keys that a program which ignores case, width and invisible characters would read as that key. */
   respelled: Map<string, string[]>;
-  /** The folded keys under which programs find names such as `refund[total]` and `max.amount`, those of forms mostly. */
+  /** Folded keys that form and query parsers derive from names such as `refund[total]` and `max.amount`. */
   aliases: Set<string>;
-  /** The arguments as they came. */
+  /** The arguments as received. */
   root: unknown;
 }
 
 /**
- * Flattens an agent's arguments and the caller's further facts (which come first, under `context`).
+ * Flattens an agent's arguments and the caller's additional context (keys under `context`).
  *
- * - An array also gives its length (`items.length`, in `num`); an array of strings alone is also a `list`. A null is
+ * - An array also yields its length (`items.length`, in `num`); an array of only strings is also a `list`. A null yields
  *   no tag.
- * - A string that is a number in plain decimal notation is in `num` as well as in `str`: "250.01" must not walk past a
- *   limit on 250. What has no exact form of at most four fractional digits is in neither `num` nor any other kind.
+ * - A string that is a number in plain decimal notation is in both `num` and `str`: "250.01" must not slip past a limit
+ *   on 250. A number that needs more than four fractional digits is in no kind.
  * - Two leaves or branches with the same key (`{"a.b": 1, "a": {"b": 9}}`) are refused: the policy would see one of
- *   them, the tool the other.
- * - An argument of the name `context` goes by `arguments.context`, so that an agent cannot state the caller's facts.
+ *   them and the tool the other.
+ * - An argument named `context` becomes `arguments.context`, so that an agent cannot forge the caller's context.
  *
- * Throws a RequestError on more than 2,000 leaves, depth over 16, keys longer than 1,024, and what JSON cannot carry.
+ * Throws a RequestError for more than 2,000 leaves, a depth over 16, a key longer than 1,024, or a value that JSON
+ * cannot represent.
  */
 export function flatten(args: unknown, context: unknown): Arguments {
   const found: Arguments = {
@@ -55,10 +58,10 @@ export function flatten(args: unknown, context: unknown): Arguments {
   };
   let leaves = 0;
 
-  const claim = ({ key, fold }: Place, value: unknown): void => {
-    // one character may fold to 18: a key is bounded in both forms
+  const register = ({ key, fold }: ArgumentKey, value: unknown): void => {
+    // one character may fold to 18, so both forms are bounded
     if (Math.max(key.length, fold.length) > ARGUMENT_LIMITS.keyLength) {
-      throw new RequestError('an argument key is too long');
+      throw new RequestError(`an argument key is longer than ${ARGUMENT_LIMITS.keyLength} characters`);
     }
     if (found.values.has(key)) throw new RequestError(`two arguments have the key ${key}`);
     found.values.set(key, value);
@@ -68,15 +71,17 @@ export function flatten(args: unknown, context: unknown): Arguments {
     else found.respelled.set(fold, [key]);
   };
   const leaf = (): void => {
-    if (++leaves > ARGUMENT_LIMITS.leaves) throw new RequestError(`more than ${ARGUMENT_LIMITS.leaves} arguments`);
+    if (++leaves > ARGUMENT_LIMITS.leaves) {
+      throw new RequestError(`the arguments have more than ${ARGUMENT_LIMITS.leaves} values`);
+    }
   };
   const numeric = (key: string, value: number | string): void => {
     const exact = exactDecimal(value);
     if (exact !== undefined) found.num.set(key, exact);
   };
-  const visit = (value: unknown, place: Place, depth: number): void => {
-    const { key } = place;
-    if (depth > ARGUMENT_LIMITS.depth) throw new RequestError(`arguments deeper than ${ARGUMENT_LIMITS.depth}`);
+  const visit = (value: unknown, at: ArgumentKey, depth: number): void => {
+    const { key } = at;
+    if (depth > ARGUMENT_LIMITS.depth) throw new RequestError(TOO_DEEP);
     switch (typeof value) {
       case 'string': {
         leaf();
@@ -98,15 +103,15 @@ export function flatten(args: unknown, context: unknown): Arguments {
       case 'object':
         break;
       default:
-        throw new RequestError(`the argument ${key} is a ${typeof value}`);
+        throw new RequestError(`the argument ${key} has the unsupported type ${typeof value}`);
     }
     if (value === null) {
       leaf();
       return;
     }
     if (Array.isArray(value)) {
-      const length = placeOf(place, 'length');
-      claim(length, value.length);
+      const length = memberKey(at, 'length');
+      register(length, value.length);
       found.num.set(length.key, `${value.length}.0`);
       if (value.length === 0) leaf();
       if (value.every((item) => typeof item === 'string')) {
@@ -116,7 +121,7 @@ export function flatten(args: unknown, context: unknown): Arguments {
         );
       }
       for (const [n, item] of value.entries()) {
-        enter(item, { key: `${key}[${n}]`, fold: `${place.fold}[${n}]` }, depth + 1);
+        enter(item, { key: `${key}[${n}]`, fold: `${at.fold}[${n}]` }, depth + 1);
       }
       return;
     }
@@ -124,13 +129,13 @@ export function flatten(args: unknown, context: unknown): Arguments {
     if (members.length === 0) leaf();
     for (const [written, member] of members) {
       const name = written.toWellFormed();
-      for (const alias of aliasesOf(name)) found.aliases.add(placeOf(place, alias).fold);
-      enter(member, placeOf(place, name), depth + 1);
+      for (const alias of aliasesOf(name)) found.aliases.add(memberKey(at, alias).fold);
+      enter(member, memberKey(at, name), depth + 1);
     }
   };
-  const enter = (value: unknown, place: Place, depth: number): void => {
-    claim(place, value);
-    visit(value, place, depth);
+  const enter = (value: unknown, at: ArgumentKey, depth: number): void => {
+    register(at, value);
+    visit(value, at, depth);
   };
 
   if (context !== undefined && context !== null) enter(context, { key: 'context', fold: 'context' }, 0);
@@ -141,31 +146,31 @@ export function flatten(args: unknown, context: unknown): Arguments {
   return found;
 }
 
-/** A key, and how programs compare it that ignore case, width and invisible characters. */
-interface Place {
+/** A key, and the same key as programs see it that ignore case, width and invisible characters. */
+interface ArgumentKey {
   key: string;
   fold: string;
 }
-const ROOT: Place = { key: '', fold: '' };
+const ROOT: ArgumentKey = { key: '', fold: '' };
 
-/** The place of a member. Folded name by name: each is folded once, however much is below it. */
-function placeOf(parent: Place, name: string): Place {
+/** The key of a member. Each name is folded once, no matter how many values are nested below it. */
+function memberKey(parent: ArgumentKey, name: string): ArgumentKey {
   const fold = folded(name);
   if (parent !== ROOT) return { key: `${parent.key}.${name}`, fold: `${parent.fold}.${fold}` };
-  // in every spelling, so that a reader of one of them cannot be shown another
+  // in any spelling, so that no spelling of it can be mistaken for the caller's context
   return /^context(?:$|[.[])/.test(fold)
     ? { key: `arguments.${name}`, fold: `arguments.${fold}` }
     : { key: name, fold };
 }
 
 /**
- * Where else programs find what has this name: `a[b]` and `a[]` are members and elements of `a` to most that read forms
- * and queries, and some take a dot, a space or a bracket that is not closed for `_`. Names of plain JSON have none.
+ * Other paths that programs derive from this name: most form and query parsers read `a[b]` and `a[]` as members and
+ * elements of `a`, and some turn a dot, a space or an unclosed bracket into `_`. Ordinary JSON names have no aliases.
  */
 function aliasesOf(name: string): string[] {
   if (!/[ .[]/.test(name)) return [];
   const [base = '', ...inner] = name.split('[');
-  if (inner.length > ARGUMENT_LIMITS.depth) throw new RequestError(`arguments deeper than ${ARGUMENT_LIMITS.depth}`);
+  if (inner.length > ARGUMENT_LIMITS.depth) throw new RequestError(TOO_DEEP);
   const found = new Set<string>();
   for (const first of [base, base.replace(/[ .]/g, '_')]) {
     found.add(first);
@@ -182,16 +187,16 @@ function aliasesOf(name: string): string[] {
 }
 
 /** A Cedar decimal is a 64-bit integer of ten-thousandths. */
-const MOST_TEN_THOUSANDTHS = 2n ** 63n - 1n;
+const MAX_TEN_THOUSANDTHS = 2n ** 63n - 1n;
 
 /**
- * A number as the text of a Cedar decimal (four fractional digits), exactly; undefined when it has no such form, and of
- * a text that is not in plain decimal notation: digits with a sign and a point at most. What programs read in different
- * ways (exponents, separators, white space, other bases and scripts) is no number.
+ * The exact Cedar decimal (at most four fractional digits) of a number or of a text in plain decimal notation: digits
+ * with an optional sign and point. Undefined for everything else, including forms that programs read differently:
+ * exponents, separators, white space, other bases and scripts.
  */
 export function exactDecimal(value: number | string): string | undefined {
   if (typeof value === 'string' && value.length > ARGUMENT_LIMITS.text) return undefined;
-  // of a number an exponent means more than four fractional digits, or more than fits
+  // a number prints with an exponent only if it is out of range or has too many fractional digits
   const [, sign, before = '', after = ''] = /^([+-]?)(\d*)(?:\.(\d*))?$/.exec(String(value)) ?? [];
   if (sign === undefined || (before === '' && after === '')) return undefined;
   let [from, to] = [0, after.length];
@@ -199,13 +204,13 @@ export function exactDecimal(value: number | string): string | undefined {
   while (after[to - 1] === '0') to--;
   const [whole, fraction] = [before.slice(from), after.slice(0, to)];
   if (whole.length > 15 || fraction.length > 4) return undefined;
-  if (BigInt(`${whole}${fraction.padEnd(4, '0')}`) > MOST_TEN_THOUSANDTHS) return undefined;
+  if (BigInt(`${whole}${fraction.padEnd(4, '0')}`) > MAX_TEN_THOUSANDTHS) return undefined;
   return `${sign === '-' ? '-' : ''}${whole || '0'}.${fraction || '0'}`;
 }
 
 /**
- * A name as parsers compare it that ignore case, width, invisible characters and white space around it (NFKC_Casefold,
- * and the Turkish i).
+ * A name as seen by parsers that ignore case, width, invisible characters and surrounding white space: NFKC_Casefold,
+ * with the Turkish i folded too.
  */
 export function folded(name: string): string {
   if (/^[a-z0-9_.[\]-]*$/.test(name)) return name;
@@ -215,46 +220,49 @@ export function folded(name: string): string {
 
 const decimal = (arg: string) => ({ __extn: { fn: 'decimal' as const, arg } });
 
-/** What some statements can read of a request. */
+/** The parts of a request that a set of statements can read. */
 export interface Reads {
   /** Keys of arguments; null means all. */
   keys: ReadonlySet<string> | null;
   /** Attributes of the context; null means all. */
   attributes: ReadonlySet<string> | null;
+  /** The facts that are true. */
+  facts?: ReadonlySet<string>;
 }
 
 /** A request as the engine and the slicing by scope see it. */
 export interface MappedRequest {
-  principal: Placed;
-  action: Placed;
-  resource: Placed;
+  principal: EntityWithAncestors;
+  action: EntityWithAncestors;
+  resource: EntityWithAncestors;
   args: Arguments;
-  /** Every text that the engine would be told, arguments apart, by the name of the request's field. */
+  /** Every text passed to the engine, other than arguments, by the name of its request field. */
   texts: ReadonlyMap<string, string>;
-  /** There is an `estimated_value`, but it has no exact form and is not among the context's attributes. */
+  /** The request has an `estimated_value` without an exact decimal form, so the context has no amount. */
   inexactValue: boolean;
-  /** With what is read of the context and of the arguments, and no more. The groups of the action are in the schema. */
+  /** The engine's input, with only the context and arguments in `reads`. The schema has the groups of the action. */
   call(reads: Reads): EngineCall;
 }
 
 export type EngineCall = Omit<StatefulAuthorizationCall, 'preparsedPolicySetId' | 'preparsedSchemaName'>;
 
-/** The largest amount, which still fits a decimal. */
-const MOST_VALUE = 922_337_203_685_477;
+/** The largest amount that fits a Cedar decimal. */
+const MAX_VALUE = 922_337_203_685_477;
 const ISO_TIME = /^\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\d:\d\d)$/;
 
 /**
- * Checks a request and maps it to the engine's entities and context. No JSON of the agent's reaches the context as it
- * is: `{"__entity": …}` in an argument would become an entity there.
+ * Checks a request and maps it to the engine's entities and context. The agent's JSON never reaches the context
+ * unchanged: `{"__entity": …}` in an argument would become an entity there.
  *
- * What a policy compares is made uniform first, or another spelling of the same thing would walk past it: method and
- * currency in upper case, a host without port and final dot, a path without dot segments (of a URL, or where there is a
- * method, also without query and with unreserved characters decoded, RFC 3986 §6.2.2), an IPv4 address inside IPv6 as
+ * Values that policies compare are normalized, so that another spelling of the same value cannot bypass a rule: method
+ * and currency in upper case; a host without port and trailing dot; a path without dot segments (for a URL, or with a
+ * method, also without query and with unreserved characters decoded, RFC 3986 §6.2.2); an IPv4-mapped IPv6 address as
  * IPv4.
  */
 export function mapRequest(
   request: ActionRequest,
   actions: Readonly<Record<string, readonly string[]>>,
+  { agent_labels, tool_labels, trust }: Attributes = {},
 ): MappedRequest {
   const agentId = required(request.agent_id, 'agent_id');
   const role = required(request.agent_role, 'agent_role');
@@ -262,7 +270,8 @@ export function mapRequest(
   const actionType = required(request.action_type, 'action_type');
   const server = optional(request.tool_server, 'tool_server');
   const groups = Object.hasOwn(actions, actionType) ? actions[actionType] : undefined;
-  if (!groups || groups.length === 0) throw new RequestError('an action type that the schema does not have');
+  if (!groups || groups.length === 0)
+    throw new RequestError(`the action type ${JSON.stringify(actionType)} is not in the schema`);
 
   const context: Context = {
     risk_score: decimal(roundedUp(within(request.risk_score ?? 1, 0, 1, 'risk_score'))),
@@ -279,30 +288,38 @@ export function mapRequest(
   if (currency !== undefined) context.currency = currency.toUpperCase();
   const value = request.estimated_value;
   const amount =
-    value === undefined ? undefined : exactDecimal(within(value, -MOST_VALUE, MOST_VALUE, 'estimated_value'));
+    value === undefined ? undefined : exactDecimal(within(value, -MAX_VALUE, MAX_VALUE, 'estimated_value'));
   if (amount !== undefined) context.amount = decimal(amount);
   const address = optional(request.source_ip, 'source_ip');
   if (address !== undefined) context.source_ip = { __extn: { fn: 'ip', arg: ipAddress(address) } };
-  Object.assign(context, place(optional(request.resource, 'resource'), method !== undefined));
+  Object.assign(context, location(optional(request.resource, 'resource'), method !== undefined));
 
   const owner = optional(request.owner, 'owner');
   const texts = new Map<string, string>();
-  const told = { method: context.method, resource: context.path, host: context.host, value_currency: context.currency };
-  for (const [name, text] of Object.entries({ ...told, session_id: request.session_id, owner })) {
+  const fields = {
+    method: context.method,
+    resource: context.path,
+    host: context.host,
+    value_currency: context.currency,
+  };
+  for (const [name, text] of Object.entries({ ...fields, session_id: request.session_id, owner })) {
     if (typeof text === 'string') texts.set(name, text.toWellFormed());
   }
   const entities: EntityJson[] = [
     {
       uid: { type: 'Agent', id: agentId },
-      attrs: owner === undefined ? {} : { owner },
+      attrs: { ...(owner !== undefined && { owner }), ...(agent_labels && { labels: [...agent_labels] }) },
       parents: [{ type: 'AgentRole', id: role }],
     },
   ];
   if (server !== undefined) {
-    entities.push({ uid: { type: 'Tool', id: tool }, attrs: {}, parents: [{ type: 'ToolServer', id: server }] });
+    const of = { type: 'ToolServer', id: server };
+    const attrs = { server: { __entity: of }, ...(tool_labels && { labels: [...tool_labels] }) };
+    entities.push({ uid: { type: 'Tool', id: tool }, attrs, parents: [of] });
+    if (trust !== undefined) entities.push({ uid: of, attrs: { trust }, parents: [] });
   }
   const args = flatten(request.arguments, request.context);
-  const whole: Context = { ...context, ...ARGUMENTS };
+  const whole: Context = { ...context, ...ARGUMENTS, facts: FACTS };
 
   const subject = {
     principal: { type: 'Agent', id: agentId },
@@ -320,27 +337,38 @@ export function mapRequest(
     args,
     texts,
     inexactValue: value !== undefined && amount === undefined,
-    call: ({ keys, attributes }) => {
+    call: ({ keys, attributes, facts }) => {
       const read = Object.entries(whole).filter(([name]) => attributes?.has(name) ?? true);
       const names = Object.keys(ARGUMENTS) as TagKind[];
-      const told = names.filter((name) => attributes?.has(name) ?? true).map((name) => tagged(name, args, keys));
+      const argumentEntities = names
+        .filter((name) => attributes?.has(name) ?? true)
+        .map((name) => tagged(name, args, keys));
+      const tags = Object.fromEntries([...(facts ?? [])].map((fact) => [fact, true]));
       return {
         ...subject,
         context: Object.fromEntries(read),
-        // an entity of which there is nothing to tell need not be there: nothing is in it, and it has no tag
-        entities: [...entities, ...told.filter(({ tags }) => Object.keys(tags).length > 0)],
+        // an entity without tags makes no difference
+        entities: [
+          ...entities,
+          ...[...argumentEntities, { uid: FACTS.__entity, attrs: {}, parents: [], tags }].filter(
+            (one) => Object.keys(one.tags).length > 0,
+          ),
+        ],
       };
     },
   };
 }
 
-/** The context's attributes that stand for the arguments: an entity each, whose tags are the leaves. */
+/** The context attributes for the arguments: one entity per type, whose tags are the leaves. */
 const ARGUMENTS = {
   str: { __entity: { type: 'StrArgs', id: 'request' } },
   num: { __entity: { type: 'NumArgs', id: 'request' } },
   bool: { __entity: { type: 'BoolArgs', id: 'request' } },
   list: { __entity: { type: 'ListArgs', id: 'request' } },
 } satisfies Record<TagKind, unknown>;
+
+/** What the enforcement point found out about the arguments. Nothing of a request becomes a tag of it. */
+const FACTS = { __entity: { type: 'Facts', id: 'request' } };
 
 function tagged(name: TagKind, args: Arguments, keys: ReadonlySet<string> | null) {
   const values: ReadonlyMap<string, string | boolean | string[]> = args[name];
@@ -352,7 +380,7 @@ function tagged(name: TagKind, args: Arguments, keys: ReadonlySet<string> | null
   return { uid: ARGUMENTS[name].__entity, attrs: {}, parents: [], tags };
 }
 
-function placed(type: string, id: string, parents: string[]): Placed {
+function placed(type: string, id: string, parents: string[]): EntityWithAncestors {
   const self = `${type}::${id}`;
   return { type, self, ancestors: new Set([self, ...parents]) };
 }
@@ -363,15 +391,16 @@ function required(value: unknown, name: string): string {
   return text;
 }
 
-/** A lone surrogate in any string makes the engine throw: it becomes U+FFFD, in ids too. */
+/** Lone surrogates, which make the engine throw, become U+FFFD. */
 function optional(value: unknown, name: string): string | undefined {
   if (value === undefined) return undefined;
-  if (typeof value !== 'string') throw new RequestError(`${name} is not a text`);
-  if (value.length > ARGUMENT_LIMITS.text) throw new RequestError(`${name} is longer than ${ARGUMENT_LIMITS.text}`);
+  if (typeof value !== 'string') throw new RequestError(`${name} is not a string`);
+  if (value.length > ARGUMENT_LIMITS.text)
+    throw new RequestError(`${name} is longer than ${ARGUMENT_LIMITS.text} characters`);
   return value.toWellFormed();
 }
 
-/** In doubt the risk is the higher one. */
+/** A risk with more than four fractional digits is rounded up, never down. */
 function roundedUp(risk: number): string {
   const exact = exactDecimal(risk);
   if (exact !== undefined) return exact;
@@ -388,7 +417,7 @@ function within(value: unknown, least: number, most: number, name: string): numb
 
 function count(value: unknown): number {
   if (!Number.isSafeInteger(value) || (value as number) < 0)
-    throw new RequestError('session.call_count is not a count');
+    throw new RequestError('session.call_count is not a non-negative integer');
   return value as number;
 }
 
@@ -398,7 +427,7 @@ function time(value: unknown, name: string): { __extn: { fn: 'datetime'; arg: st
   return { __extn: { fn: 'datetime', arg: at.toISOString() } };
 }
 
-/** An IPv4 address written as IPv6 (`::ffff:10.0.0.1`, in any spelling) is the IPv4 address: ranges compare it so. */
+/** Turns an IPv4-mapped IPv6 address (`::ffff:10.0.0.1`, in any spelling) into IPv4, so that IPv4 ranges match it. */
 function ipAddress(text: string): string {
   const address = text.replace(/%.*$/s, '');
   const kind = isIP(address);
@@ -410,10 +439,10 @@ function ipAddress(text: string): string {
   return [high, low].flatMap((half) => [Number.parseInt(half, 16) >> 8, Number.parseInt(half, 16) & 255]).join('.');
 }
 
-function place(resource: string | undefined, http: boolean): { host?: string; path?: string } {
+function location(resource: string | undefined, http: boolean): { host?: string; path?: string } {
   if (resource === undefined) return {};
   const url = URL.parse(resource);
-  // clients take `http:/host`, `https:\\host` and white space before for an address as well
+  // clients also accept `http:/host`, `https:\\host` and leading white space
   if (url?.host || /^[A-Za-z][A-Za-z0-9+.-]*:\/\//.test(resource)) {
     if (!url) throw new RequestError('resource is neither a URL nor a path');
     return { host: url.hostname.replace(/\.$/, '').toLowerCase(), path: httpPath(url.pathname) };

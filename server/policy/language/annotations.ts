@@ -19,11 +19,11 @@ import { nearest } from '../../lib/nearest.ts';
 const UNIT_SECONDS = { s: 1, m: 60, h: 3_600, d: DAY_SECONDS } as const;
 type Unit = keyof typeof UNIT_SECONDS;
 
-/** How the value of one annotation is read. */
+/** Parses and checks the values of one annotation. */
 interface Reader<T> {
   /** Undefined for a malformed value. */
   parse(value: string): T | undefined;
-  /** Is this value, which a bundle brought, one that `parse` could have made? */
+  /** Could `parse` have produced this value, which comes from a bundle? */
   check(value: unknown): boolean;
 }
 
@@ -57,15 +57,15 @@ const READERS: { [K in AnnotationName]: Reader<NonNullable<Annotations[K]>> } = 
   severity: oneOf(SEVERITIES),
 };
 
-/** What is wrong with one annotation of a statement, without its place. */
+/** An error in one annotation of a statement; the caller adds the position. */
 export interface AnnotationFault {
   annotation: string;
   message: string;
 }
 
 /**
- * Types the annotations of one statement. `raw` is what the engine read: null where the value is missing. When there
- * are faults, what was understood is still returned, for the rules between statements.
+ * Parses the annotations of one statement. In `raw`, null means that the value is missing. When there are faults, the
+ * valid annotations are still returned, for the checks across statements.
  */
 export function readAnnotations(raw: ReadonlyMap<string, string | null>): {
   annotations: Annotations;
@@ -102,7 +102,7 @@ export function readAnnotations(raw: ReadonlyMap<string, string | null>): {
   }
   const seats = seatsOf(annotations.quorum ?? []);
   if (approvals !== undefined && approvals < seats) {
-    fault('approvals', `@approvals("${approvals}") is less than the ${seats} that @quorum asks for`);
+    fault('approvals', `@approvals("${approvals}") is less than the ${seats} that @quorum requires`);
   }
   if (!escrow) return { annotations, faults, warnings };
 
@@ -128,25 +128,25 @@ export function readAnnotations(raw: ReadonlyMap<string, string | null>): {
 
 const OBLIGATIONS = ANNOTATION_NAMES.filter((name) => ANNOTATIONS[name].obligation);
 
-/** A forbid that carries an obligation: it grants nothing and denies nothing, it binds what something else grants. */
+/** A forbid with an obligation neither grants nor denies: it restricts what another statement grants. */
 export function isGuardrail(effect: 'permit' | 'forbid', annotations: Annotations): boolean {
   return effect === 'forbid' && OBLIGATIONS.some((name) => annotations[name] !== undefined);
 }
 
-/** How many approvals the hold of this statement needs when the statement stands alone; 0 without `@escrow`. */
+/** The approvals that a hold for this statement alone needs; 0 without `@escrow`. */
 export function requiredApprovals({ escrow, approvals, quorum }: Annotations): number {
   const asked = Math.max(approvals ?? 0, seatsOf(quorum ?? []));
   return asked > 0 || !escrow ? asked : holdKind(escrow).leastApprovals;
 }
 
-/** How long the hold of this statement waits. */
+/** How long a hold for this statement waits. */
 export function ttlSeconds({ ttl }: Annotations): number {
   return ttl ?? DEFAULT_TTL_SECONDS;
 }
 
 /**
- * Are these the typed annotations of a statement in a bundle? A consumer must refuse an obligation that it does not
- * know: to ignore it would be to allow what should be held.
+ * Are these valid parsed annotations of a statement in a bundle? A consumer must refuse an unknown obligation: ignoring
+ * it could allow an action that should be held.
  */
 export function areAnnotations(value: unknown): value is Annotations {
   return (
@@ -159,7 +159,7 @@ export function areAnnotations(value: unknown): value is Annotations {
 
 function suggestion(name: string): string {
   const near = nearest(name.toLowerCase(), ANNOTATION_NAMES);
-  return near ? `; did you mean @${near}?` : `; known are ${ANNOTATION_NAMES.join(', ')}`;
+  return near ? `; did you mean @${near}?` : `; known annotations: ${ANNOTATION_NAMES.join(', ')}`;
 }
 
 function text(pattern: RegExp): Reader<string> {
@@ -190,7 +190,7 @@ function duration(): Reader<number> {
   };
 }
 
-/** A comma-separated list without doubles; undefined when it is empty, too long, or an item is not `valid`. */
+/** A comma-separated list without duplicates; undefined when it is empty, too long, or has an invalid item. */
 function items(value: string, most: number, valid: (item: string) => boolean): string[] | undefined {
   const found = [...new Set(value.split(',').map((item) => item.trim()))];
   return found.length <= most && found.every(valid) ? found : undefined;
@@ -211,7 +211,7 @@ function parseQuorum(value: string): Seats[] | undefined {
   return seatsOf(quorum) <= MAX_APPROVALS ? quorum : undefined;
 }
 
-/** `$`, then members, indexes and wildcards of RFC 9535, children or descendants: what every consumer must support. */
+/** `$`, then child or descendant members, indexes and wildcards (RFC 9535): the subset every consumer must support. */
 const MASK_PATH = /^\$(?:\.{1,2}(?:[A-Za-z_\u0080-\uFFFF][\w\u0080-\uFFFF]*|\*)|\[(?:\d{1,9}|\*|'[^'\\]+')\])*$/;
 
 function parseMask(value: string): string[] | undefined {

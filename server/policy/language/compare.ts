@@ -2,8 +2,8 @@ import { formatPatch, type StructuredPatch, structuredPatch } from 'diff';
 import { scan } from './scan.ts';
 import { readStatements } from './statements.ts';
 
-/** Edits of a shortest script that are looked for; the time grows with the square of it. */
-const MOST_EDITS = 2_000;
+/** The longest edit script that is searched for; the time grows with its square. */
+const MAX_EDITS = 2_000;
 
 /** What changed between two texts. */
 export interface TextDiff {
@@ -21,12 +21,12 @@ interface Version {
 }
 
 /**
- * What changed between two versions of a policy: as text, and rule by rule. Texts that have little in common are told
- * as one taken away and the other put in its place, which is as much as anybody could read.
+ * What changed between two versions of a policy, as a text diff and rule by rule. Texts with little in common are
+ * reported as a full replacement, because a line-by-line diff of them would be unreadable.
  */
 export function compareTexts(policyId: string, from: Version, to: Version): TextDiff {
   const patch =
-    structuredPatch(from.name, to.name, from.text, to.text, undefined, undefined, { maxEditLength: MOST_EDITS }) ??
+    structuredPatch(from.name, to.name, from.text, to.text, undefined, undefined, { maxEditLength: MAX_EDITS }) ??
     replaced(from, to);
   const lines = patch.hunks.flatMap((hunk) => hunk.lines);
   const [before, after] = [rulesOf(policyId, from.text), rulesOf(policyId, to.text)];
@@ -42,7 +42,7 @@ export function compareTexts(policyId: string, from: Version, to: Version): Text
 
 function rulesOf(policyId: string, text: string): Map<string, string> {
   const { source, tokens, refusal } = scan(text);
-  // kept from a time when the limits were other ones
+  // stored when the limits were different
   if (refusal) return new Map();
   return new Map(readStatements(policyId, source, tokens).map(({ id, cedar }) => [id, cedar]));
 }

@@ -2,7 +2,10 @@ import type { DetailedError, PolicyJson, ValidationError } from '@cedar-policy/c
 import type { Annotations } from '../../domain/annotations.ts';
 import type { Diagnostic } from '../../domain/policy.ts';
 import { isGuardrail } from './annotations.ts';
+import { factFaults } from './facts.ts';
+import { readHead } from './head.ts';
 import { type CedarHost, EngineError } from './host.ts';
+import { neverApplies } from './never.ts';
 import { Positions, scan, type Token } from './scan.ts';
 import { readStatements } from './statements.ts';
 import { type StatementSummary, summarize } from './summary.ts';
@@ -12,11 +15,11 @@ export interface CompiledStatement {
   /** The rule id: `<policy_id>#<@id>`, or `<policy_id>#<0-based position>`. An @id never begins with a digit. */
   id: string;
   effect: 'permit' | 'forbid';
-  /** A forbid with an obligation: it binds and never grants. */
+  /** A forbid with an obligation: it restricts and never grants. */
   guardrail: boolean;
   annotations: Annotations;
   scopes: string[];
-  /** From the first annotation to the semicolon, as it is written. */
+  /** The source text, from the first annotation to the semicolon. */
   cedar: string;
   line: number;
   column: number;
@@ -36,34 +39,51 @@ export interface Compilation {
   scopes: string[];
   roles: string[];
   any_role: boolean;
+  /** The reference lists that the text names. */
+  lists: string[];
 }
 
-/** More diagnostics help nobody, and one text could cause thousands. */
-const MOST_DIAGNOSTICS = 100;
+/** One text could cause thousands of diagnostics, which nobody would read. */
+const MAX_DIAGNOSTICS = 100;
 
 /**
- * Checks a policy text and takes it apart.
+ * Validates a policy text and splits it into statements. A statement that can match no request is an error: its author
+ * meant something else.
  *
- * Never throws for what a text contains: an engine that fails on it is replaced by its host, and the failure is one
- * of the errors. A text without errors parses, fits the schema under strict validation, and has typed annotations.
+ * `lists` are the names of the reference lists that exist; without it, names of lists are not checked.
+ *
+ * No text makes it throw: if the engine fails, its host replaces it and the failure is reported as an error. A text
+ * without errors parses, passes strict validation against the schema, and has valid annotations.
  */
-export function compilePolicy(host: CedarHost, policyId: string, text: string, schema: string): Compilation {
+export function compilePolicy(
+  host: CedarHost,
+  policyId: string,
+  text: string,
+  schema: string,
+  lists?: readonly string[],
+): Compilation {
   try {
-    return compile(host, policyId, text, schema);
+    return compile(host, policyId, text, schema, lists);
   } catch (error) {
     if (error instanceof EngineError) return failed({ line: 1, column: 1, message: ENGINE_FAILED });
     throw error;
   }
 }
 
-export const ENGINE_FAILED = 'the policy engine could not read this text';
+export const ENGINE_FAILED = 'the policy engine failed on this text';
 
-/** A compilation that has nothing but one error. */
+/** A compilation with errors and no statements. */
 export function failed(...errors: Diagnostic[]): Compilation {
-  return { errors, warnings: [], statements: [], scopes: [], roles: [], any_role: false };
+  return { errors, warnings: [], statements: [], scopes: [], roles: [], any_role: false, lists: [] };
 }
 
-function compile(host: CedarHost, policyId: string, text: string, schema: string): Compilation {
+function compile(
+  host: CedarHost,
+  policyId: string,
+  text: string,
+  schema: string,
+  lists: readonly string[] | undefined,
+): Compilation {
   const { source, tokens, refusal } = scan(text);
   if (refusal) return failed(refusal);
 
@@ -76,10 +96,12 @@ function compile(host: CedarHost, policyId: string, text: string, schema: string
   const statements: CompiledStatement[] = [];
   const ids = new Set<string>();
   const starts: number[] = [];
+  const all: Token[][] = [];
   for (const { tokens: words, written, ...read } of readStatements(policyId, source, tokens)) {
     const first = words[0] as Token;
     const { id, effect, annotations, scopes, cedar } = read;
     starts.push(first.start);
+    all.push(words);
     const json = host.call('policyToJson', cedar);
     if (json.type !== 'success') throw new EngineError(`a statement of a parsed text does not parse: ${cedar}`);
     const est = json.json;
@@ -88,6 +110,7 @@ function compile(host: CedarHost, policyId: string, text: string, schema: string
     for (const { annotation, message } of read.faults) errors.push({ ...at(annotation), message });
     for (const { annotation, message } of read.warnings) warnings.push({ ...at(annotation), message });
 
+    for (const { start, message } of factFaults(words, lists)) errors.push({ ...positions.at(start), message });
     if (annotations.id !== undefined && ids.has(annotations.id)) {
       errors.push({ ...at('id'), message: `another statement has @id("${annotations.id}")` });
     }
@@ -110,11 +133,25 @@ function compile(host: CedarHost, policyId: string, text: string, schema: string
     });
   }
 
-  // `validate` answers "success" for a text with errors, and a "failure" only where it could not begin.
+  // `validate` answers "success" even for a text with errors, and "failure" only when it could not start.
   const validation = host.call('validate', { schema, policies: { staticPolicies: source } });
   if (validation.type !== 'success') throw new EngineError(`the schema is refused: ${validation.errors[0]?.message}`);
-  errors.push(...validation.validationErrors.flatMap((found) => validated(found, positions, starts)));
-  warnings.push(...validation.validationWarnings.flatMap((found) => validated(found, positions, starts)));
+  const { validationErrors, validationWarnings } = validation;
+  errors.push(...validationErrors.flatMap((found) => validated(found, positions, starts)));
+  warnings.push(
+    ...validationWarnings
+      .filter((found) => !IMPOSSIBLE.test(found.error.message))
+      .flatMap((found) => validated(found, positions, starts)),
+  );
+  // the engine only warns of these; an error in the same statement says more
+  const wrong = new Set(validationErrors.map(({ policyId }) => policyId));
+  const impossible = validationWarnings.filter(
+    ({ policyId, error }) => IMPOSSIBLE.test(error.message) && !wrong.has(policyId),
+  );
+  for (const policyId of new Set(impossible.map((found) => found.policyId))) {
+    const { start, message } = neverApplies(all[placeOf(policyId)]!);
+    errors.push({ ...positions.at(start), message });
+  }
 
   if (errors.length > 0) return { ...failed(...tidy(errors)), warnings: tidy(warnings) };
   return {
@@ -124,10 +161,11 @@ function compile(host: CedarHost, policyId: string, text: string, schema: string
     scopes: union(statements.map(({ scopes }) => scopes)),
     roles: union(statements.map(({ roles }) => roles)),
     any_role: statements.some((statement) => statement.any_role),
+    lists: union(all.map((words) => readHead(words).facts.map(({ list }) => list))),
   };
 }
 
-/** The text in the engine's standard form, or what is wrong with it. Throws only what `CedarHost` cannot recover from. */
+/** The text in the engine's standard format, or its errors. Throws only if `CedarHost` cannot recover. */
 export function formatPolicy(host: CedarHost, text: string): { formatted?: string; errors: Diagnostic[] } {
   const { source, refusal } = scan(text);
   if (refusal) return { errors: [refusal] };
@@ -142,27 +180,33 @@ export function formatPolicy(host: CedarHost, text: string): { formatted?: strin
   }
 }
 
-/** The errors of a parse come nested, one within the `related` of another. */
+/** Flattens parse errors, which the engine nests under `related`. */
 function flat(error: DetailedError): DetailedError[] {
   return [error, ...(error.related ?? []).flatMap(flat)];
 }
 
 function located(error: DetailedError, positions: Positions, fallback = 0): Diagnostic[] {
   return flat(error).map((one) => {
-    const place = one.sourceLocations?.[0];
+    const location = one.sourceLocations?.[0];
     return {
-      ...(place ? positions.atByte(place.start) : positions.at(fallback)),
-      message: [cleaned(one.message), place?.label?.replace(/`\?\w+`, /g, ''), one.help].filter(Boolean).join(' — '),
+      ...(location ? positions.atByte(location.start) : positions.at(fallback)),
+      message: [cleaned(one.message), location?.label?.replace(/`\?\w+`, /g, ''), one.help].filter(Boolean).join(' — '),
     };
   });
 }
 
-/** Some warnings (a mixture of scripts in an identifier) have no location: they get that of their statement. */
+/** Some warnings, such as mixed scripts in an identifier, have no location and get that of their statement. */
 function validated({ policyId, error }: ValidationError, positions: Positions, starts: number[]): Diagnostic[] {
-  return located(error, positions, starts[Number(policyId.slice('policy'.length))] ?? 0);
+  return located(error, positions, starts[placeOf(policyId)] ?? 0);
 }
 
-/** Without the engine's own names for the text, and without the action: the same error comes once for each of them. */
+/** The engine names the statements of a text `policy0`, `policy1`, … */
+const placeOf = (policyId: string) => Number(policyId.slice('policy'.length));
+
+/** What the engine says of a statement that no request of the schema can match. */
+const IMPOSSIBLE = /policy is impossible|unable to find an applicable action/;
+
+/** Removes the engine's internal names, and the action, so that errors repeated for each action become equal. */
 function cleaned(message: string): string {
   return message
     .replace(/^(?:failed to parse polic(?:y|ies)(?: with id `[^`]*`)? from string|cannot parse input policies): /, '')
@@ -176,11 +220,9 @@ function tidy(found: Diagnostic[]): Diagnostic[] {
   const sorted = [...seen.values()].sort(
     (a, b) => a.line - b.line || a.column - b.column || (a.message < b.message ? -1 : 1),
   );
-  const rest = sorted.length - MOST_DIAGNOSTICS;
-  const last = sorted[MOST_DIAGNOSTICS];
-  return rest > 0 && last
-    ? [...sorted.slice(0, MOST_DIAGNOSTICS), { ...last, message: `and ${rest} more from here on` }]
-    : sorted;
+  const rest = sorted.length - MAX_DIAGNOSTICS;
+  const last = sorted[MAX_DIAGNOSTICS];
+  return rest > 0 && last ? [...sorted.slice(0, MAX_DIAGNOSTICS), { ...last, message: `and ${rest} more` }] : sorted;
 }
 
 function union(lists: string[][]): string[] {

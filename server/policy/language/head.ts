@@ -1,3 +1,4 @@
+import { type ListFact, readFact } from './facts.ts';
 import { literal, preamble, type Token } from './scan.ts';
 
 /** One of the three constraints of a statement's scope. Entities are written `Type::id`. */
@@ -7,29 +8,31 @@ export type Constraint =
   | { op: 'in'; entities: string[] }
   | { op: 'is'; type: string; entities?: string[] };
 
-/** What a statement's tokens alone show about it, at a hundredth of the cost of asking the engine. */
+/** What the tokens of a statement reveal about it, at a hundredth of the cost of asking the engine. */
 export interface Head {
   effect: string;
   principal: Constraint;
   action: Constraint;
   resource: Constraint;
-  /** The arguments that the statement can read, as far as its tokens tell. */
+  /** The arguments that the statement can read, as far as its tokens show. */
   reads: TagRead[];
+  /** The facts that the statement reads. Each is also a read of its argument. */
+  facts: ListFact[];
   /**
-   * The texts that stand in its clauses; null when one of them is not told. The language cannot put texts together, so
-   * a key that it computes is one of these or one of the request's.
+   * The string literals in its clauses; null when one of them cannot be decoded. Cedar cannot concatenate strings, so a
+   * computed key is one of these or one of the request's texts.
    */
   texts: string[] | null;
-  /** How many characters its `like` patterns have together. */
+  /** Total length of its `like` patterns in characters. */
   patterns: number;
-  /** Names of which each attribute of the context that the statement can read is one; null when that is not sure. */
+  /** A superset of the context attributes that the statement can read; null when it could read any. */
   attributes: string[] | null;
 }
 
 export const TAG_KINDS = ['str', 'num', 'bool', 'list'] as const;
 export type TagKind = (typeof TAG_KINDS)[number];
 
-/** `context.num.getTag("refund.total")`, or hasTag. Null is what the tokens do not tell: that must count as anything. */
+/** `context.num.getTag("refund.total")`, or hasTag. Null is unknown and must be treated as any value. */
 export interface TagRead {
   kind: TagKind | null;
   key: string | null;
@@ -40,19 +43,21 @@ const ANY: Constraint = { op: 'any' };
 /**
  * Reads the head of one statement that the engine accepts.
  *
- * INVARIANT: what is not understood is `any` (or every key), so a statement is never left out of a decision that it
- * could bear on; the engine alone decides whether it matches.
+ * INVARIANT: anything not understood counts as `any` (or every key), so no statement is left out of a decision that it
+ * could affect; the engine alone decides whether it matches.
  */
 export function readHead(statement: Token[]): Head {
   const { effect, rest } = preamble(statement);
   const clauses = statement.slice(rest);
   const [principal = [], action = [], resource = []] = scopeParts(statement, rest);
+  const { reads, facts } = tagReads(clauses);
   return {
     effect,
     principal: constraint(principal),
     action: constraint(action),
     resource: constraint(resource),
-    reads: tagReads(clauses),
+    reads,
+    facts,
     texts: literals(clauses),
     patterns: patternLength(clauses),
     attributes: contextAttributes(clauses),
@@ -118,7 +123,7 @@ function entityOf(words: string[]): string | undefined {
   return id === undefined || words.at(-2) !== '::' ? undefined : `${words.slice(0, -2).join('')}::${id}`;
 }
 
-/** Those of patterns are no texts. */
+/** The decoded string literals, without the patterns of `like`. */
 function literals(clauses: Token[]): string[] | null {
   const found = clauses
     .filter(({ text }, n) => text.startsWith('"') && clauses[n - 1]?.text !== 'like')
@@ -126,34 +131,46 @@ function literals(clauses: Token[]): string[] | null {
   return found.every((text) => text !== undefined) ? found : null;
 }
 
-function tagReads(clauses: Token[]): TagRead[] {
+function tagReads(clauses: Token[]): Pick<Head, 'reads' | 'facts'> {
   const reads: TagRead[] = [];
+  const facts: ListFact[] = [];
   for (const [n, { text }] of clauses.entries()) {
     if (text !== 'hasTag' && text !== 'getTag') continue;
-    const told = clauses[n + 1]?.text === '(' && clauses[n + 3]?.text === ')';
-    const key = told ? literal(clauses[n + 2]?.text) : undefined;
+    const isCall = clauses[n + 1]?.text === '(' && clauses[n + 3]?.text === ')';
+    const key = isCall ? literal(clauses[n + 2]?.text) : undefined;
     const words = clauses.slice(Math.max(0, n - 6), n).map((token) => token.text);
-    reads.push({ kind: receiver(words), key: key ?? null });
+    const kind = receiver(words);
+    if (kind !== 'facts') {
+      reads.push({ kind, key: key ?? null });
+      continue;
+    }
+    const fact = key === undefined ? undefined : readFact(key);
+    if (fact) {
+      facts.push(fact);
+      reads.push({ kind: 'str', key: fact.path }, { kind: 'list', key: fact.path });
+    } else {
+      reads.push({ kind: null, key: null });
+    }
   }
-  return reads;
+  return { reads, facts };
 }
 
-/** `context.num.` or `context["num"].` before the method: the kind. All else may be any of the four entities. */
-function receiver(words: string[]): TagKind | null {
+/** The kind, when `context.num.` or `context["num"].` precedes the method. Null: it could be any of them. */
+function receiver(words: string[]): TagKind | 'facts' | null {
   if (words.at(-1) !== '.') return null;
   const indexed = words.at(-2) === ']';
   const [context, before] = indexed ? [words.at(-5), words.at(-6)] : [words.at(-4), words.at(-5)];
   const name = indexed ? words.at(-4) === '[' && literal(words.at(-3)) : words.at(-3) === '.' && words.at(-2);
-  // the name of a record's member may be `context` too
+  // a member of a record may also be named `context`
   if (context !== 'context' || before === '.') return null;
-  return TAG_KINDS.find((kind) => kind === name) ?? null;
+  return name === 'facts' ? name : (TAG_KINDS.find((kind) => kind === name) ?? null);
 }
 
 function patternLength(clauses: Token[]): number {
   return clauses.reduce((sum, { text }, n) => sum + (text === 'like' ? (clauses[n + 1]?.text.length ?? 0) : 0), 0);
 }
 
-/** None where the context is not mentioned. A name may stand in quotes. */
+/** The context attributes named in the clauses, quoted or not; null when a use of the context is not understood. */
 function contextAttributes(clauses: Token[]): string[] | null {
   const names: string[] = [];
   for (const [n, { text }] of clauses.entries()) {
@@ -167,15 +184,15 @@ function contextAttributes(clauses: Token[]): string[] | null {
   return names;
 }
 
-/** An entity of a request with all that it is in, itself included. */
-export interface Placed {
+/** An entity of a request; the ancestors include the entity itself. */
+export interface EntityWithAncestors {
   type: string;
   self: string;
   ancestors: ReadonlySet<string>;
 }
 
 /** Can a statement with this constraint apply to the entity? */
-export function admits(constraint: Constraint, { type, self, ancestors }: Placed): boolean {
+export function admits(constraint: Constraint, { type, self, ancestors }: EntityWithAncestors): boolean {
   switch (constraint.op) {
     case 'any':
       return true;

@@ -7,21 +7,21 @@ import type * as CedarModule from '@cedar-policy/cedar-wasm/nodejs';
 export type Cedar = typeof CedarModule;
 type CedarFunction = { [K in keyof Cedar]: Cedar[K] extends (...args: never[]) => unknown ? K : never }[keyof Cedar];
 
-/** The part of the standard's JavaScript interface that is used here; it is in no library of types but the browser's. */
+/** The part of the WebAssembly JavaScript interface used here; TypeScript declares it only in the DOM library. */
 interface WasmMemory {
   readonly buffer: ArrayBuffer;
 }
 declare const WebAssembly: { Module: new (bytes: Uint8Array) => object };
 
-/** The engine threw, or refused what it was given to prepare. The caller must deny. */
+/** The engine threw, or refused a policy set or schema. The caller must deny. */
 export class EngineError extends Error {
   override readonly name = 'EngineError';
 }
 
 /**
- * The published glue file instantiates its module once, on load. It is compiled here with that one place replaced, so
- * that every instance is fresh, can be collected, and shares one compiled module (1.5 ms an instance, not 25).
- * The replacement is bound to the pinned version: a changed file stops the program at start instead of misbehaving.
+ * The published glue file instantiates its module once, on load. It is compiled here without that step, so that
+ * instances are independent, can be garbage-collected, and share one compiled module (1.5 ms per instance instead of
+ * 25). This depends on the pinned version: a changed file stops the program at startup.
  */
 const loadGlue = (() => {
   const file = createRequire(import.meta.url).resolve('@cedar-policy/cedar-wasm/nodejs');
@@ -58,12 +58,12 @@ export function cedarLanguageVersion(): string {
 }
 
 export interface HostLimits {
-  /** Prepared policy sets kept at a time. */
+  /** Prepared policy sets. */
   sets: number;
-  /** Statements in all prepared sets together; each takes about 3.5 KB of the instance's memory. */
+  /** Statements in all prepared sets; each takes about 3.5 KB of the instance's memory. */
   statements: number;
   schemas: number;
-  /** The instance is replaced when its memory (which never shrinks) is larger than this. */
+  /** The instance is replaced when its memory, which never shrinks, exceeds this. */
   memoryBytes: number;
 }
 
@@ -77,12 +77,12 @@ interface Slot {
 /**
  * One engine instance that replaces itself.
  *
- * Every JavaScript exception that comes out of the engine leaks some of its 1 MB stack (about 1,100 of them end the
- * instance for every tenant), and a stack overflow ends it at once. So any throw means a fresh instance. The prepared
- * sets are prepared again when they are next asked for, not all at once: a throw must not become a long pause.
+ * Every JavaScript exception thrown by the engine leaks part of its 1 MB stack (about 1,100 of them break the instance
+ * for every tenant), and a stack overflow breaks it immediately. Therefore any throw leads to a fresh instance. Prepared
+ * sets are rebuilt on their next use rather than all together, so that a throw does not cause a long pause.
  *
- * The engine can overwrite a prepared set but not remove one: sets live in a fixed pool of slot ids, least recently
- * used first out.
+ * The engine can overwrite a prepared set but not remove it, so sets occupy a fixed pool of slot ids with
+ * least-recently-used eviction.
  */
 export class CedarHost {
   readonly #limits: HostLimits;
@@ -99,7 +99,6 @@ export class CedarHost {
     this.#reset();
   }
 
-  /** How many times the instance was replaced. */
   get replaced(): number {
     return this.#replaced;
   }
@@ -108,7 +107,7 @@ export class CedarHost {
     return this.#instance.memory.buffer.byteLength;
   }
 
-  /** Calls the engine. When that throws, the instance is replaced and an `EngineError` is thrown. */
+  /** Calls the engine. If it throws, replaces the instance and throws an `EngineError`. */
   call<F extends CedarFunction>(name: F, ...args: Parameters<Cedar[F]>): ReturnType<Cedar[F]> {
     const target = this.#instance.cedar[name] as (...args: Parameters<Cedar[F]>) => ReturnType<Cedar[F]>;
     try {
@@ -120,8 +119,8 @@ export class CedarHost {
   }
 
   /**
-   * The engine's id of the policy set of `key`, prepared by `statements` if it is not there. The id is good until the
-   * next call of this method, which may give its slot away.
+   * The engine's id for the policy set of `key`, which is prepared from `statements` if necessary. The id is valid until
+   * the next call of this method, which may reuse the slot.
    */
   prepareSet(key: object, statements: () => Record<string, string>): string {
     const present = this.#sets.get(key);
@@ -157,7 +156,7 @@ export class CedarHost {
     this.call('preparsePolicySet', slot.id, { staticPolicies: {} });
   }
 
-  /** The engine's name of a prepared schema. */
+  /** Prepares the schema if necessary and returns the engine's name for it. */
   prepareSchema(text: string): string {
     const present = this.#schemas.get(text);
     if (present !== undefined) {

@@ -1,7 +1,7 @@
 import type { Diagnostic } from '../../domain/policy.ts';
-import { firstHidden } from '../evaluation/shown.ts';
+import { firstHidden } from '../evaluation/approver-view.ts';
 
-/** A lexical token of Cedar. Offsets count UTF-16 units. White space and comments are no tokens. */
+/** A lexical token of Cedar, other than white space and comments. Offsets count UTF-16 units. */
 export interface Token {
   text: string;
   start: number;
@@ -11,10 +11,10 @@ export interface Token {
 }
 
 /**
- * The engine's recursion overflows its stack, and with that ends the instance, at about 117 nested brackets, 57 nested
- * `if`, 361 chained operators (when evaluated), and in the formatter at a set of 6,400 elements, as many comments in a
- * row, or a name of 8,000 parts. These limits keep well away from all of them, also in combination. The time of `like`
- * is the length of the text times that of the pattern: patterns are bounded here, texts where they are read.
+ * The engine's recursion overflows its stack, which breaks the instance, at about 117 nested brackets, 57 nested `if`,
+ * or 361 chained operators (when evaluated), and in the formatter at a set of 6,400 elements, as many consecutive
+ * comments, or a name of 8,000 parts. These limits stay well below all of them, even combined. `like` takes time
+ * proportional to (text length × pattern length): patterns are bounded here, texts where they are read.
  */
 export const LIMITS = {
   bytes: 64 * 1024,
@@ -28,9 +28,9 @@ export const LIMITS = {
 } as const;
 
 /**
- * The classes are those of the engine's own lexer: a comment ends at a CR as well as at an LF, white space is
- * Unicode's White_Space, and a backslash in a string does not escape a line feed. Where they differed, code could hide
- * from the limits in what looks like a comment or a string.
+ * Matches the engine's own lexer: a comment ends at a CR as well as at an LF, white space is Unicode's White_Space, and
+ * a backslash in a string does not escape a line feed. Any difference would let code hide from the limits inside what
+ * looks like a comment or a string.
  */
 const TOKEN =
   /(?<skip>\p{White_Space}+|\/\/[^\n\r]*)|(?<string>"[^"\\]*(?:\\[^\n][^"\\]*)*)(?<close>")?|[A-Za-z_][A-Za-z0-9_]*|[0-9]+|&&|\|\||[=!<>]=|::|./gsu;
@@ -41,14 +41,14 @@ export function tokens(source: string): Token[] {
     const { skip, string, close } = match.groups ?? {};
     if (skip !== undefined) continue;
     const [text, start] = [match[0], match.index];
-    // a string that does not end is one token too: to look for its end again behind each of its quotes takes the square
+    // an unterminated string is one token: searching for its end again after every quote would take quadratic time
     const open = string !== undefined && close === undefined;
     found.push({ text, start, end: start + text.length, ...(open && { open }) });
   }
   return found;
 }
 
-/** Each counts towards the limit; `when` and `unless` too, since the engine joins their clauses with `&&`. */
+/** The tokens that count toward the limit. `when` and `unless` count because the engine joins clauses with `&&`. */
 const OPERATORS = new Set(['&&', '||', '+', '-', '*', '.', '!', 'has', 'in', 'like', 'is', 'when', 'unless']);
 const CLOSING: Record<string, string> = { ')': '(', ']': '[', '}': '{' };
 
@@ -56,13 +56,13 @@ export interface Scan {
   /** The text without a byte order mark: what is parsed, hashed and shipped. All positions refer to it. */
   source: string;
   tokens: Token[];
-  /** Why this text must not reach the engine. */
+  /** Set when the text must not reach the engine. */
   refusal?: Diagnostic;
 }
 
 /**
- * Reads a policy text before the engine may see it. A text without `refusal` is safe to parse, format, validate and
- * evaluate; whether it is Cedar is for the engine to say.
+ * Checks a policy text before it may reach the engine. A text without `refusal` is safe to parse, format, validate and
+ * evaluate; the engine decides whether it is valid Cedar.
  */
 export function scan(text: string): Scan {
   const source = text.startsWith('\uFEFF') ? text.slice(1) : text;
@@ -77,11 +77,11 @@ export function scan(text: string): Scan {
   });
 
   const surrogate = loneSurrogate(source);
-  if (surrogate >= 0) return refuse(surrogate, 'a lone surrogate is not text');
-  // what a reviewer reads must be what the engine reads (a character that turns the direction can hide a clause)
+  if (surrogate >= 0) return refuse(surrogate, 'the text has a lone surrogate, which is not a valid character');
+  // reviewer and engine must read the same text: a character that changes the writing direction can hide a clause
   const hidden = firstHidden(source);
   if (hidden) {
-    return refuse(hidden.at, `a character that cannot be seen: in a text in quotes write it as \\u{${hidden.hex}}`);
+    return refuse(hidden.at, `an invisible character; in a string, write it as \\u{${hidden.hex}}`);
   }
   if (found.length === 0) return refuse(0, 'the policy has no statement');
 
@@ -95,13 +95,13 @@ export function scan(text: string): Scan {
   let operators = 0;
   let before = '';
   for (const { text: token, start, open: unclosed } of found) {
-    if (unclosed) return refuse(start, 'a text in quotes that does not end');
+    if (unclosed) return refuse(start, 'a string without a closing quote');
     if (before === 'like' && token.startsWith('"')) {
       if (token.length - 2 > LIMITS.pattern) {
-        return refuse(start, `a pattern of more than ${LIMITS.pattern} characters`);
+        return refuse(start, `a pattern longer than ${LIMITS.pattern} characters`);
       }
       const wildcards = token.replace(/\\./gs, '').split('*').length - 1;
-      if (wildcards > LIMITS.wildcards) return refuse(start, `a pattern of more than ${LIMITS.wildcards} wildcards`);
+      if (wildcards > LIMITS.wildcards) return refuse(start, `a pattern with more than ${LIMITS.wildcards} wildcards`);
     }
     before = token;
     if (token === '::') nameParts++;
@@ -109,16 +109,16 @@ export function scan(text: string): Scan {
     if (token === '(' || token === '[' || token === '{') {
       open.push({ bracket: token, commas: 0 });
     } else if (token in CLOSING) {
-      // A closing bracket that closes nothing must not earn room for opening ones: the parser recovers and goes on.
+      // An unmatched closing bracket must not lower the depth: the parser recovers and continues.
       if (open.at(-1)?.bracket === CLOSING[token]) open.pop();
     } else if (token === 'if') {
       ifs++;
     } else if (token === ';') {
       if (open.length === 0) ifs = operators = 0;
     } else if (token === ',') {
-      const around = open.at(-1);
-      if (around && ++around.commas >= LIMITS.elements) {
-        return refuse(start, `a list of more than ${LIMITS.elements} elements`);
+      const enclosing = open.at(-1);
+      if (enclosing && ++enclosing.commas >= LIMITS.elements) {
+        return refuse(start, `a list with more than ${LIMITS.elements} elements`);
       }
     } else if (OPERATORS.has(token)) {
       operators++;
@@ -126,9 +126,9 @@ export function scan(text: string): Scan {
       return refuse(start, 'templates are not supported: name the principal and the resource instead of a ?slot');
     }
     if (open.length + ifs > LIMITS.nesting) {
-      return refuse(start, `nesting deeper than ${LIMITS.nesting} (brackets and if together)`);
+      return refuse(start, `nesting deeper than ${LIMITS.nesting} levels (brackets and if combined)`);
     }
-    if (nameParts > LIMITS.nameParts) return refuse(start, `a name of more than ${LIMITS.nameParts} parts`);
+    if (nameParts > LIMITS.nameParts) return refuse(start, `a name with more than ${LIMITS.nameParts} parts`);
     if (operators > LIMITS.operators) {
       return refuse(start, `more than ${LIMITS.operators} operators in one statement`);
     }
@@ -141,7 +141,7 @@ function loneSurrogate(text: string): number {
   return text.search(/[\uD800-\uDBFF](?![\uDC00-\uDFFF])|(?<![\uD800-\uDBFF])[\uDC00-\uDFFF]/);
 }
 
-/** Turns offsets into a text into 1-based lines and columns that count UTF-16 units, as editors do. */
+/** Converts text offsets to 1-based lines and columns in UTF-16 units, as editors count. */
 export class Positions {
   readonly #lineStarts: number[] = [0];
   readonly #source: string;
@@ -152,7 +152,7 @@ export class Positions {
     for (const match of source.matchAll(/\r\n?|\n/g)) this.#lineStarts.push(match.index + match[0].length);
   }
 
-  /** Of an offset in UTF-16 units. */
+  /** The position of an offset in UTF-16 units. */
   at(offset: number): { line: number; column: number } {
     let low = 0;
     let high = this.#lineStarts.length;
@@ -164,7 +164,7 @@ export class Positions {
     return { line: low + 1, column: offset - (this.#lineStarts[low] as number) + 1 };
   }
 
-  /** Of an offset in UTF-8 bytes, in which the engine counts. */
+  /** The position of an offset in UTF-8 bytes, which the engine uses. */
   atByte(offset: number): { line: number; column: number } {
     return this.at(this.unitOfByte(offset));
   }
@@ -175,7 +175,7 @@ export class Positions {
   }
 }
 
-/** For every UTF-8 byte of the text, and for its end, the offset of its character in UTF-16 units. */
+/** Maps every UTF-8 byte of the text, and its end, to the UTF-16 offset of the character. */
 function unitsByByte(source: string): Uint32Array {
   const units = new Uint32Array(Buffer.byteLength(source) + 1);
   let byte = 0;
@@ -190,7 +190,7 @@ function unitsByByte(source: string): Uint32Array {
   return units;
 }
 
-/** The statements of a text that has parsed: there, a semicolon does nothing but end a statement. */
+/** Splits the tokens of a parsed text into statements; in such a text a semicolon always ends a statement. */
 export function statementTokens(all: Token[]): Token[][] {
   const statements: Token[][] = [];
   let current: Token[] = [];
@@ -206,12 +206,12 @@ export function statementTokens(all: Token[]): Token[][] {
 
 export interface AnnotationToken {
   name: string;
-  /** As it is written, in its quotes; undefined where there is none. */
+  /** As written, with its quotes; undefined when there is none. */
   value: string | undefined;
   start: number;
 }
 
-/** What precedes the scope: the annotations and the effect. `rest` is the index of the token after the effect. */
+/** The annotations and the effect, which precede the scope. `rest` is the index of the token after the effect. */
 export function preamble(statement: Token[]): { annotations: AnnotationToken[]; effect: string; rest: number } {
   const annotations: AnnotationToken[] = [];
   let n = 0;
@@ -227,7 +227,7 @@ export function preamble(statement: Token[]): { annotations: AnnotationToken[]; 
 const ESCAPE = /\\(?:u\{([0-9A-Fa-f_]+)\}|x([0-7][0-9A-Fa-f])|([nrt0\\'"]))|\\/g;
 const SHORT: Record<string, string> = { n: '\n', r: '\r', t: '\t', 0: '\0', '\\': '\\', "'": "'", '"': '"' };
 
-/** The text of a string literal; undefined for what is none, or has an escape that is not known here. */
+/** The value of a string literal; undefined if it is not one or has an unknown escape. */
 export function literal(word: string | undefined): string | undefined {
   if (!word?.startsWith('"') || word.length < 2) return undefined;
   let known = true;

@@ -1,6 +1,6 @@
 import { ACTION_TYPES } from '../../domain/policy.ts';
 
-export interface OwnActionTypes {
+export interface CustomActionTypes {
   read?: readonly string[] | undefined;
   write?: readonly string[] | undefined;
 }
@@ -8,17 +8,18 @@ export interface OwnActionTypes {
 const ACTION_TYPE = /^[A-Za-z][A-Za-z0-9_.:-]{0,63}$/;
 
 /**
- * An agent's arguments are arbitrary JSON and Cedar has no type for that, so they are flattened into four entities
- * whose tags are the leaves, by type. Strict validation holds: a tag is read behind its `hasTag`.
+ * Arguments are arbitrary JSON, for which Cedar has no type, so they are flattened into four entities, one per type,
+ * whose tags are the leaves. Strict validation still applies: a tag may be read only after its `hasTag`.
  */
 const ENTITIES = `entity AgentRole;
 entity Agent in [AgentRole] = { owner?: String, labels?: Set<String> };
 entity ToolServer = { trust?: Long };
-entity Tool in [ToolServer] = { labels?: Set<String> };
+entity Tool in [ToolServer] = { labels?: Set<String>, server?: ToolServer };
 entity StrArgs tags String;
 entity NumArgs tags decimal;
 entity BoolArgs tags Bool;
 entity ListArgs tags Set<String>;
+entity Facts tags Bool;
 type Session = { id: String, call_count: Long, started: datetime };
 `;
 
@@ -26,30 +27,31 @@ const CONTEXT = `type Ctx = {
   method?: String, host?: String, path?: String, source_ip?: ipaddr,
   amount?: decimal, currency?: String, risk_score: decimal,
   now: datetime, session: Session,
-  str: StrArgs, num: NumArgs, bool: BoolArgs, list: ListArgs,
+  str: StrArgs, num: NumArgs, bool: BoolArgs, list: ListArgs, facts: Facts,
 };
 `;
 
 /**
- * action -> the groups it is in; the groups themselves are in none. A RangeError names an own action type that is
- * malformed, or is a group, or is in both groups.
+ * Maps each action to its groups; the groups themselves are in none. Throws a RangeError for a custom action type that is
+ * malformed, has the name of a group, or is in both groups.
  */
-export function actionEntities(own: OwnActionTypes = {}): Record<string, string[]> {
+export function actionEntities(custom: CustomActionTypes = {}): Record<string, string[]> {
   const entities: Record<string, string[]> = { read: [], write: [] };
   for (const group of ['read', 'write'] as const) {
-    for (const action of [...ACTION_TYPES[group], ...(own[group] ?? [])]) {
-      if (!ACTION_TYPE.test(action)) throw new RangeError(`${JSON.stringify(action)} is not an action type`);
+    for (const action of [...ACTION_TYPES[group], ...(custom[group] ?? [])]) {
+      if (!ACTION_TYPE.test(action)) throw new RangeError(`${JSON.stringify(action)} is not a valid action type`);
       const present = Object.hasOwn(entities, action) ? entities[action] : undefined;
-      if (present && present[0] !== group) throw new RangeError(`the action type ${action} is already something else`);
+      if (present && present[0] !== group)
+        throw new RangeError(`the action type ${action} already exists in another group`);
       entities[action] = [group];
     }
   }
   return entities;
 }
 
-/** The Cedar schema text of a tenant. Equal action types give equal texts, whatever their order. */
-export function schemaFor(own: OwnActionTypes = {}): string {
-  const entities = actionEntities(own);
+/** The Cedar schema text of a tenant. The order of the custom action types makes no difference. */
+export function schemaFor(custom: CustomActionTypes = {}): string {
+  const entities = actionEntities(custom);
   const groups = ['read', 'write'].map((group) => {
     const names = Object.keys(entities).filter((action) => entities[action]?.[0] === group);
     const actions = names.sort().map((action) => JSON.stringify(action));
@@ -59,8 +61,8 @@ export function schemaFor(own: OwnActionTypes = {}): string {
 }
 
 /**
- * The schema with a context of these attributes alone, for statements that read no others: checking a request costs as
- * much as there is in its context. Undefined when the schema's context is not the one that this program writes.
+ * The schema with only these context attributes, for statements that read no others: the cost of checking a request
+ * grows with its context. Undefined when the schema's context is not the one generated here.
  */
 export function narrowed(schema: string, attributes: ReadonlySet<string>): string | undefined {
   if (!schema.includes(CONTEXT)) return undefined;

@@ -3,13 +3,13 @@ import type { BundleStatement } from '../../domain/policy.ts';
 import { type AnnotationFault, readAnnotations } from './annotations.ts';
 import { type AnnotationToken, literal, preamble, scan, statementTokens, type Token } from './scan.ts';
 
-/** One statement by its tokens alone; whether it is Cedar is for the engine to say. */
+/** One statement as read from its tokens alone; the engine decides whether it is valid Cedar. */
 export interface ReadStatement {
   id: string;
   effect: 'permit' | 'forbid';
   annotations: Annotations;
   scopes: string[];
-  /** From the first annotation to the semicolon, as it is written. */
+  /** The source text, from the first annotation to the semicolon. */
   cedar: string;
   tokens: Token[];
   written: AnnotationToken[];
@@ -17,7 +17,7 @@ export interface ReadStatement {
   warnings: AnnotationFault[];
 }
 
-/** Takes the tokens of a text that has parsed apart, in source order. */
+/** Splits the tokens of a parsed text into statements, in source order. */
 export function readStatements(policyId: string, source: string, tokens: Token[]): ReadStatement[] {
   return statementTokens(tokens).map((words, n) => {
     const { annotations: written, effect } = preamble(words);
@@ -40,16 +40,17 @@ export function readStatements(policyId: string, source: string, tokens: Token[]
 }
 
 /**
- * The statements of a text that was compiled when it was stored, as a bundle carries them but for the version. It is
- * derived from the text each time: what the database stores next to a text is not what was approved. Throws a RangeError
- * on a text that cannot have been compiled.
+ * The statements of a text that was compiled before it was stored, as in a bundle but without the version. They are
+ * always derived from the text, because the text is what was approved, not the columns stored with it. Throws a
+ * RangeError on a text that cannot have been compiled.
  */
 export function storedStatements(policyId: string, text: string): Omit<BundleStatement, 'version'>[] {
   const { source, tokens, refusal } = scan(text);
-  if (refusal) throw new RangeError(`the text of ${policyId} is no policy: ${refusal.message}`);
+  if (refusal) throw new RangeError(`the text of ${policyId} is not a valid policy: ${refusal.message}`);
   return readStatements(policyId, source, tokens).map(({ id, effect, annotations, scopes, cedar, faults }) => {
-    if (faults.length > 0) throw new RangeError(`the text of ${policyId} is no policy: ${faults[0]?.message}`);
-    if (effect !== 'permit' && effect !== 'forbid') throw new RangeError(`the text of ${policyId} is no policy`);
+    if (faults.length > 0) throw new RangeError(`the text of ${policyId} is not a valid policy: ${faults[0]?.message}`);
+    if (effect !== 'permit' && effect !== 'forbid')
+      throw new RangeError(`the text of ${policyId} is not a valid policy`);
     return { id, policy_id: policyId, effect, annotations, scopes, cedar };
   });
 }

@@ -1,20 +1,20 @@
 import type { PolicyJson } from '@cedar-policy/cedar-wasm/nodejs';
 import { type Annotations, DAY_SECONDS } from '../../domain/annotations.ts';
 import { type HoldKind, holdKind } from '../../domain/hold-kinds.ts';
-import { visible } from '../evaluation/shown.ts';
+import { visible } from '../evaluation/approver-view.ts';
 import { isGuardrail, requiredApprovals, ttlSeconds } from './annotations.ts';
 import { preamble, type Token } from './scan.ts';
 
-/** One statement in plain words, for a reader who does not know Cedar. */
+/** One statement in plain words, for readers who do not know Cedar. */
 export interface StatementSummary {
   kind: 'permit' | 'forbid' | 'guardrail';
   who: string;
   actions: string;
   tools: string;
-  /** The clauses as they are written, without their comments and line breaks. */
+  /** The clauses as written, without comments and line breaks. */
   conditions: string[];
   obligations: string[];
-  /** All of it in one or two sentences. */
+  /** The whole statement in one or two sentences. */
   text: string;
 }
 
@@ -32,7 +32,7 @@ export function summarize(
   const obligations = obligationWords(annotations);
 
   const what = `${who}: ${actions} with ${tools}${conditions.map((clause) => `, ${clause}`).join('')}`;
-  const lead = { permit: 'Permits', forbid: 'Denies', guardrail: 'Where something else permits it, binds' }[kind];
+  const lead = { permit: 'Permits', forbid: 'Denies', guardrail: 'Where another rule permits it, restricts' }[kind];
   const because =
     annotations.reason === undefined ? '' : ` Reason: ${visible(annotations.reason.replace(/\s+/g, ' ').trim())}`;
   const bound = obligations.length > 0 ? ` Then: ${obligations.join('; ')}.` : '';
@@ -80,7 +80,7 @@ function actionWords(scope: PolicyJson['action']): string {
   return words.length > 1 ? `${words.slice(0, -1).join(', ')} or ${words.at(-1)}` : (words[0] ?? 'no action');
 }
 
-/** `when …` and `unless …` from the source text: the words of the author, not a rendering of what was parsed. */
+/** The `when …` and `unless …` clauses, in the author's own words from the source text. */
 function clauses(statement: Token[], source: string): string[] {
   const found: string[] = [];
   let depth = 0;

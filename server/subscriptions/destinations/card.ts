@@ -2,16 +2,16 @@ import { definitionOf } from '../../domain/events.ts';
 import { knownHoldKind } from '../../domain/hold-kinds.ts';
 import type { Message } from './destination.ts';
 
-/** What a chat shows of an event, before it takes the form of one chat or the other. All of it is plain text. */
+/** An event as a chat message, independent of the chat product. All values are plain text. */
 export interface Card {
   title: string;
   facts: [label: string, value: string][];
-  /** What the agent says of a held action, apart from what it is. */
-  said?: [label: string, value: string][];
+  /** The agent's own statements about a held action, kept apart from the facts. */
+  claims?: [label: string, value: string][];
   buttons: { label: string; url: string; style?: 'primary' | 'danger' }[];
 }
 
-/** The card of an event. Of values that agents and people wrote, only so much as a card can hold, on one line. */
+/** The card of an event. Values written by agents and people are put on one line and truncated. */
 export function cardOf({ eventType, payload, appUrl }: Message): Card {
   const { title = eventType, votable = false } = definitionOf(eventType) ?? {};
   const facts: Card['facts'] = [];
@@ -36,8 +36,8 @@ export function cardOf({ eventType, payload, appUrl }: Message): Card {
     fact('Hold type', knownHoldKind(payload.hold_type)?.label ?? payload.hold_type);
     fact('Approvals required', payload.required_approvals);
     fact('Expires', time(payload.expires_at));
-    const said: Card['facts'] = [['The agent says', oneLine(String(payload.action_summary ?? ''), 380)]];
-    if (typeof payload.risk_score === 'number') said.push(['Risk stated by the agent', String(payload.risk_score)]);
+    const claims: Card['facts'] = [['The agent says', oneLine(String(payload.action_summary ?? ''), 380)]];
+    if (typeof payload.risk_score === 'number') claims.push(['Risk stated by the agent', String(payload.risk_score)]);
     const buttons: Card['buttons'] = votable
       ? [
           { label: 'Approve', url: `${url}?vote=approve`, style: 'primary' },
@@ -45,8 +45,11 @@ export function cardOf({ eventType, payload, appUrl }: Message): Card {
           { label: 'Open', url },
         ]
       : [{ label: 'Open', url }];
-    return { title, facts, said, buttons };
+    return { title, facts, claims, buttons };
   }
+  fact('Tool server', payload.tool_server);
+  fact('Tool', payload.tool_name);
+  if (Array.isArray(payload.tools)) fact('Tools', toolsIn(payload.tools, payload.count), 300);
   fact('Policy', payload.policy_id);
   fact('Version', payload.version);
   fact('Status', payload.status);
@@ -61,18 +64,20 @@ export function cardOf({ eventType, payload, appUrl }: Message): Card {
   fact('By', payload.actor_id);
   fact('Reason', payload.reason, 300);
   fact('Time', time(payload.created_at));
-  const place =
+  const path =
     typeof payload.policy_id === 'string'
       ? `/policies/${inPath(payload.policy_id)}`
       : typeof payload.subscription_id === 'string'
         ? '/subscriptions'
-        : '';
-  return { title, facts, buttons: place ? [{ label: 'Open', url: appUrl + place }] : [] };
+        : typeof payload.tool_server === 'string'
+          ? '/tools'
+          : '';
+  return { title, facts, buttons: path ? [{ label: 'Open', url: appUrl + path }] : [] };
 }
 
 /**
- * Text on one line, without characters that cannot be seen or that turn the direction of writing (a card must not be
- * made to show what was not written), cut between characters.
+ * Text on one line, truncated between characters, without characters that are invisible or change the writing direction:
+ * they could make a card appear to say something else.
  */
 export function oneLine(text: string, max: number): string {
   const seen = text
@@ -81,6 +86,17 @@ export function oneLine(text: string, max: number): string {
     .trim();
   const characters = [...seen];
   return characters.length <= max ? seen : `${characters.slice(0, max - 1).join('')}…`;
+}
+
+/** The names of tools, each shortened and in quotes: a name may look like the next one, or like a sentence. */
+function toolsIn(tools: readonly unknown[], count: unknown): string {
+  const names = tools.slice(0, 5).map((one) => {
+    const { name, change } = (one ?? {}) as Record<string, unknown>;
+    const quoted = oneLine(String(name), 40).replace(/“/g, '‘‘').replace(/”/g, '’’');
+    return `“${quoted}”${change === 'introduced' ? ' (new behavior)' : ''}`;
+  });
+  const more = Number(count) - names.length;
+  return `${names.join(', ')}${more > 0 ? ` and ${more} more` : ''}`;
 }
 
 const inPath = (id: string) => encodeURIComponent(oneLine(id, 100));

@@ -7,24 +7,23 @@ export interface Message {
   deliveryId: string;
   /** Begins with `event`, `event_id` and `tenant_id`. */
   payload: Readonly<Record<string, unknown>>;
-  /** Seconds since the epoch, of this attempt. */
+  /** Time of this attempt in seconds since the epoch. */
   timestamp: number;
-  /** None: it is not signed. */
+  /** Empty if the message is not signed. */
   secrets: readonly string[];
-  /** Where the dashboard is, without a slash at the end. */
+  /** The dashboard's URL, without a trailing slash. */
   appUrl: string;
 }
 
-/** How a kind of destination is spoken to. What else is known of it is its row in server/domain/destinations.ts. */
+/** The protocol of a destination type. Its other properties are in server/domain/destinations.ts. */
 export interface Destination {
   request(message: Message): { body: string; headers: Record<string, string> };
   /**
-   * Whether a host is one of this kind: a notify target of a hold is a URL and nothing else, so its host decides how it is
-   * spoken to.
+   * Does the host belong to this type? A notify target of a hold is only a URL, so its host determines the protocol.
    */
   isHost?(host: string): boolean;
-  /** What to add to the reason of a failure: what the destination answered, where that helps. */
-  said?(answer: EgressAnswer): string | undefined;
-  /** What success means where it is less than delivered. */
+  /** An error message in the answer that is useful to add to the failure reason. */
+  errorIn?(answer: EgressAnswer): string | undefined;
+  /** An explanation, if success means less than delivered. */
   note?(status: number): string | undefined;
 }

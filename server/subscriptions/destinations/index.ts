@@ -9,8 +9,7 @@ const ADAPTERS = { webhook, slack, teams } satisfies Record<DestinationType, Des
 export const adapterOf = (type: DestinationType): Destination => ADAPTERS[type];
 
 /**
- * The kind of a notify target of a hold, by its host: what is plainly an address of a chat gets a card, anything else the
- * event as JSON.
+ * The type of a notify target, by its host: a known chat service gets a card, any other host the event as JSON.
  */
 export function typeOfTarget(url: string): DestinationType {
   const host = URL.parse(url)?.hostname ?? '';

@@ -2,24 +2,24 @@ import { cardOf } from './card.ts';
 import type { Destination } from './destination.ts';
 
 /**
- * An incoming webhook of Slack, or of a service with the same format. What agents and people wrote goes into `plain_text`
- * only, which has no links, mentions or formatting.
+ * An incoming webhook of Slack, or of a service with the same format. Text written by agents and people goes into
+ * `plain_text` only, which supports no links, mentions or formatting.
  */
 export const slack: Destination = {
   isHost: (host) => host === 'hooks.slack.com' || host === 'hooks.slack-gov.com',
   request(message) {
-    const { title, facts, said = [], buttons } = cardOf(message);
+    const { title, facts, claims = [], buttons } = cardOf(message);
     const blocks: unknown[] = [{ type: 'header', text: plain(title) }];
     const fields = (some: typeof facts) => {
-      // a section takes ten fields
+      // a section holds at most ten fields
       for (let at = 0; at < some.length; at += 10) {
         const ten = some.slice(at, at + 10).map(([label, value]) => plain(`${label}\n${value}`));
         blocks.push({ type: 'section', fields: ten });
       }
     };
     fields(facts);
-    if (said.length > 0) blocks.push({ type: 'divider' });
-    fields(said);
+    if (claims.length > 0) blocks.push({ type: 'divider' });
+    fields(claims);
     if (buttons.length > 0) {
       const elements = buttons.map(({ label, url, style }, n) => ({
         type: 'button',
@@ -30,19 +30,19 @@ export const slack: Destination = {
       }));
       blocks.push({ type: 'actions', elements });
     }
-    // Slack formats the text of the notification, links included: nothing that agents or people wrote goes in there
+    // Slack formats `text`, including links, so it must not contain anything written by agents or people
     return {
       body: JSON.stringify({ text: title, blocks }),
       headers: { 'content-type': 'application/json; charset=utf-8' },
     };
   },
-  // Slack answers with a word, such as invalid_blocks or no_service
-  said: ({ body }) => (/^[a-z_]{1,60}$/.test(String(body)) ? String(body) : undefined),
+  // Slack answers with an error code such as invalid_blocks or no_service
+  errorIn: ({ body }) => (/^[a-z_]{1,60}$/.test(String(body)) ? String(body) : undefined),
 };
 
 const plain = (text: string) => ({ type: 'plain_text', text: escapeText(text), emoji: false });
 
-/** `&`, `<` and `>` are what Slack recognizes links and mentions by. */
+/** Slack marks links and mentions with `&`, `<` and `>`. */
 function escapeText(text: string): string {
   return text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
 }

@@ -2,17 +2,17 @@ import { cardOf, oneLine } from './card.ts';
 import type { Destination } from './destination.ts';
 
 /**
- * A Workflows URL of Microsoft Teams, which takes an Adaptive Card of at most 28 KB. What agents and people wrote goes
- * into TextRuns only, which have no Markdown.
+ * A Workflows URL of Microsoft Teams, which accepts an Adaptive Card of at most 28 KB. Text written by agents and people
+ * goes into TextRuns only, which do not support Markdown.
  */
 export const teams: Destination = {
   isHost: (host) => /\.(logic\.azure\.com|environment\.api\.powerplatform\.com)$/.test(host),
   note: (status) =>
-    status === 202 ? 'Teams has queued the message (202); whether it was posted shows in the channel only.' : undefined,
+    status === 202 ? 'Teams queued the message (202). Check the channel to see whether it was posted.' : undefined,
   request(message) {
-    const { title, facts, said = [], buttons } = cardOf(message);
+    const { title, facts, claims = [], buttons } = cardOf(message);
     const body: unknown[] = [{ type: 'TextBlock', text: title, size: 'large', weight: 'bolder', wrap: true }];
-    for (const [label, value] of [...facts, ...said]) {
+    for (const [label, value] of [...facts, ...claims]) {
       body.push(runs({ text: `${label}: `, weight: 'bolder' }, { text: value }));
     }
     const content = {

@@ -25,6 +25,8 @@ export const bundle = await packBundle(
     schema: 'entity Agent;',
     action_entities: {},
     policies: [],
+    registry: { agents: [], servers: [] },
+    lists: [],
   },
   {
     seq: 1,

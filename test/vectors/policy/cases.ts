@@ -455,11 +455,30 @@ export const TEXTS: {
   {
     name: 'a statement that cannot apply',
     source: 'permit(principal in AgentRole::"r", action == Action::"payment", resource in AgentRole::"r");',
-    errors: [],
-    warnings: [
-      [1, 1, 'policy is impossible'],
-      [1, 1, 'unable to find an applicable action'],
+    errors: [
+      [1, 66, 'this rule can never apply: the resource is a Tool, and a Tool is in a ToolServer, never an AgentRole'],
     ],
+  },
+  {
+    name: 'a role where an agent is compared',
+    source: 'permit(principal == AgentRole::"r", action, resource);',
+    errors: [[1, 8, 'write principal in AgentRole::"…"']],
+  },
+  {
+    name: 'a group of actions where an action is compared',
+    source: 'permit(principal, action == Action::"read", resource);',
+    errors: [[1, 19, 'write action in Action::"read"']],
+  },
+  {
+    name: 'conditions that are never true together',
+    source:
+      'permit(principal, action, resource);\n@id("b") forbid(principal, action == Action::"payment", resource)\n  when { action == Action::"db_query" };',
+    errors: [[3, 3, 'this rule can never apply']],
+  },
+  {
+    name: 'an attribute that nothing has',
+    source: 'permit(principal, action, resource) when { context has ammount };',
+    errors: [[1, 37, 'a name that nothing has']],
   },
   {
     name: 'an identifier of mixed scripts has the place of its statement',
@@ -482,13 +501,14 @@ export const ACTIONS: { name: string; action: Record<string, unknown>; canonical
     name: 'absent members',
     action: { agent_id: 'a', agent_role: 'r', action_type: 'tool_call', tool_name: 't' },
     canonical:
-      '{"action_type":"tool_call","agent_id":"a","agent_role":"r","arguments":null,"context":null,"estimated_value":null,"method":null,"resource":null,"tool_name":"t","tool_server":null,"v":2,"value_currency":null}',
+      '{"action_type":"tool_call","agent_id":"a","agent_role":"r","arguments":null,"context":null,"estimated_value":null,"method":null,"resource":null,"tool_name":"t","tool_pin":null,"tool_server":null,"v":2,"value_currency":null}',
   },
   {
     name: 'all members, keys out of order',
     action: {
       value_currency: 'EUR',
       tool_name: 'refund',
+      tool_pin: `sha256:${'7'.repeat(64)}`,
       action_type: 'payment',
       estimated_value: 250.5,
       context: { ticket: 'T-1', approved: false },
@@ -500,7 +520,7 @@ export const ACTIONS: { name: string; action: Record<string, unknown>; canonical
       arguments: { total: 250.5, currency: 'EUR', items: [{ sku: 'b', qty: 2 }, null, true] },
     },
     canonical:
-      '{"action_type":"payment","agent_id":"agent-7","agent_role":"support-bot","arguments":{"currency":"EUR","items":[{"qty":2,"sku":"b"},null,true],"total":250.5},"context":{"approved":false,"ticket":"T-1"},"estimated_value":250.5,"method":"POST","resource":"https://api.example.com/v1/refunds","tool_name":"refund","tool_server":"prod","v":2,"value_currency":"EUR"}',
+      '{"action_type":"payment","agent_id":"agent-7","agent_role":"support-bot","arguments":{"currency":"EUR","items":[{"qty":2,"sku":"b"},null,true],"total":250.5},"context":{"approved":false,"ticket":"T-1"},"estimated_value":250.5,"method":"POST","resource":"https://api.example.com/v1/refunds","tool_name":"refund","tool_pin":"sha256:7777777777777777777777777777777777777777777777777777777777777777","tool_server":"prod","v":2,"value_currency":"EUR"}',
   },
   {
     name: 'numbers as ECMAScript prints them',
@@ -512,7 +532,7 @@ export const ACTIONS: { name: string; action: Record<string, unknown>; canonical
       arguments: { n: [0, -0, 1e-7, 0.1, 1.0, 9007199254740991, 0.1 + 0.2, 5e-324] },
     },
     canonical:
-      '{"action_type":"tool_call","agent_id":"a","agent_role":"r","arguments":{"n":[0,0,1e-7,0.1,1,9007199254740991,0.30000000000000004,5e-324]},"context":null,"estimated_value":null,"method":null,"resource":null,"tool_name":"t","tool_server":null,"v":2,"value_currency":null}',
+      '{"action_type":"tool_call","agent_id":"a","agent_role":"r","arguments":{"n":[0,0,1e-7,0.1,1,9007199254740991,0.30000000000000004,5e-324]},"context":null,"estimated_value":null,"method":null,"resource":null,"tool_name":"t","tool_pin":null,"tool_server":null,"v":2,"value_currency":null}',
   },
   {
     name: 'keys sort by UTF-16 code unit, and only what must be escaped is',
@@ -524,12 +544,12 @@ export const ACTIONS: { name: string; action: Record<string, unknown>; canonical
       arguments: { '\uFB33': 1, '😀': 2, '\r': 3, '1': 4, ö: 5, '': 6 },
     },
     canonical:
-      '{"action_type":"tool_call","agent_id":"é","agent_role":"😀","arguments":{"":6,"\\r":3,"1":4,"ö":5,"😀":2,"\uFB33":1},"context":null,"estimated_value":null,"method":null,"resource":null,"tool_name":"\u2028\\"\\\\\\u0007/","tool_server":null,"v":2,"value_currency":null}',
+      '{"action_type":"tool_call","agent_id":"é","agent_role":"😀","arguments":{"":6,"\\r":3,"1":4,"ö":5,"😀":2,"\uFB33":1},"context":null,"estimated_value":null,"method":null,"resource":null,"tool_name":"\u2028\\"\\\\\\u0007/","tool_pin":null,"tool_server":null,"v":2,"value_currency":null}',
   },
   {
     name: 'null arguments are absent arguments',
     action: { agent_id: 'a', agent_role: 'r', action_type: 'tool_call', tool_name: 't', arguments: null },
     canonical:
-      '{"action_type":"tool_call","agent_id":"a","agent_role":"r","arguments":null,"context":null,"estimated_value":null,"method":null,"resource":null,"tool_name":"t","tool_server":null,"v":2,"value_currency":null}',
+      '{"action_type":"tool_call","agent_id":"a","agent_role":"r","arguments":null,"context":null,"estimated_value":null,"method":null,"resource":null,"tool_name":"t","tool_pin":null,"tool_server":null,"v":2,"value_currency":null}',
   },
 ];

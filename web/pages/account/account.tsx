@@ -10,7 +10,7 @@ import { Id } from '../../ui/copy.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Shown } from '../../ui/states.tsx';
 
-/** The signed-in person: who they are here, and where else they are signed in. */
+/** The signed-in person: their identity here, and their other sessions. */
 export function Account() {
   const me = useMe();
   const sessions = useQuery(trpc.sessions.list.queryOptions({}));

@@ -1,7 +1,7 @@
 export const HOLD_STATUSES = ['held', 'released', 'rejected', 'consumed', 'expired', 'cancelled'] as const;
 export type HoldStatus = (typeof HOLD_STATUSES)[number];
 
-/** What the address of the inbox says: which holds, by default those that wait. */
+/** The search parameters of the inbox: which holds to show, by default the waiting ones. */
 export interface HoldFilter {
   status?: HoldStatus;
   agent_role?: string;

@@ -4,8 +4,9 @@ import { useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { Fragment, lazy, type ReactNode, Suspense, useEffect, useRef, useState } from 'react';
 import { HOLD_KINDS } from '../../../server/domain/hold-kinds.ts';
+import { visible } from '../../../server/policy/evaluation/approver-view.ts';
 import { MASKED } from '../../../server/policy/evaluation/masks.ts';
-import { visible } from '../../../server/policy/evaluation/shown.ts';
+import { DEFINITION_RULE } from '../../../server/policy/evaluation/registry.ts';
 import { toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
@@ -32,8 +33,8 @@ const route = getRouteApi('/app/approvals/$id');
 type Hold = Answers['escrow']['get'];
 
 /**
- * One held action, for a quick decision: what is asked, its value, who has approved, and the vote.
- * `?vote=` from a message's button preselects the vote; a person still casts it here.
+ * One held action, laid out for a quick decision: the request, its value, the approvals so far, and the vote. A
+ * `?vote=` from a message's button preselects the vote; the person still casts it here.
  */
 export function HoldPage() {
   const { id } = route.useParams();
@@ -171,12 +172,12 @@ function Vote({ hold }: { hold: Hold }) {
         ? next.you.detail
         : undefined;
   const ready = standing.data !== undefined && !mine && barred === undefined;
-  // the reason is all that is left when the link carried the vote; on a phone the action should be read first
+  // if the link carried the vote, only the reason remains to be entered; on a phone the action should be read first
   useEffect(() => {
     if (prepared && ready && window.matchMedia('(min-width: 62em)').matches) field.current?.focus();
   }, [prepared, ready]);
 
-  // the buttons disappear with the vote, and the focus with them
+  // the buttons disappear after the vote, and focus with them
   const voted = mine !== undefined;
   useEffect(() => {
     if (voted && castHere.current) done.current?.focus();
@@ -324,6 +325,7 @@ function Action({ hold }: { hold: Hold }) {
             </Fragment>
           ),
         )}
+        {hold.tool_pin === null ? null : <ToolDefinitionSeen hold={hold} pin={hold.tool_pin} />}
         <dt>Reported by</dt>
         <dd>
           {hold.source === 'evaluate' ? 'the control plane itself' : 'the enforcement proxy with the key '}
@@ -335,9 +337,13 @@ function Action({ hold }: { hold: Hold }) {
             <dd>
               {hold.rule_ids.map((rule) => (
                 <div key={rule}>
-                  <PageLink to="/policies/$id" params={{ id: rule.split('#')[0] ?? '' }} className="mono">
-                    {rule}
-                  </PageLink>
+                  {rule === DEFINITION_RULE ? (
+                    'the tool registry'
+                  ) : (
+                    <PageLink to="/policies/$id" params={{ id: rule.split('#')[0] ?? '' }} className="mono">
+                      {rule}
+                    </PageLink>
+                  )}
                 </div>
               ))}
             </dd>
@@ -400,7 +406,7 @@ function Votes({ hold }: { hold: Hold }) {
           aria-label={`${hold.current_approvals} of ${hold.required_approvals} approvals`}
         >
           {Array.from({ length: hold.required_approvals }, (_, n) => (
-            // biome-ignore lint/suspicious/noArrayIndexKey: seats are all the same
+            // biome-ignore lint/suspicious/noArrayIndexKey: the seats have no identity
             <i key={n} data-taken={n < hold.current_approvals || undefined} />
           ))}
         </div>
@@ -471,5 +477,36 @@ function Votes({ hold }: { hold: Hold }) {
         Hold <Id value={hold.id} length={30} />
       </Text>
     </Paper>
+  );
+}
+
+/** Which definition of the tool the agent saw, and whether it is the one that was approved. */
+function ToolDefinitionSeen({ hold, pin }: { hold: Hold; pin: string }) {
+  const [server, name] = [hold.tool_server ?? '', hold.tool_name ?? ''];
+  const query = useQuery(trpc.tools.get.queryOptions({ server, name }, { retry: false, enabled: server !== '' }));
+  const seen = query.data?.definitions.find((one) => one.pin === pin)?.standing;
+  return (
+    <>
+      <dt>Tool definition</dt>
+      <dd>
+        {query.data ? (
+          <>
+            {seen === 'approved' || seen === 'accepted' ? (
+              <Tag tone="ok">approved</Tag>
+            ) : query.data.approved ? (
+              <Tag tone="bad">changed since approval</Tag>
+            ) : (
+              <Tag tone="wait">not reviewed</Tag>
+            )}{' '}
+            <PageLink to="/tools/tool" search={{ server, name }}>
+              Read it
+            </PageLink>
+          </>
+        ) : null}
+        <div>
+          <Id value={pin} length={24} />
+        </div>
+      </dd>
+    </>
   );
 }

@@ -1,5 +1,5 @@
 import '@mantine/core/styles/Drawer.css';
-import { Anchor, Button, Drawer, Group, NativeSelect, Stack, Text, TextInput } from '@mantine/core';
+import { Button, Drawer, Group, NativeSelect, Stack, Text, TextInput } from '@mantine/core';
 import { IconAlertOctagon, IconAlertTriangle, IconDownload, IconHistory, IconInfoCircle } from '@tabler/icons-react';
 import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
@@ -9,8 +9,9 @@ import { VerifyPanel } from '../../parts/verify-panel.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
-import { PageLink } from '../../ui/link.tsx';
+import { PageLink, RowButton } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
+import { More } from '../../ui/pager.tsx';
 import { EmptyState, Shown } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
@@ -42,7 +43,7 @@ const TARGETS = {
   signing_key: 'Signing key',
 };
 
-/** What people and the system did to policies, holds, keys and settings, recorded in a chain of its own. */
+/** What people and the system did to policies, holds, keys and settings, recorded in a separate chain. */
 export function Audit() {
   const { record: open, ...filter } = route.useSearch();
   const navigate = route.useNavigate();
@@ -106,16 +107,7 @@ export function Audit() {
               main: true,
               cell: (record) => (
                 <Group gap={8} wrap="nowrap">
-                  <Anchor
-                    component="button"
-                    type="button"
-                    c="inherit"
-                    fw={600}
-                    ta="left"
-                    onClick={() => set({ record: record.id })}
-                  >
-                    {record.action}
-                  </Anchor>
+                  <RowButton onClick={() => set({ record: record.id })}>{record.action}</RowButton>
                   {record.severity === 'info' ? null : <SeverityTag severity={record.severity} />}
                 </Group>
               ),
@@ -136,16 +128,7 @@ export function Audit() {
             },
           ]}
         />
-        {query.hasNextPage ? (
-          <Button
-            variant="default"
-            style={{ alignSelf: 'flex-start' }}
-            loading={query.isFetchingNextPage}
-            onClick={() => void query.fetchNextPage()}
-          >
-            Older records
-          </Button>
-        ) : null}
+        <More query={query} label="Older records" />
       </Stack>
       <Drawer
         opened={open !== undefined}
@@ -241,7 +224,7 @@ function Changes({ detail }: { detail: string | undefined }) {
 }
 
 /** Links to the target of a record, and to the versions between which a policy changed. */
-function Places({ record: { target, detail = '' } }: { record: AuditRecord }) {
+function RelatedLinks({ record: { target, detail = '' } }: { record: AuditRecord }) {
   const { type, id } = target;
   if (type === 'escrow') {
     return (
@@ -332,7 +315,7 @@ function Facts({ record, only }: { record: AuditRecord; only: (filter: AuditFilt
         {record.action}
       </Text>
       <Group gap="md">
-        <Places record={record} />
+        <RelatedLinks record={record} />
       </Group>
       <dl className="facts">
         {rows

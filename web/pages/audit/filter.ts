@@ -3,7 +3,7 @@ import type { Inputs } from '../../lib/trpc.ts';
 export const FILTERS = ['action', 'severity', 'actor_id', 'target_type', 'target_id', 'since', 'until'] as const;
 type Query = NonNullable<Inputs['chain']['audit']>;
 
-/** What the address says: which records are shown. */
+/** The filter in the URL. */
 export type AuditFilter = Pick<Query, (typeof FILTERS)[number]>;
 
 /** The filter, and the record that is open. */
@@ -14,7 +14,7 @@ export function readAuditSearch(search: Record<string, unknown>): AuditSearch {
   for (const name of [...FILTERS, 'record']) {
     const value = search[name];
     if (typeof value === 'string' && value !== '') found[name] = value;
-    // what looks like a number in an address is read as one
+    // the router parses values that look like numbers
     if (typeof value === 'number') found[name] = String(value);
   }
   return found as AuditSearch;

@@ -1,6 +1,6 @@
-import { PageLink } from '../../ui/link.tsx';
+import { PageLink, RowButton } from '../../ui/link.tsx';
 import '@mantine/core/styles/Drawer.css';
-import { Anchor, Button, Drawer, NativeSelect, Text } from '@mantine/core';
+import { Button, Drawer, NativeSelect, Text } from '@mantine/core';
 import { IconListDetails, IconPlayerPause, IconPlayerPlay } from '@tabler/icons-react';
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
@@ -29,7 +29,7 @@ import type { Search } from './search.ts';
 
 const route = getRouteApi('/app/decisions');
 
-/** Decisions as they are made. The URL holds the filters and the open decision, so a link shows the same view. */
+/** Decisions as they are made. The URL contains the filters and the open decision, so a link shows the same view. */
 export function Decisions() {
   const search = route.useSearch();
   const navigate = route.useNavigate();
@@ -47,17 +47,12 @@ export function Decisions() {
       header: 'Tool',
       main: true,
       cell: (row) => (
-        <Anchor
-          component="button"
-          type="button"
-          c="inherit"
-          fw={600}
-          ta="left"
+        <RowButton
           onClick={() => set({ event: row.id })}
           aria-label={`${row.tool_name}: ${DECISION[row.decision][0]}, details`}
         >
           {row.tool_name}
-        </Anchor>
+        </RowButton>
       ),
     },
     {
@@ -193,7 +188,7 @@ const SHOWN: { [K in FieldName]?: ((event: Detail) => ReactNode) | null } = {
     hash ? <Id value={hash} length={30} /> : <span className="dim">the proxy sent none</span>,
 };
 
-/** What a field of an event shows; nothing when the event does not have it. */
+/** The displayed value of an event's field; nothing if the event does not have it. */
 function shownValue(event: Detail, name: FieldName): ReactNode {
   const own = SHOWN[name];
   if (own !== undefined) return own?.(event);

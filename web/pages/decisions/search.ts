@@ -1,6 +1,6 @@
 import { type Decision, FILTER_FIELDS, type FilterField } from '../../../server/domain/decision.ts';
 
-/** What the address says: the filters, and the decision that is open. */
+/** The search parameters of the URL: the filters, and the open decision. */
 export type Search = { decision?: Decision; event?: string } & { [K in Exclude<FilterField, 'decision'>]?: string };
 
 export function readSearch(search: Record<string, unknown>): Search {
@@ -8,7 +8,7 @@ export function readSearch(search: Record<string, unknown>): Search {
   for (const name of [...FILTER_FIELDS, 'event']) {
     const value = search[name];
     if (typeof value === 'string' && value !== '') found[name] = value;
-    // what looks like a number in an address is read as one
+    // the router parses values that look like numbers
     if (typeof value === 'number') found[name] = String(value);
   }
   return found as Search;

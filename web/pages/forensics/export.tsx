@@ -2,8 +2,8 @@ import { Button, Group, Paper, Stack, Text, TextInput, Title } from '@mantine/co
 import { useDebouncedValue } from '@mantine/hooks';
 import { IconPackageExport } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
-import { type FormEvent, useState } from 'react';
 import { problemOf, toastDone } from '../../lib/errors.tsx';
+import { useServerForm } from '../../lib/form.ts';
 import { queryClient } from '../../lib/query.ts';
 import { fieldTime, fromFieldTime, fullTime, useZone } from '../../lib/time.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
@@ -13,18 +13,23 @@ const PRESETS = { '24 hours': DAY, '7 days': 7 * DAY, '30 days': 30 * DAY } as c
 
 type Range = { from: string; to: string } | { sequence_id: string };
 
-/** Creates evidence packages. Shows what a range contains beforehand, and splits a range that is too large. */
+/** The time span until now, plus a minute for decisions made while the form is filled in. */
+const last = (ms: number) => ({
+  from: new Date(Date.now() - ms).toISOString(),
+  to: new Date(Date.now() + 60_000).toISOString(),
+});
+
+/** Creates evidence packages. Shows what a range contains first, and splits a range that is too large. */
 export function ExportForm() {
   const [zone] = useZone();
-  const [by, setBy] = useState<'time' | 'session'>('time');
-  const [purpose, setPurpose] = useState('');
-  const [session, setSession] = useState('');
-  const [from, setFrom] = useState(() => new Date(Date.now() - 7 * DAY).toISOString());
-  const [to, setTo] = useState(() => new Date(Date.now() + 60_000).toISOString());
+  const form = useServerForm({
+    initialValues: { by: 'time' as 'time' | 'session', ...last(7 * DAY), session: '', purpose: '' },
+  });
+  const { by, from, to, session, purpose } = form.values;
   const range: Range = by === 'time' ? { from, to } : { sequence_id: session.trim() };
   const [asked] = useDebouncedValue(range, 300);
-  const askable = 'from' in asked ? asked.from < asked.to : asked.sequence_id !== '';
-  const plan = useQuery(trpc.forensics.plan.queryOptions(asked, { enabled: askable, retry: false }));
+  const valid = 'from' in asked ? asked.from < asked.to : asked.sequence_id !== '';
+  const plan = useQuery(trpc.forensics.plan.queryOptions(asked, { enabled: valid, retry: false }));
   const make = useMutation(
     trpc.forensics.export.mutationOptions({
       onSuccess: (made) => {
@@ -33,10 +38,6 @@ export function ExportForm() {
       },
     }),
   );
-  const submit = (event: FormEvent) => {
-    event.preventDefault();
-    make.mutate({ purpose: purpose.trim(), ...range });
-  };
   return (
     <Paper component="section" aria-labelledby="export-title">
       <Title order={2} size="h3" id="export-title">
@@ -45,14 +46,14 @@ export function ExportForm() {
       <Text c="dimmed" mb="sm">
         A signed package of decision records, which anyone can check without this server.
       </Text>
-      <form onSubmit={submit}>
+      <form onSubmit={form.onSubmit(() => make.mutate({ purpose: purpose.trim(), ...range }))}>
         <Stack gap="sm">
           {/* biome-ignore lint/a11y/useSemanticElements: a fieldset is for what a form sends */}
           <div className="segments" role="group" aria-label="Choose records by" style={{ alignSelf: 'flex-start' }}>
-            <button type="button" aria-pressed={by === 'time'} onClick={() => setBy('time')}>
+            <button type="button" aria-pressed={by === 'time'} onClick={() => form.setFieldValue('by', 'time')}>
               By time
             </button>
-            <button type="button" aria-pressed={by === 'session'} onClick={() => setBy('session')}>
+            <button type="button" aria-pressed={by === 'session'} onClick={() => form.setFieldValue('by', 'session')}>
               By session
             </button>
           </div>
@@ -63,27 +64,21 @@ export function ExportForm() {
                   type="datetime-local"
                   label={`From (${zone === 'utc' ? 'UTC' : 'local'})`}
                   value={fieldTime(from, zone)}
-                  onChange={(event) => setFrom(fromFieldTime(event.currentTarget.value, zone) ?? from)}
+                  onChange={(event) =>
+                    form.setFieldValue('from', fromFieldTime(event.currentTarget.value, zone) ?? from)
+                  }
                 />
                 <TextInput
                   type="datetime-local"
-                  label={`To, excluded (${zone === 'utc' ? 'UTC' : 'local'})`}
+                  label={`Until (${zone === 'utc' ? 'UTC' : 'local'})`}
                   value={fieldTime(to, zone)}
-                  onChange={(event) => setTo(fromFieldTime(event.currentTarget.value, zone) ?? to)}
+                  onChange={(event) => form.setFieldValue('to', fromFieldTime(event.currentTarget.value, zone) ?? to)}
                   error={from >= to ? 'must be after the start' : undefined}
                 />
               </Group>
               <Group gap={6}>
                 {Object.entries(PRESETS).map(([name, ms]) => (
-                  <Button
-                    key={name}
-                    size="compact-xs"
-                    variant="default"
-                    onClick={() => {
-                      setFrom(new Date(Date.now() - ms).toISOString());
-                      setTo(new Date(Date.now() + 60_000).toISOString());
-                    }}
-                  >
+                  <Button key={name} size="compact-xs" variant="default" onClick={() => form.setValues(last(ms))}>
                     Last {name}
                   </Button>
                 ))}
@@ -93,8 +88,7 @@ export function ExportForm() {
             <TextInput
               label="Session id"
               description="Every record from the first to the last of this session, including records in between"
-              value={session}
-              onChange={(event) => setSession(event.currentTarget.value)}
+              {...form.getInputProps('session')}
             />
           )}
           <TextInput
@@ -102,8 +96,7 @@ export function ExportForm() {
             description="Recorded in the package and in the audit log"
             required
             maxLength={500}
-            value={purpose}
-            onChange={(event) => setPurpose(event.currentTarget.value)}
+            {...form.getInputProps('purpose')}
           />
           <div role="status">
             {plan.error ? (
@@ -111,15 +104,8 @@ export function ExportForm() {
                 {problemOf(plan.error).detail ?? problemOf(plan.error).title}
               </div>
             ) : null}
-            {plan.data && askable ? (
-              <Plan
-                plan={plan.data}
-                onChoose={(part) => {
-                  setBy('time');
-                  setFrom(part.from);
-                  setTo(part.to);
-                }}
-              />
+            {plan.data && valid ? (
+              <Plan plan={plan.data} onChoose={({ from, to }) => form.setValues({ by: 'time', from, to })} />
             ) : null}
           </div>
           <Button
@@ -127,7 +113,7 @@ export function ExportForm() {
             style={{ alignSelf: 'flex-start' }}
             leftSection={<IconPackageExport size={17} aria-hidden />}
             loading={make.isPending}
-            disabled={!askable || !plan.data || plan.data.parts.length > 0 || purpose.trim() === ''}
+            disabled={!valid || !plan.data || plan.data.parts.length > 0 || purpose.trim() === ''}
           >
             Sign and export
           </Button>

@@ -1,5 +1,5 @@
 import './forensics.css';
-import { Anchor, Button, Paper, Stack, Text, Title, VisuallyHidden } from '@mantine/core';
+import { Anchor, Paper, Stack, Text, Title, VisuallyHidden } from '@mantine/core';
 import { IconDownload, IconLinkOff, IconPackage, IconRosetteDiscountCheck } from '@tabler/icons-react';
 import { keepPreviousData, useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
@@ -11,7 +11,7 @@ import { CodeBlock } from '../../ui/code.tsx';
 import { CopyButton, Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { Page } from '../../ui/page.tsx';
-import { Pager } from '../../ui/pager.tsx';
+import { More, Pager } from '../../ui/pager.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
@@ -169,17 +169,7 @@ function Checkpoints() {
           { header: 'Signed note', cell: ({ note }) => <CopyButton text={note} label="Copy the signed note" /> },
         ]}
       />
-      {query.hasNextPage ? (
-        <Button
-          mt="xs"
-          size="xs"
-          variant="default"
-          loading={query.isFetchingNextPage}
-          onClick={() => void query.fetchNextPage()}
-        >
-          Older checkpoints
-        </Button>
-      ) : null}
+      <More query={query} label="Older checkpoints" />
     </section>
   );
 }

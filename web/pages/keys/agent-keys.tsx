@@ -8,14 +8,13 @@ import { queryClient } from '../../lib/query.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
-import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { TextFilter } from '../../ui/filters.tsx';
 import { FormFoot } from '../../ui/form.tsx';
 import { SecretDialog } from '../../ui/secret.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
-import { type Dialog, Expiry, ExpiryField, expiryOf, LastUsed, revoked } from './key.tsx';
+import { type Dialog, ExpiryField, endColumns, expiryOf, RevokeDialog } from './key.tsx';
 
 type AgentKey = Answers['agentKeys']['list']['agent_keys'][number];
 
@@ -68,17 +67,7 @@ export function AgentKeys({ creating, close, create }: Dialog) {
             cell: ({ owner_id }) => (owner_id ? nameOf(owner_id) : <span className="dim">none</span>),
           },
           { header: 'Created', cell: ({ created_at }) => <When at={created_at} /> },
-          { header: 'Last used', cell: (key) => <LastUsed at={key.last_used_at} since={key.created_at} /> },
-          { header: 'Expires', cell: ({ expires_at }) => <Expiry at={expires_at} /> },
-          {
-            header: 'Actions',
-            align: 'right',
-            cell: (key) => (
-              <Button size="compact-sm" variant="default" onClick={() => setRevoking(key)}>
-                Revoke
-              </Button>
-            ),
-          },
+          ...endColumns<AgentKey>(setRevoking),
         ]}
       />
       <CreateAgentKey opened={creating} close={close} onMade={setMade} />
@@ -96,19 +85,17 @@ export function AgentKeys({ creating, close, create }: Dialog) {
           />
         </div>
       </SecretDialog>
-      <ConfirmDialog
-        opened={revoking !== undefined}
+      <RevokeDialog
+        what={revoking && `the key of ${revoking.agent_id}`}
         onClose={() => setRevoking(undefined)}
-        title={`Revoke the key of ${revoking?.agent_id ?? ''}`}
-        action="Revoke the key"
-        onConfirm={async () => {
-          await revoked(() => api.agentKeys.revoke.mutate({ id: revoking!.id }));
+        revoke={async () => {
+          await api.agentKeys.revoke.mutate({ id: revoking!.id });
           await queryClient.invalidateQueries(trpc.agentKeys.pathFilter());
         }}
       >
-        The key stops working here at once, and at every proxy within one poll interval. The agent can no longer get
+        The key stops working here immediately, and at every proxy within one poll interval. The agent can no longer get
         decisions with it or see its holds.
-      </ConfirmDialog>
+      </RevokeDialog>
     </>
   );
 }

@@ -9,14 +9,13 @@ import { usePeople } from '../../lib/people.ts';
 import { queryClient } from '../../lib/query.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
-import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { FormFoot } from '../../ui/form.tsx';
 import { SecretDialog } from '../../ui/secret.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
-import { type Dialog, Expiry, ExpiryField, expiryOf, LastUsed, revoked } from './key.tsx';
+import { type Dialog, ExpiryField, endColumns, expiryOf, RevokeDialog } from './key.tsx';
 
 type ApiKey = Answers['keys']['list']['keys'][number];
 
@@ -87,17 +86,7 @@ export function ApiKeys({ creating, close, create }: Dialog) {
               </span>
             ),
           },
-          { header: 'Last used', cell: (key) => <LastUsed at={key.last_used_at} since={key.created_at} /> },
-          { header: 'Expires', cell: ({ expires_at }) => <Expiry at={expires_at} /> },
-          {
-            header: 'Actions',
-            align: 'right',
-            cell: (key) => (
-              <Button size="compact-sm" variant="default" onClick={() => setRevoking(key)}>
-                Revoke
-              </Button>
-            ),
-          },
+          ...endColumns<ApiKey>(setRevoking),
         ]}
       />
       <CreateApiKey opened={creating} close={close} onMade={setMade} />
@@ -114,23 +103,21 @@ export function ApiKeys({ creating, close, create }: Dialog) {
           </div>
         ) : null}
       </SecretDialog>
-      <ConfirmDialog
-        opened={revoking !== undefined}
+      <RevokeDialog
+        what={revoking?.label}
         onClose={() => setRevoking(undefined)}
-        title={`Revoke ${revoking?.label ?? ''}`}
-        action="Revoke the key"
-        onConfirm={async () => {
-          await revoked(() => api.keys.revoke.mutate({ id: revoking!.id }));
+        revoke={async () => {
+          await api.keys.revoke.mutate({ id: revoking!.id });
           await queryClient.invalidateQueries(trpc.keys.pathFilter());
         }}
       >
-        The key stops working at once, in every process. This cannot be undone.
+        The key stops working immediately, in every process. This cannot be undone.
         <ul style={{ margin: '8px 0 0', paddingLeft: 18 }}>
           {revoking?.scopes.map((scope) => (
             <li key={scope}>{SCOPE[scope].stops}</li>
           ))}
         </ul>
-      </ConfirmDialog>
+      </RevokeDialog>
     </>
   );
 }

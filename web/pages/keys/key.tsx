@@ -1,8 +1,10 @@
-import { NativeSelect } from '@mantine/core';
+import { Button, NativeSelect } from '@mantine/core';
 import { IconHourglassEmpty, IconMoonStars } from '@tabler/icons-react';
-import type { ComponentProps } from 'react';
+import type { ComponentProps, ReactNode } from 'react';
 import { confirmed, toastDone } from '../../lib/errors.tsx';
 import { useNow } from '../../lib/time.ts';
+import { ConfirmDialog } from '../../ui/confirm.tsx';
+import type { Column } from '../../ui/data-table.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 
@@ -15,7 +17,7 @@ const CHOICES = [
   { value: '365', label: 'in a year' },
 ];
 
-/** The dialog for a new key, which the button of the page opens. */
+/** Controls the dialog for a new key, which a button of the page opens. */
 export interface Dialog {
   creating: boolean;
   close: () => void;
@@ -31,7 +33,7 @@ export const expiryOf = (days: string): string | undefined =>
   days === '' ? undefined : new Date(Date.now() + Number(days) * DAY).toISOString();
 
 /** When a key expires, highlighted when that is soon. */
-export function Expiry({ at }: { at: string | undefined }) {
+function Expiry({ at }: { at: string | undefined }) {
   const now = useNow(60_000);
   if (!at) return <span className="dim">never</span>;
   const left = new Date(at).getTime() - now;
@@ -45,7 +47,7 @@ export function Expiry({ at }: { at: string | undefined }) {
 }
 
 /** When a key was last used. A key unused for 90 days is marked: it can probably be revoked. */
-export function LastUsed({ at, since }: { at: string | undefined; since: string }) {
+function LastUsed({ at, since }: { at: string | undefined; since: string }) {
   const now = useNow(60_000);
   const idle = now - new Date(at ?? since).getTime() > 90 * DAY;
   return (
@@ -60,8 +62,48 @@ export function LastUsed({ at, since }: { at: string | undefined; since: string 
   );
 }
 
-/** Revokes a key from its dialog, which stays open when the server refuses. */
-export async function revoked(call: () => Promise<unknown>): Promise<void> {
-  await confirmed(call);
-  toastDone('Key revoked');
+interface Key {
+  created_at: string;
+  last_used_at?: string;
+  expires_at?: string;
+}
+
+/** The columns that the lists of both kinds of keys end with. */
+export const endColumns = <K extends Key>(revoke: (key: K) => void): Column<K>[] => [
+  { header: 'Last used', cell: (key) => <LastUsed at={key.last_used_at} since={key.created_at} /> },
+  { header: 'Expires', cell: ({ expires_at }) => <Expiry at={expires_at} /> },
+  {
+    header: 'Actions',
+    align: 'right',
+    cell: (key) => (
+      <Button size="compact-sm" variant="default" onClick={() => revoke(key)}>
+        Revoke
+      </Button>
+    ),
+  },
+];
+
+/** Asks for confirmation before a key is revoked. It stays open if the server refuses. */
+export function RevokeDialog(props: {
+  /** The name of what is revoked, for the title; undefined while the dialog is closed. */
+  what: string | undefined;
+  onClose: () => void;
+  revoke: () => Promise<unknown>;
+  children: ReactNode;
+}) {
+  const { what, onClose, revoke, children } = props;
+  return (
+    <ConfirmDialog
+      opened={what !== undefined}
+      onClose={onClose}
+      title={`Revoke ${what ?? ''}`}
+      action="Revoke the key"
+      onConfirm={async () => {
+        await confirmed(revoke);
+        toastDone('Key revoked');
+      }}
+    >
+      {children}
+    </ConfirmDialog>
+  );
 }

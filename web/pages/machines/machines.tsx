@@ -3,7 +3,7 @@ import { Paper, Text, Title } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { type Answers, trpc } from '../../lib/trpc.ts';
-import { MachineChart, wordOf } from '../../parts/machine/chart.tsx';
+import { eventLabel, MachineChart, wordOf } from '../../parts/machine/chart.tsx';
 import { SentBy } from '../../parts/machine/sender.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { Page } from '../../ui/page.tsx';
@@ -21,8 +21,8 @@ export function Machines() {
   const query = useQuery(trpc.machines.list.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
   return (
     <Page
-      title="Machines"
-      lead="The lifecycle of policies, holds and deliveries, drawn from the program’s own definitions. Each policy, hold and delivery page highlights its current state."
+      title="Lifecycles"
+      lead="The states of policies, holds and deliveries, generated from the server’s own definitions. The page of each policy, hold and delivery highlights its current state."
     >
       <Shown query={query} lines={12}>
         {({ machines }) => {
@@ -30,7 +30,7 @@ export function Machines() {
           return (
             <>
               {/* biome-ignore lint/a11y/useSemanticElements: a fieldset is for what a form sends */}
-              <div className="segments" role="group" aria-label="Machine" style={{ marginBottom: 16 }}>
+              <div className="segments" role="group" aria-label="Lifecycle of" style={{ marginBottom: 16 }}>
                 {machines.map(({ id }) => (
                   <button
                     key={id}
@@ -42,7 +42,7 @@ export function Machines() {
                   </button>
                 ))}
               </div>
-              <OneMachine machine={shown} />
+              <MachineDetail machine={shown} />
             </>
           );
         }}
@@ -51,19 +51,19 @@ export function Machines() {
   );
 }
 
-function OneMachine({ machine }: { machine: Machine }) {
+function MachineDetail({ machine }: { machine: Machine }) {
   const title = titleOf(machine.id);
   const rows = machine.transitions.map((transition, n) => ({ ...transition, n }));
   return (
     <section aria-labelledby={`machine-${machine.id}`}>
       <Title order={2} id={`machine-${machine.id}`}>
-        {title} machine
+        {title} lifecycle
       </Title>
       <Text c="dimmed" mb="xs">
         {machine.about}. Version {machine.version}.
       </Text>
       <Paper p={0} mb="sm">
-        <MachineChart chart={machine} label={`Diagram of the ${title.toLowerCase()} machine`} />
+        <MachineChart chart={machine} label={`Diagram of the ${title.toLowerCase()} lifecycle`} />
         <div className="chart-words">
           <dl className="facts">
             {machine.states.map(({ id, description }) => (
@@ -76,7 +76,7 @@ function OneMachine({ machine }: { machine: Machine }) {
           <dl className="facts">
             {Object.entries(machine.events).map(([event, sender]) => (
               <div key={event} style={{ display: 'contents' }}>
-                <dt className="mono">{event}</dt>
+                <dt>{eventLabel(event)}</dt>
                 <dd>
                   <SentBy sender={sender} />
                 </dd>
@@ -86,7 +86,7 @@ function OneMachine({ machine }: { machine: Machine }) {
         </div>
       </Paper>
       <DataTable
-        label={`Transitions of the ${title.toLowerCase()} machine`}
+        label={`Transitions of the ${title.toLowerCase()} lifecycle`}
         rows={rows}
         rowKey={({ n }) => String(n)}
         empty={null}
@@ -96,7 +96,7 @@ function OneMachine({ machine }: { machine: Machine }) {
             main: true,
             cell: ({ from, event, to }) => (
               <span className="transition">
-                {wordOf(from)} <span className="mono dim">{event}</span> → {wordOf(to)}
+                {wordOf(from)} <span className="dim">{eventLabel(event)}</span> → {wordOf(to)}
               </span>
             ),
           },

@@ -51,7 +51,7 @@ export function DecisionChart({ buckets, hours }: { buckets: readonly Bucket[]; 
           </li>
         ))}
       </ul>
-      {/* a table takes the width that it needs, whatever it is told */}
+      {/* a table takes the width that it needs, regardless of its style */}
       <div className="unseen">
         <table>
           <caption>Decisions over the last {hours} hours</caption>

@@ -132,7 +132,7 @@ function Holds() {
       value={data?.total ?? '–'}
       tone={data?.total ? 'wait' : undefined}
     >
-      {next ? <Countdown until={next.expires_at} /> : 'nobody waits'}
+      {next ? <Countdown until={next.expires_at} /> : 'none waiting'}
     </Tile>
   );
 }
@@ -151,7 +151,7 @@ function Reviews() {
     >
       {first ? (
         <>
-          {broken ? 'glass broken on ' : null}
+          {broken ? 'break glass: ' : null}
           {first.id}, <When at={broken?.opened_at ?? first.updated_at} />
         </>
       ) : (

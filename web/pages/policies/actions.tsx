@@ -8,11 +8,11 @@ import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { ButtonLink } from '../../ui/link.tsx';
 import type { PolicyDetail } from './policy.tsx';
 
-type Deed = 'submit' | 'deploy' | 'revoke' | 'break_glass';
+type Action = 'submit' | 'deploy' | 'revoke' | 'break_glass';
 
 /** The actions this person can take on the policy now. Others are hidden, or say why they are unavailable. */
 export function PolicyActions({ policy }: { policy: PolicyDetail }) {
-  const [open, setOpen] = useState<Deed>();
+  const [open, setOpen] = useState<Action>();
   const standing = useQuery(trpc.machines.policy.queryOptions({ id: policy.id }));
   const settings = useQuery(trpc.settings.get.queryOptions({}));
   const id = policy.id;
@@ -21,7 +21,7 @@ export function PolicyActions({ policy }: { policy: PolicyDetail }) {
   const revoke = useMutation(trpc.policies.revoke.mutationOptions());
   const breakGlass = useMutation(trpc.policies.breakGlass.mutationOptions());
   const me = useMe();
-  // not part of the machine: in such a tenant only an admin can revoke a policy
+  // not part of the machine: if the tenant does not require approval, only an admin can revoke a policy
   const mayRevoke = settings.data && (!settings.data.approval_required || me.has('admin'));
   const may = (event: string) => standing.data?.next.find((one) => one.event === event)?.you.allowed === true;
   const close = () => setOpen(undefined);
@@ -104,11 +104,11 @@ export function PolicyActions({ policy }: { policy: PolicyDetail }) {
         reason={{ label: 'Reason', required: true, placeholder: 'The incident, and why it cannot wait' }}
         onConfirm={async (reason) => {
           await breakGlass.mutateAsync({ id, reason });
-          toastDone('Glass broken', `Version ${policy.version} is enforced. Its review stays open.`);
+          toastDone(`Version ${policy.version} is enforced`, 'It needs a review by another approver.');
         }}
       >
         <Text component="span">
-          Version {policy.version} is enforced at once, without approval. This is written to the audit log as{' '}
+          Version {policy.version} is enforced immediately, without approval. This is written to the audit log as{' '}
           <strong>critical</strong>, and a review stays open until another approver closes it.
         </Text>
       </ConfirmDialog>

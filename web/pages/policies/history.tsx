@@ -19,7 +19,7 @@ const CHANGE = {
   create: 'created',
   update: 'changed',
   rollback: 'rolled back',
-  break_glass: 'enforced by breaking the glass',
+  break_glass: 'enforced by break glass',
 } as const;
 
 /** Every version, newest first, with its reviews. An old version can be viewed and rolled back to. */

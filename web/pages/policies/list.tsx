@@ -59,7 +59,7 @@ export function PolicyList() {
             {row.live_version === row.version ? null : <span className="dim">, newest is {row.version}</span>}{' '}
             {row.open_review ? (
               <Tag tone="bad" icon={IconHammer}>
-                Glass broken
+                Break glass
               </Tag>
             ) : null}
           </span>
@@ -123,7 +123,7 @@ export function PolicyList() {
         empty={
           filtered ? (
             <NothingMatches icon={IconFileText} title="No policies match the filters" clear={clear}>
-              A policy that applies to every role is found by each of them.
+              A policy that applies to every role matches each role.
             </NothingMatches>
           ) : (
             <EmptyState

@@ -4,7 +4,7 @@ import { getRouteApi, useNavigate } from '@tanstack/react-router';
 import { useRef, useState } from 'react';
 import { toastDone } from '../../lib/errors.tsx';
 import { trpc } from '../../lib/trpc.ts';
-import { TEMPLATES } from '../../parts/policy-templates.ts';
+import { TEMPLATES, toolTemplate } from '../../parts/policy-templates.ts';
 import { Gallery } from '../../parts/template-gallery.tsx';
 import type { EditorHandle } from '../../ui/editor/code-editor.tsx';
 import { Editor } from '../../ui/editor/editor.tsx';
@@ -17,9 +17,10 @@ const route = getRouteApi('/app/policies/new');
 
 /** A new policy: from a template, checked and tried before it is stored as a draft. */
 export function NewPolicy() {
-  const { template: chosen } = route.useSearch();
+  const { template: chosen, server, tool } = route.useSearch();
   const navigate = useNavigate();
-  const template = TEMPLATES.find(({ id }) => id === chosen);
+  const template =
+    server !== undefined && tool !== undefined ? toolTemplate(server, tool) : TEMPLATES.find(({ id }) => id === chosen);
   const [id, setId] = useState<string>();
   const [broken, setBroken] = useState(false);
   const text = useRef(template?.source ?? '');

@@ -8,6 +8,7 @@ import { toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
+import { TestsDiff } from '../../parts/policy-tests.tsx';
 import { Broken } from '../../ui/broken.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import type { EditorHandle } from '../../ui/editor/code-editor.tsx';
@@ -22,6 +23,7 @@ import { FormatButton } from './format.tsx';
 import { History } from './history.tsx';
 import { Rules } from './rules.tsx';
 import type { PolicyTab } from './search.ts';
+import { Tests } from './tests.tsx';
 import { TryIt } from './try.tsx';
 import './policy.css';
 
@@ -33,7 +35,7 @@ const route = getRouteApi('/app/policies/$id');
 
 export type PolicyDetail = Answers['policies']['get'];
 
-/** One policy: its text with a tryout, its changes against the enforced version, its rules and its history. */
+/** One policy: its text and a form to try it, its changes against the enforced version, its rules and its history. */
 export function PolicyPage() {
   const { id } = route.useParams();
   const query = useQuery(trpc.policies.get.queryOptions({ id }));
@@ -72,7 +74,7 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
       actions={<PolicyActions policy={policy} />}
     >
       {policy.open_review ? (
-        <Notice tone="wait" title="Deployed by breaking the glass">
+        <Notice tone="wait" title="Deployed by break glass">
           Version {policy.open_review.version} was enforced without approval by {name(policy.open_review.actor)}
           {policy.open_review.reason ? `: “${policy.open_review.reason}”` : ''}. Another approver must review it and{' '}
           <Link to="/review/$id" params={{ id: policy.id }}>
@@ -88,6 +90,7 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
       >
         <Tabs.List mb="md">
           <Tabs.Tab value="text">Text</Tabs.Tab>
+          <Tabs.Tab value="tests">Tests</Tabs.Tab>
           <Tabs.Tab value="diff">Changes</Tabs.Tab>
           <Tabs.Tab value="rules">Rules</Tabs.Tab>
           <Tabs.Tab value="history">History</Tabs.Tab>
@@ -95,6 +98,9 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
         </Tabs.List>
         <Tabs.Panel value="text">
           <Workbench policy={policy} />
+        </Tabs.Panel>
+        <Tabs.Panel value="tests">
+          <Tests policy={policy} />
         </Tabs.Panel>
         <Tabs.Panel value="diff">
           <LiveDiff policy={policy} />
@@ -119,7 +125,7 @@ function Workbench({ policy }: { policy: PolicyDetail }) {
   const me = useMe();
   const editor = useRef<EditorHandle>(null);
   const text = useRef(policy.dsl_source);
-  /** The version that the editor was opened with: the newest may be another one by now. */
+  /** The version that the editor was opened with, which may no longer be the newest. */
   const [base, setBase] = useState({ version: policy.version, source: policy.dsl_source });
   const [dirty, setDirty] = useState(false);
   const [broken, setBroken] = useState(false);
@@ -240,7 +246,10 @@ function LiveDiff({ policy }: { policy: PolicyDetail }) {
         {(old) => (
           <Shown query={after}>
             {(next) => (
-              <Diff before={old.dsl_source} after={next.dsl_source} label={`${nameOf(from)} → ${nameOf(to)}`} />
+              <>
+                <Diff before={old.dsl_source} after={next.dsl_source} label={`${nameOf(from)} → ${nameOf(to)}`} />
+                <TestsDiff before={old} after={next} />
+              </>
             )}
           </Shown>
         )}

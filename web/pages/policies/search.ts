@@ -1,7 +1,7 @@
 export const STATUSES = ['draft', 'pending_approval', 'deployed', 'revoked'] as const;
 export type PolicyStatus = (typeof STATUSES)[number];
 
-/** What the address of the list says. */
+/** The search parameters of the policy list. */
 export interface PolicyFilter {
   status?: PolicyStatus;
   agent_role?: string;
@@ -20,7 +20,7 @@ export function readPolicyFilter(search: Record<string, unknown>): PolicyFilter 
   };
 }
 
-export const TABS = ['text', 'diff', 'rules', 'history', 'machine'] as const;
+export const TABS = ['text', 'tests', 'diff', 'rules', 'history', 'machine'] as const;
 export type PolicyTab = (typeof TABS)[number];
 
 export function readPolicyTab(search: Record<string, unknown>): { tab?: PolicyTab; from?: number; to?: number } {

@@ -1,9 +1,10 @@
 import { Anchor, Button, Group, NativeSelect, Paper, Stack, Text, Textarea, TextInput, Title } from '@mantine/core';
 import { IconPlayerPlay } from '@tabler/icons-react';
 import { useMutation, useQuery } from '@tanstack/react-query';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 import { HOLD_KINDS } from '../../../server/domain/hold-kinds.ts';
 import { ACTION_TYPES } from '../../../server/domain/policy.ts';
+import { useServerForm } from '../../lib/form.ts';
 import { duration } from '../../lib/time.ts';
 import { type Answers, trpc } from '../../lib/trpc.ts';
 import { Notice } from '../../ui/notice.tsx';
@@ -12,7 +13,7 @@ import { DecisionTag, Tag } from '../../ui/status.tsx';
 type Result = Answers['policies']['try'];
 type Verdict = NonNullable<Result['verdict']>;
 
-interface Form {
+type Form = {
   agent_id: string;
   agent_role: string;
   action_type: string;
@@ -23,7 +24,7 @@ interface Form {
   value_currency: string;
   risk_score: string;
   arguments: string;
-}
+};
 
 const EMPTY: Form = {
   agent_id: 'agent-1',
@@ -37,6 +38,14 @@ const EMPTY: Form = {
   risk_score: '',
   arguments: '{\n  "amount": 20\n}',
 };
+
+/** The arguments of the request. Throws an error with a readable message if the text is not a JSON object. */
+function argumentsOf(text: string): Record<string, unknown> {
+  if (text.trim() === '') return {};
+  const args: unknown = JSON.parse(text);
+  if (typeof args !== 'object' || args === null || Array.isArray(args)) throw new Error('must be a JSON object');
+  return args as Record<string, unknown>;
+}
 
 /** Tries a request against the text: the decision and the rule behind it. Nothing is recorded. */
 export function TryIt({
@@ -52,33 +61,31 @@ export function TryIt({
   goTo: (line: number) => void;
 }) {
   const key = `svc-try-${policyId ?? 'new'}`;
-  const [form, setForm] = useState<Form>(() => {
+  const [initialValues] = useState<Form>(() => {
     const given = example && { ...example, arguments: JSON.stringify(example.arguments, null, 2) };
     return { ...EMPTY, ...(JSON.parse(localStorage.getItem(key) ?? '{}') as Partial<Form>), ...given };
   });
-  const [fault, setFault] = useState<string>();
+  const form = useServerForm<Form>({
+    initialValues,
+    validate: {
+      arguments: (text) => {
+        try {
+          argumentsOf(text);
+          return null;
+        } catch (error) {
+          return `The arguments are not a JSON object: ${(error as Error).message}`;
+        }
+      },
+    },
+  });
   const settings = useQuery(trpc.settings.get.queryOptions({}));
   const attempt = useMutation(trpc.policies.try.mutationOptions());
   const own = settings.data?.action_types;
   const types = [...ACTION_TYPES.write, ...(own?.write ?? []), ...ACTION_TYPES.read, ...(own?.read ?? [])];
-  const field = (name: keyof Form) => ({
-    value: form[name],
-    onChange: (event: { currentTarget: { value: string } }) => setForm({ ...form, [name]: event.currentTarget.value }),
-  });
 
-  const run = (event: FormEvent) => {
-    event.preventDefault();
-    let args: Record<string, unknown>;
-    try {
-      args = form.arguments.trim() === '' ? {} : (JSON.parse(form.arguments) as Record<string, unknown>);
-      if (typeof args !== 'object' || args === null || Array.isArray(args)) throw new Error('must be a JSON object');
-    } catch (error) {
-      setFault(`The arguments are not a JSON object: ${(error as Error).message}`);
-      return;
-    }
-    setFault(undefined);
-    localStorage.setItem(key, JSON.stringify(form));
-    const { agent_id, agent_role, action_type, tool_name, method, resource, value_currency } = form;
+  const run = (values: Form) => {
+    localStorage.setItem(key, JSON.stringify(values));
+    const { agent_id, agent_role, action_type, tool_name, method, resource, value_currency } = values;
     attempt.mutate({
       ...(policyId && { id: policyId }),
       dsl_source: text(),
@@ -87,12 +94,12 @@ export function TryIt({
         agent_role,
         action_type,
         tool_name,
-        arguments: args,
+        arguments: argumentsOf(values.arguments),
         ...(method && { method }),
         ...(resource && { resource }),
-        ...(form.estimated_value && { estimated_value: Number(form.estimated_value) }),
+        ...(values.estimated_value && { estimated_value: Number(values.estimated_value) }),
         ...(value_currency && { value_currency }),
-        ...(form.risk_score && { risk_score: Number(form.risk_score) }),
+        ...(values.risk_score && { risk_score: Number(values.risk_score) }),
       },
     });
   };
@@ -105,37 +112,41 @@ export function TryIt({
       <Text size="sm" c="dimmed" mb="sm">
         Evaluates this text together with all live policies. Nothing is recorded.
       </Text>
-      <form onSubmit={run}>
+      <form onSubmit={form.onSubmit(run)}>
         <Stack gap="xs">
           <Group grow gap="xs">
-            <TextInput label="Agent" required {...field('agent_id')} />
-            <TextInput label="Agent role" required {...field('agent_role')} />
+            <TextInput label="Agent" required {...form.getInputProps('agent_id')} />
+            <TextInput label="Agent role" required {...form.getInputProps('agent_role')} />
           </Group>
           <Group grow gap="xs">
-            <TextInput label="Tool" required {...field('tool_name')} />
-            <NativeSelect label="Action type" data={types} {...field('action_type')} />
+            <TextInput label="Tool" required {...form.getInputProps('tool_name')} />
+            <NativeSelect label="Action type" data={types} {...form.getInputProps('action_type')} />
           </Group>
           <Textarea
             label="Arguments (JSON)"
             autosize
             minRows={3}
             maxRows={12}
-            error={fault}
             styles={{ input: { fontFamily: 'var(--mantine-font-family-monospace)', fontSize: '0.8125rem' } }}
             spellCheck={false}
-            {...field('arguments')}
+            {...form.getInputProps('arguments')}
           />
           <details>
             <summary>More fields</summary>
             <Stack gap="xs" mt="xs">
               <Group grow gap="xs">
-                <TextInput label="Method" placeholder="POST" {...field('method')} />
-                <TextInput label="Resource" placeholder="https://… or /path" {...field('resource')} />
+                <TextInput label="Method" placeholder="POST" {...form.getInputProps('method')} />
+                <TextInput label="Resource" placeholder="https://… or /path" {...form.getInputProps('resource')} />
               </Group>
               <Group grow gap="xs">
-                <TextInput label="Value" inputMode="decimal" {...field('estimated_value')} />
-                <TextInput label="Currency" placeholder="EUR" {...field('value_currency')} />
-                <TextInput label="Risk, 0 to 1" placeholder="1" inputMode="decimal" {...field('risk_score')} />
+                <TextInput label="Value" inputMode="decimal" {...form.getInputProps('estimated_value')} />
+                <TextInput label="Currency" placeholder="EUR" {...form.getInputProps('value_currency')} />
+                <TextInput
+                  label="Risk, 0 to 1"
+                  placeholder="1"
+                  inputMode="decimal"
+                  {...form.getInputProps('risk_score')}
+                />
               </Group>
             </Stack>
           </details>

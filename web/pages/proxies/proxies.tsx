@@ -52,8 +52,8 @@ export function Proxies() {
           >
             <p>
               The reference proxy comes with this program. Create an API key with the proxy scope, then start the proxy;
-              it appears here with its first heartbeat. One that was started and does not come names the reason in its
-              log: mostly the address, or a key that was revoked or lacks the scope.
+              it appears here with its first heartbeat. If it does not, its log gives the reason: usually a wrong
+              address, or a key that was revoked or lacks the scope.
             </p>
             <div style={{ textAlign: 'left' }}>
               <CodeBlock
@@ -101,14 +101,14 @@ export function Proxies() {
               bundle_hash ? (
                 <div>
                   <div>
-                    {bundle_seq === undefined ? 'number unknown' : `number ${bundle_seq}`}{' '}
+                    {bundle_seq === undefined ? 'unknown number' : `#${bundle_seq}`},{' '}
                     <span className="dim">
                       {bundle_built_at ? (
                         <>
                           built <When at={bundle_built_at} />
                         </>
                       ) : (
-                        'not known here'
+                        'unknown to this server'
                       )}
                     </span>{' '}
                     {up_to_date === false ? (

@@ -15,7 +15,7 @@ import { When } from '../../ui/time.tsx';
 const route = getRouteApi('/app/review');
 const PER_PAGE = 50;
 
-/** What waits for a second person: versions that are enforced without a review, then those that are not yet. */
+/** What needs a second person: versions enforced without a review, then versions waiting for one. */
 export function ReviewQueue() {
   const { page = 1 } = route.useSearch();
   const navigate = route.useNavigate();
@@ -50,7 +50,7 @@ export function ReviewQueue() {
       cell: (row) =>
         row.open_review ? (
           <Tag tone="bad" icon={IconHammer}>
-            Glass broken
+            Break glass
           </Tag>
         ) : (
           <PolicyTag status={row.status} />
@@ -94,7 +94,10 @@ export function ReviewQueue() {
     },
   ];
   return (
-    <Page title="Review" lead="What waits for a second person: broken glass first, then what was submitted.">
+    <Page
+      title="Review"
+      lead="Versions that need a second person: break-glass deployments first, then submitted versions."
+    >
       <DataTable
         label="Policies to review"
         columns={columns}
@@ -109,7 +112,7 @@ export function ReviewQueue() {
             title={page > 1 ? 'Nothing waits on this page any more' : 'Nothing to review'}
             action={page > 1 ? <ButtonLink to="/review">The first page</ButtonLink> : null}
           >
-            When an author submits a version, or someone breaks the glass, it appears here automatically.
+            Versions appear here when an author submits them or an admin uses break glass.
           </EmptyState>
         }
       />

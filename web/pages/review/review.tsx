@@ -3,9 +3,11 @@ import { useMutation, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import { useRef, useState } from 'react';
 import { toastDone } from '../../lib/errors.tsx';
+import { filled, useServerForm } from '../../lib/form.ts';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
-import { type Answers, trpc } from '../../lib/trpc.ts';
+import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { TestRun, TestsDiff } from '../../parts/policy-tests.tsx';
 import { Broken } from '../../ui/broken.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Diff } from '../../ui/editor/diff.tsx';
@@ -39,13 +41,13 @@ export function ReviewPage() {
 function Review({ policy }: { policy: PolicyDetail }) {
   const { id } = policy;
   const name = usePeople();
-  /** The version this person is looking at. Only this one can be decided, even if a newer one was written meanwhile. */
+  /** The version this person is viewing. Only this version can be decided, even if a newer one is saved meanwhile. */
   const [reviewed, setReviewed] = useState(policy.version);
   const enforcedBefore = useRef(policy.live_version === policy.version ? null : policy.live_version).current;
   const before = policy.live_version === reviewed ? enforcedBefore : policy.live_version;
   const version = policy.versions.find((one) => one.version === reviewed);
   const pending = policy.status === 'pending_approval';
-  // the glass may have been broken for a version that is no longer the newest
+  // the break-glass deployment may not be of the newest version
   const broken = policy.open_review?.version;
   return (
     <Page
@@ -77,7 +79,7 @@ function Review({ policy }: { policy: PolicyDetail }) {
         </Notice>
       )}
       {policy.open_review ? (
-        <Notice tone="bad" title="Enforced by breaking the glass">
+        <Notice tone="bad" title="Enforced by break glass">
           {name(policy.open_review.actor)} had version {policy.open_review.version} enforced without approval
           {policy.open_review.opened_at ? (
             <>
@@ -102,6 +104,7 @@ function Review({ policy }: { policy: PolicyDetail }) {
           {version.note}
         </p>
       ) : null}
+      <Checks id={id} version={reviewed} />
       <Paper mb="md">
         {before === null ? (
           <FirstVersion id={id} version={reviewed} />
@@ -121,6 +124,33 @@ function Review({ policy }: { policy: PolicyDetail }) {
         </div>
       </div>
     </Page>
+  );
+}
+
+/** What the tests of the version find now. They run again when it is approved. */
+function Checks({ id, version }: { id: string; version: number }) {
+  const query = useQuery(trpc.policies.version.queryOptions({ id, version }));
+  const { dsl_source, tests_source } = query.data ?? {};
+  const run = useQuery({
+    queryKey: ['tests', id, version],
+    queryFn: () => api.policies.test.mutate({ id, dsl_source: dsl_source!, tests_source: tests_source! }),
+    enabled: dsl_source !== undefined && tests_source != null,
+  });
+  return (
+    <Paper component="section" aria-labelledby="checks" mb="md">
+      <Title order={2} id="checks" mb="xs">
+        Tests
+      </Title>
+      <Shown query={query}>
+        {() =>
+          tests_source == null ? (
+            <Text c="dimmed">This version has no tests.</Text>
+          ) : (
+            <Shown query={run}>{(found) => <TestRun run={found} />}</Shown>
+          )
+        }
+      </Shown>
+    </Paper>
   );
 }
 
@@ -148,7 +178,10 @@ function TwoVersions({ id, from, to }: { id: string; from: number; to: number })
         {(old) => (
           <Shown query={after}>
             {(next) => (
-              <Diff before={old.dsl_source} after={next.dsl_source} label={`version ${from} → version ${to}`} />
+              <>
+                <Diff before={old.dsl_source} after={next.dsl_source} label={`version ${from} → version ${to}`} />
+                <TestsDiff before={old} after={next} />
+              </>
             )}
           </Shown>
         )}
@@ -161,7 +194,12 @@ function FirstVersion({ id, version }: { id: string; version: number }) {
   const query = useQuery(trpc.policies.version.queryOptions({ id, version }));
   return (
     <Shown query={query}>
-      {({ dsl_source }) => <Diff before="" after={dsl_source} label={`nothing → version ${version}`} />}
+      {(next) => (
+        <>
+          <Diff before="" after={next.dsl_source} label={`nothing → version ${version}`} />
+          <TestsDiff before={null} after={next} />
+        </>
+      )}
     </Shown>
   );
 }
@@ -169,8 +207,9 @@ function FirstVersion({ id, version }: { id: string; version: number }) {
 function Remarks({ policy, version }: { policy: PolicyDetail; version: number }) {
   const name = usePeople();
   const me = useMe();
-  const [text, setText] = useState('');
-  const comment = useMutation(trpc.policies.comment.mutationOptions({ onSuccess: () => setText('') }));
+  const form = useServerForm({ initialValues: { comment: '' } });
+  const comment = useMutation(trpc.policies.comment.mutationOptions({ onSuccess: form.reset }));
+  const written = filled(form.values.comment);
   const reviews = policy.versions.flatMap((one) =>
     (one.reviews ?? []).map((review) => ({ ...review, version: one.version })),
   );
@@ -200,21 +239,12 @@ function Remarks({ policy, version }: { policy: PolicyDetail; version: number })
       </Stack>
       {me.has('author') && version === policy.version ? (
         <form
-          onSubmit={(event) => {
-            event.preventDefault();
-            if (text.trim()) comment.mutate({ id: policy.id, version, comment: text.trim() });
-          }}
+          onSubmit={form.onSubmit(() => {
+            if (written) comment.mutate({ id: policy.id, version, comment: written });
+          })}
         >
-          <Textarea
-            mt="md"
-            label="Comment"
-            autosize
-            minRows={2}
-            maxLength={2000}
-            value={text}
-            onChange={(event) => setText(event.currentTarget.value)}
-          />
-          <Button mt="xs" type="submit" variant="default" size="xs" disabled={!text.trim()} loading={comment.isPending}>
+          <Textarea mt="md" label="Comment" autosize minRows={2} maxLength={2000} {...form.getInputProps('comment')} />
+          <Button mt="xs" type="submit" variant="default" size="xs" disabled={!written} loading={comment.isPending}>
             Add comment
           </Button>
         </form>
@@ -233,7 +263,7 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
   const reject = useMutation(trpc.policies.reject.mutationOptions());
   const late = version !== policy.version;
   const refusal = (event: Verdict): string | undefined => {
-    if (late) return `version ${policy.version} is newer: look at it first`;
+    if (late) return `version ${policy.version} is newer: review that one`;
     const next = standing.data?.next.find((one) => one.event === event);
     if (!standing.data) return '';
     if (!next) return 'there is nothing to decide in this status';
@@ -313,7 +343,7 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
   );
 }
 
-/** Someone other than the person who broke the glass confirms that they reviewed it. The enforced version does not change. */
+/** Closes the review of a break-glass deployment, by another person. The enforced version does not change. */
 function CloseReview({ policy, open }: { policy: PolicyDetail; open: NonNullable<PolicyDetail['open_review']> }) {
   const [asking, setAsking] = useState(false);
   const me = useMe();
@@ -321,7 +351,7 @@ function CloseReview({ policy, open }: { policy: PolicyDetail; open: NonNullable
   const why = !me.has('approver')
     ? 'this requires the approver role'
     : open.actor === me.id
-      ? 'the person who broke the glass cannot close its review'
+      ? 'the person who used break glass cannot close its review'
       : undefined;
   return (
     <Paper component="section" aria-labelledby="close-review" mb="md">

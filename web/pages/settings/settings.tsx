@@ -2,6 +2,7 @@ import '@mantine/core/styles/Switch.css';
 import { Button, Group, Paper, Stack, Switch, Text, Textarea, TextInput, Title } from '@mantine/core';
 import { useMutation, useQuery } from '@tanstack/react-query';
 import { type ReactNode, useEffect, useState } from 'react';
+import { ACTION_TYPES } from '../../../server/domain/policy.ts';
 import { useServerForm } from '../../lib/form.ts';
 import { useMe } from '../../lib/session.ts';
 import { keepSettings, needsReason, type SettingsPatch as Patch, type Settings } from '../../lib/settings.ts';
@@ -24,7 +25,7 @@ export function SettingsPage() {
   return (
     <Page
       title="Settings"
-      lead={admin ? 'Changes take effect at once, and each one is audited.' : 'Only admins can change these.'}
+      lead={admin ? 'Changes take effect immediately and are audited.' : 'Only admins can change these.'}
       docs={[
         ['people#settings-of-a-tenant', 'What each setting means'],
         ['operation', 'Operation'],
@@ -103,8 +104,13 @@ function Approval({ settings, locked, save }: Part) {
     {
       name: 'self_approval',
       label: 'Authors may approve their own versions',
-      about: 'For teams of one. Whoever broke the glass still cannot close its review.',
+      about: 'For teams of one. The person who used break glass still cannot close its review.',
       needs: settings.approval_required,
+    },
+    {
+      name: 'tests_required',
+      label: 'A version needs tests that pass',
+      about: 'It is submitted and enforced only with at least one test. Break glass enforces it all the same.',
     },
     {
       name: 'policy_author_may_vote',
@@ -141,22 +147,28 @@ function Numbers({ settings, locked, busy, save }: Part & { busy: boolean }) {
       ? null
       : `Enter a whole number from ${least} to ${most}`;
   const form = useServerForm({
-    initialValues: { days: String(settings.input_retention_days), poll: String(settings.poll_seconds) },
+    initialValues: {
+      days: String(settings.input_retention_days),
+      poll: String(settings.poll_seconds),
+      coverage: String(settings.min_coverage),
+    },
     validate: {
       days: (days) => whole(days, 0, 3650),
+      coverage: (coverage) => whole(coverage, 0, 100),
       poll: (poll) => (poll === '' ? null : whole(poll, 1, 3600)),
     },
     validateInputOnChange: true,
   });
-  const { days, poll } = form.values;
+  const { days, poll, coverage } = form.values;
   const patch: Patch = {
     ...(Number(days) !== settings.input_retention_days && { input_retention_days: Number(days) }),
+    ...(Number(coverage) !== settings.min_coverage && { min_coverage: Number(coverage) }),
     ...(poll === ''
       ? { poll_seconds: null }
       : Number(poll) !== settings.poll_seconds && { poll_seconds: Number(poll) }),
   };
   return (
-    <Section title="Retention and polling">
+    <Section title="Retention, polling and coverage">
       <form onSubmit={form.onSubmit(() => save(patch))}>
         <Stack gap="sm" mt="sm">
           <TextInput
@@ -176,14 +188,20 @@ function Numbers({ settings, locked, busy, save }: Part & { busy: boolean }) {
             maw={420}
             {...form.getInputProps('poll')}
           />
+          <TextInput
+            label="Percentage of statements that tests must cover"
+            description="Before a policy version is submitted or enforced. A version without tests covers 0."
+            inputMode="numeric"
+            disabled={locked}
+            maw={420}
+            {...form.getInputProps('coverage')}
+          />
           {locked ? null : (
             <Group>
               <Button
                 type="submit"
                 loading={busy}
-                disabled={
-                  form.errors.days !== undefined || form.errors.poll !== undefined || Object.keys(patch).length === 0
-                }
+                disabled={Object.keys(form.errors).length > 0 || Object.keys(patch).length === 0}
               >
                 Save
               </Button>
@@ -205,16 +223,16 @@ function ActionTypes({ settings, locked, busy, fault, save }: Part & { busy: boo
   const { read, write } = form.values;
   const next = { read: read.split(NAMES).filter(Boolean), write: write.split(NAMES).filter(Boolean) };
   const changed = JSON.stringify(next) !== JSON.stringify(settings.action_types);
-  // the change is made by the dialog that asks for its reason
+  // the dialog that asks for the reason makes the change
   const { refused } = form;
-  // biome-ignore lint/correctness/useExhaustiveDependencies: a fault is shown once, when it comes
+  // biome-ignore lint/correctness/useExhaustiveDependencies: a fault is shown once, when it arrives
   useEffect(() => {
     if (fault) refused(fault);
   }, [fault]);
   return (
     <Section
       title="Action types"
-      lead="In addition to the built-in types: api_call, tool_call, message_send and payment write; db_query and file_read read. Policies refer to them as Action::“type”."
+      lead={`In addition to the built-in types: ${ACTION_TYPES.write.join(', ')} write; ${ACTION_TYPES.read.join(', ')} read. Policies refer to them as Action::“type”.`}
     >
       <form onSubmit={form.onSubmit(() => save({ action_types: next }))}>
         <Stack gap="sm">

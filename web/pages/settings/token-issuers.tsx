@@ -154,7 +154,7 @@ function AddIssuer({
         {field(
           'authorized_parties',
           'Authorized parties',
-          'The values that azp may have. Leave empty to accept any',
+          'The allowed values of azp. Leave empty to accept any',
           false,
         )}
         {field('jwks_uri', 'Key set URL', 'Leave empty to use the one in its discovery document', false)}

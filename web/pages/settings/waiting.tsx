@@ -14,6 +14,8 @@ type Change = Answers['settings']['changes']['changes'][number];
 const NAMES: Record<string, string> = {
   approval_required: 'Policies need approval by another person',
   self_approval: 'Authors approve their own versions',
+  tests_required: 'Policies need tests',
+  min_coverage: 'Percentage of statements that tests cover',
   policy_author_may_vote: 'Policy authors vote on holds of their rules',
   sso_only: 'Single sign-on is the only way in',
   input_retention_days: 'Days to keep decision inputs',
@@ -100,7 +102,7 @@ function Effects({ change }: { change: Change }) {
   return (
     <ul className="plain-list" aria-label="What would change">
       {change.changes.flatMap(({ setting, from, to, loosens }) =>
-        wordsOf(setting, from, to, name).map((words) => (
+        describeSetting(setting, from, to, name).map((words) => (
           <li key={`${setting} ${words}`}>
             {words}
             {loosens ? null : <span className="dim"> (takes no safeguard away)</span>}
@@ -111,7 +113,7 @@ function Effects({ change }: { change: Change }) {
   );
 }
 
-function wordsOf(setting: string, from: unknown, to: unknown, name: (id: string) => string): string[] {
+function describeSetting(setting: string, from: unknown, to: unknown, name: (id: string) => string): string[] {
   const label = NAMES[setting] ?? setting;
   if (setting === 'approver_groups') {
     const [before, after] = [from, to].map((groups) => new Map(Object.entries(groups as Record<string, string[]>)));

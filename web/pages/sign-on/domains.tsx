@@ -35,7 +35,7 @@ export function Domains({ domains }: { domains: readonly Domain[] }) {
     >
       <Stack gap="md">
         {domains.map((domain) => (
-          <OneDomain key={domain.domain} domain={domain} again={again} />
+          <DomainRow key={domain.domain} domain={domain} again={again} />
         ))}
         <form onSubmit={form.onSubmit(({ domain }) => claim.mutate({ domain: domain.trim() }))}>
           <Group align="flex-end" gap="xs">
@@ -61,7 +61,7 @@ export function Domains({ domains }: { domains: readonly Domain[] }) {
   );
 }
 
-function OneDomain({ domain, again }: { domain: Domain; again: () => Promise<void> }) {
+function DomainRow({ domain, again }: { domain: Domain; again: () => Promise<void> }) {
   const [removing, setRemoving] = useState(false);
   const check = useMutation(
     trpc.sso.verifyDomain.mutationOptions({

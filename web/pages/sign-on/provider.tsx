@@ -14,7 +14,7 @@ import { Step } from './step.tsx';
 
 type Connection = Answers['sso']['get'];
 
-/** Fetches again whatever a change of the provider may have changed or put on hold. */
+/** Refetches everything that a change of the provider may have changed or made pending. */
 async function refresh(): Promise<void> {
   await Promise.all([
     queryClient.invalidateQueries(trpc.sso.pathFilter()),

@@ -5,6 +5,7 @@ import { Link } from '@tanstack/react-router';
 import { type ReactNode, useState } from 'react';
 import { useStream } from '../../lib/decision-stream.ts';
 import { toastDone } from '../../lib/errors.tsx';
+import { useServerForm } from '../../lib/form.ts';
 import { useMe } from '../../lib/session.ts';
 import { api, trpc } from '../../lib/trpc.ts';
 import { TEMPLATES, type Template } from '../../parts/policy-templates.ts';
@@ -17,7 +18,7 @@ import { DecisionTag } from '../../ui/status.tsx';
 import { Clock } from '../../ui/time.tsx';
 import './start.css';
 
-/** From an empty tenant to the first denied call in five minutes: policy, key, call, and the decision arriving. */
+/** From an empty tenant to the first denied call in five minutes: policy, key, call, and the resulting decision. */
 export function Start() {
   const me = useMe();
   const policies = useQuery(trpc.policies.list.queryOptions({ limit: 200 }));
@@ -135,7 +136,7 @@ function PolicyStep({ template, onBack, exists }: { template: Template; onBack: 
         <PageLink to="/policies/new" search={{ template: template.id }}>
           write the policy
         </PageLink>
-        , submit it, and let somebody approve it. Then come back.
+        , submit it, and have it approved. Then come back.
       </Text>
     );
   }
@@ -164,7 +165,7 @@ function KeyStep(props: {
   onMade: (key: { secret: string; agent: string; role: string }) => void;
 }) {
   const { role, made, onMade } = props;
-  const [agent, setAgent] = useState('first-agent');
+  const form = useServerForm({ initialValues: { agent: 'first-agent' } });
   const create = useMutation(
     trpc.agentKeys.create.mutationOptions({
       onSuccess: ({ key, agent_id, agent_role }) => onMade({ secret: key, agent: agent_id, role: agent_role }),
@@ -182,23 +183,16 @@ function KeyStep(props: {
   }
   return (
     <form
-      onSubmit={(event) => {
-        event.preventDefault();
-        create.mutate({ agent_id: agent.trim(), agent_role: role, label: `first run: ${agent.trim()}` });
-      }}
+      onSubmit={form.onSubmit(({ agent }) =>
+        create.mutate({ agent_id: agent.trim(), agent_role: role, label: `first run: ${agent.trim()}` }),
+      )}
     >
       <Text mb="xs">
         An agent’s identity comes from its key alone, never from what it says. This policy applies to the role{' '}
         <span className="mono">{role}</span>.
       </Text>
       <div className="bar">
-        <TextInput
-          label="Agent name"
-          required
-          value={agent}
-          maxLength={100}
-          onChange={(event) => setAgent(event.currentTarget.value)}
-        />
+        <TextInput label="Agent name" required maxLength={100} {...form.getInputProps('agent')} />
         <Button type="submit" loading={create.isPending}>
           Create the key
         </Button>

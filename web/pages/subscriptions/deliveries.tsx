@@ -1,4 +1,4 @@
-import { Anchor, Button, Group, NativeSelect, Text, Title } from '@mantine/core';
+import { Button, Group, NativeSelect, Text, Title } from '@mantine/core';
 import { IconSend } from '@tabler/icons-react';
 import { useInfiniteQuery, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
@@ -7,6 +7,8 @@ import { api, type Inputs, trpc } from '../../lib/trpc.ts';
 import { Id } from '../../ui/copy.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { NothingMatches } from '../../ui/filters.tsx';
+import { RowButton } from '../../ui/link.tsx';
+import { More } from '../../ui/pager.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { When } from '../../ui/time.tsx';
 import { DeliveryDrawer, useRedeliver } from './delivery.tsx';
@@ -16,7 +18,7 @@ const route = getRouteApi('/app/subscriptions/$id');
 
 type Filter = Pick<Inputs['subscriptions']['deliveries'], 'status' | 'event_type'>;
 
-/** The deliveries of a subscription, newest first, each with its last answer. */
+/** The deliveries of a subscription, newest first, each with the last response. */
 export function Deliveries({ id }: { id: string }) {
   const [filter, setFilter] = useState<Filter>({});
   const types = useQuery(trpc.subscriptions.eventTypes.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
@@ -81,17 +83,9 @@ export function Deliveries({ id }: { id: string }) {
             main: true,
             cell: ({ id: delivery, event_type, event_id, created_at }) => (
               <div>
-                <Anchor
-                  component="button"
-                  type="button"
-                  c="inherit"
-                  fw={600}
-                  ta="left"
-                  onClick={() => show(delivery)}
-                  aria-label={`${event_type}: details`}
-                >
+                <RowButton onClick={() => show(delivery)} aria-label={`${event_type}: details`}>
                   {event_type}
-                </Anchor>
+                </RowButton>
                 <Text size="xs" c="dimmed" component="div" fw={400}>
                   <When at={created_at} /> · <Id value={event_id} length={22} />
                 </Text>
@@ -141,17 +135,7 @@ export function Deliveries({ id }: { id: string }) {
           },
         ]}
       />
-      {query.hasNextPage ? (
-        <Button
-          mt="xs"
-          size="xs"
-          variant="default"
-          loading={query.isFetchingNextPage}
-          onClick={() => void query.fetchNextPage()}
-        >
-          Older deliveries
-        </Button>
-      ) : null}
+      <More query={query} label="Older deliveries" />
       <DeliveryDrawer id={id} delivery_id={opened} onClose={() => show(undefined)} />
     </section>
   );

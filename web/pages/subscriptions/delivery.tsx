@@ -12,11 +12,13 @@ import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import { DeliveryTag, RESULT } from './words.tsx';
 
-const Where = lazy(() => import('../../parts/machine/standing.tsx').then((module) => ({ default: module.Where })));
+const CurrentState = lazy(() =>
+  import('../../parts/machine/standing.tsx').then((module) => ({ default: module.CurrentState })),
+);
 
-type OneDelivery = Answers['subscriptions']['delivery'];
-/** Which delivery of which subscription. */
-interface Which {
+type DeliveryDetail = Answers['subscriptions']['delivery'];
+/** Identifies a delivery of a subscription. */
+interface DeliveryRef {
   id: string;
   delivery_id: string;
 }
@@ -36,14 +38,14 @@ export function useRedeliver() {
   );
 }
 
-/** One delivery: its attempts, its current state, and what can happen next. */
+/** One delivery: its attempts, its current state, and the possible next steps. */
 export function DeliveryDrawer({
   id,
   delivery_id,
   onClose,
 }: {
   id: string;
-  /** The drawer is open while there is one. */
+  /** The drawer is open while this is set. */
   delivery_id: string | undefined;
   onClose: () => void;
 }) {
@@ -60,7 +62,7 @@ export function DeliveryDrawer({
   );
 }
 
-function Body(which: Which) {
+function Body(which: DeliveryRef) {
   // attempts send no hints
   const often = { refetchInterval: 3_000 };
   const query = useQuery(trpc.subscriptions.delivery.queryOptions(which, often));
@@ -114,15 +116,15 @@ function Body(which: Which) {
         )}
       </Shown>
       <Suspense fallback={<Loading lines={5} />}>
-        <Where machine="delivery" query={standing} />
+        <CurrentState machine="delivery" query={standing} />
       </Suspense>
     </Stack>
   );
 }
 
-function Attempts({ delivery: { attempts, history, failure_reason, status, note } }: { delivery: OneDelivery }) {
+function Attempts({ delivery: { attempts, history, failure_reason, status, note } }: { delivery: DeliveryDetail }) {
   const unknown = attempts - history.length;
-  // what ended it without an attempt of its own, such as a pause
+  // what ended it without an attempt, such as a pause
   const stopped = status === 'failed' && failure_reason !== history[0]?.reason ? failure_reason : null;
   return (
     <section aria-labelledby="attempts-title">
@@ -131,7 +133,7 @@ function Attempts({ delivery: { attempts, history, failure_reason, status, note 
       </Title>
       {stopped ? <Text mb={4}>{stopped}</Text> : null}
       {attempts === 0 ? <Text c="dimmed">No attempts yet.</Text> : null}
-      <ol className="lines" aria-label="Attempts, the newest first">
+      <ol className="lines" aria-label="Attempts, newest first">
         {history.map(({ at, result, http_status, reason, duration_ms }, n) => (
           <li key={at} style={{ paddingInline: 0 }}>
             <div className="lines-main">

@@ -13,7 +13,7 @@ import type { Subscription } from './words.tsx';
 
 type EventTypes = NonNullable<Inputs['subscriptions']['create']['event_types']>;
 
-/** 32 random bytes in the format of Standard Webhooks, which has libraries for receivers. */
+/** 32 random bytes in the format of Standard Webhooks, which has receiver libraries. */
 export function newSecret(): string {
   return `whsec_${btoa(String.fromCharCode(...crypto.getRandomValues(new Uint8Array(32))))}`;
 }
@@ -55,7 +55,7 @@ function Form({
   const form = useServerForm({
     initialValues: {
       type: edited?.destination_type ?? ('webhook' as DestinationType),
-      // of a secret URL the server shows only the beginning
+      // the server shows only the beginning of a secret URL
       url: edited && kindOf(edited.destination_type).proof !== 'url' ? edited.url : '',
       secret,
       all: edited ? edited.event_types.length === 0 : true,

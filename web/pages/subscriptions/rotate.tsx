@@ -16,7 +16,7 @@ const OVERLAPS = [
   { value: '604800', label: '7 days' },
 ];
 
-/** Replaces the secret of a webhook, with a time in which the old one signs as well. */
+/** Replaces the secret of a webhook, with a period during which the old one also signs. */
 export function RotateSecret({ id, onDone }: { id: string; onDone: () => void }) {
   const [secret] = useState(newSecret);
   const form = useServerForm({
@@ -52,7 +52,7 @@ export function RotateSecret({ id, onDone }: { id: string; onDone: () => void })
         />
         <NativeSelect
           label="Sign with both secrets for"
-          description="A receiver that has either secret keeps working"
+          description="Receivers with either secret keep working"
           data={OVERLAPS}
           {...form.getInputProps('overlap')}
         />

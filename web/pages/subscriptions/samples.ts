@@ -1,4 +1,4 @@
-/** What a receiver does, for people to copy. With Standard Webhooks' headers the libraries of its site do the same. */
+/** Sample receivers to copy. The libraries of Standard Webhooks do the same with its headers. */
 export const SAMPLES = {
   'Node.js': `import { createHmac, timingSafeEqual } from 'node:crypto';
 import { createServer } from 'node:http';

@@ -23,7 +23,7 @@ export const DESTINATION_ICON: Record<DestinationType, typeof IconWebhook> = {
   teams: IconBrandTeams,
 };
 
-/** What came of an attempt, in a few words. */
+/** The result of an attempt, in a few words. */
 export const RESULT: Record<Result, string> = {
   DELIVERED: 'accepted',
   REJECTED_BY_DESTINATION: 'refused: not allowed (401 or 403)',
@@ -33,7 +33,7 @@ export const RESULT: Record<Result, string> = {
   DNS_ERROR: 'the host name does not resolve',
   TLS_ERROR: 'its certificate is not trusted',
   CONNECTION_FAILED: 'no connection',
-  DESTINATION_BLOCKED: 'the address is private, and not dialled',
+  DESTINATION_BLOCKED: 'the address is private, so it was not contacted',
 };
 
 const STATUS: Record<Delivery['status'], [string, Tone, typeof IconCheck]> = {

@@ -21,10 +21,10 @@ interface Row {
   members: string[];
 }
 
-/** At most this many people are listed at once; the others are found by name. */
-const MOST_FOUND = 50;
+/** The maximum number of people listed; others can be found by name. */
+const MAX_FOUND = 50;
 
-/** Groups of approvers, which a policy asks for by name: `@quorum("finance:1,security:1")`. */
+/** Groups of approvers, which policies refer to by name: `@quorum("finance:1,security:1")`. */
 export function ApproverGroups({ adding, close, add }: { adding: boolean; close: () => void; add: () => void }) {
   const settings = useQuery(trpc.settings.get.queryOptions({}));
   const [editing, setEditing] = useState<Row>();
@@ -91,7 +91,8 @@ export function ApproverGroups({ adding, close, add }: { adding: boolean; close:
           keepSettings(await confirmed(() => api.settings.change.mutate({ approver_groups: rest, reason })));
         }}
       >
-        Policies that require this group open holds that no one can release. Votes on open holds are recounted at once.
+        Policies that require this group open holds that no one can release. Votes on open holds are recounted
+        immediately.
       </ConfirmDialog>
     </>
   );
@@ -106,10 +107,10 @@ function GroupForm({ groups, row, onDone }: { groups: Groups; row: Row | undefin
   });
   const { name, members, reason } = form.values;
   const [q, setQ] = useState<string>();
-  const found = useQuery(trpc.users.list.queryOptions({ q, limit: MOST_FOUND }, { placeholderData: keepPreviousData }));
+  const found = useQuery(trpc.users.list.queryOptions({ q, limit: MAX_FOUND }, { placeholderData: keepPreviousData }));
   const nameOf = usePeople();
   const people = found.data?.users ?? [];
-  // members stay in view, whatever the search finds
+  // members always stay listed, whatever the search finds
   const chosen = members.filter((id) => !people.some((person) => person.id === id));
   const save = useMutation(
     trpc.settings.change.mutationOptions({
@@ -166,13 +167,13 @@ function GroupForm({ groups, row, onDone }: { groups: Groups; row: Row | undefin
         ) : null}
         <TextInput
           label="Reason"
-          description="Where approval is required, another person must approve new members"
+          description="If approval is required, another person must approve new members"
           required
           maxLength={2000}
           {...form.getInputProps('reason')}
         />
         <Text size="sm" c="dimmed">
-          Votes on open holds are recounted at once.
+          Votes on open holds are recounted immediately.
         </Text>
         <FormFoot
           action="Save"

@@ -22,13 +22,13 @@ export const ROLE: Record<Role, string> = {
   admin: 'also manages people, keys and settings',
 };
 
-/** The highest role of a person, which includes the others. */
+/** The highest role of a person, which includes the lower ones. */
 export const topRole = (person: Pick<Person, 'roles'>): Role | undefined =>
   ROLES.findLast((role) => person.roles.includes(role));
 
 /**
- * Gives a person this role and no higher one. The new role is granted before the others are taken, so that whatever
- * fails in between leaves them with more than was wished and never with nothing.
+ * Gives a person this role and no higher one. The new role is granted before the others are revoked, so a failure in
+ * between leaves them with too many roles rather than none.
  */
 async function changeRole(person: Person, role: Role): Promise<void> {
   if (!person.roles.includes(role)) await api.users.grant.mutate({ id: person.id, role });
@@ -124,7 +124,7 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
           Remove from the team
         </Title>
         <Text c="dimmed" mb="xs">
-          Their sessions, sign-in links, keys and invitations end at once, and their votes no longer count on open
+          Their sessions, sign-in links, keys and invitations end immediately, and their votes no longer count on open
           holds. What they did stays in the records. An invitation restores the same account.
         </Text>
         <Button
@@ -157,7 +157,7 @@ function Body({ person, onClose }: { person: Person; onClose: () => void }) {
       >
         {person.keys > 0
           ? `The ${person.keys === 1 ? 'key' : `${person.keys} keys`} that they created or own will stop working, and programs that use them will be refused.`
-          : 'They are signed out everywhere at once.'}
+          : 'They are signed out everywhere immediately.'}
       </ConfirmDialog>
     </Stack>
   );

@@ -7,7 +7,7 @@ export const STATES = [
   'expired',
 ] as const satisfies readonly Inputs['invites']['list']['status'][];
 
-/** What the address says: the part of the team, who is looked for, and the page. */
+/** The search parameters of the URL: the tab, the search text and the page. */
 export interface TeamSearch {
   tab?: 'invitations' | 'groups';
   q?: string;

@@ -1,4 +1,4 @@
-import { Anchor, Button } from '@mantine/core';
+import { Button } from '@mantine/core';
 import { IconPlus, IconUsers } from '@tabler/icons-react';
 import { keepPreviousData, useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
@@ -6,6 +6,7 @@ import { useState } from 'react';
 import { trpc } from '../../lib/trpc.ts';
 import { DataTable } from '../../ui/data-table.tsx';
 import { NothingMatches, TextFilter } from '../../ui/filters.tsx';
+import { RowButton } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Pager } from '../../ui/pager.tsx';
 import { Tag } from '../../ui/status.tsx';
@@ -27,7 +28,7 @@ export function Team() {
   return (
     <Page
       title="Team"
-      lead="Each role includes those before it: viewer, author, approver, admin. Role changes take effect at once."
+      lead="Each role includes those before it: viewer, author, approver, admin. Role changes take effect immediately."
       docs={[['people', 'Roles and keys']]}
       actions={
         tab === 'groups' ? (
@@ -106,9 +107,7 @@ function Members() {
             main: true,
             cell: ({ id, name, email }) => (
               <div>
-                <Anchor component="button" type="button" c="inherit" fw={600} onClick={() => setOpen(id)}>
-                  {name}
-                </Anchor>
+                <RowButton onClick={() => setOpen(id)}>{name}</RowButton>
                 {name === email ? null : <div className="dim">{email}</div>}
               </div>
             ),

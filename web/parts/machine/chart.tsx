@@ -5,13 +5,28 @@ import { type ChartShape, EVENT_LINE, layOut } from './layout.ts';
 
 export const wordOf = (id: string): string => id.replaceAll('_', ' ');
 
+/** Labels for events whose names in the state machine would not tell a reader what happens. */
+const EVENT_LABELS: Readonly<Record<string, string>> = {
+  satisfy: 'report condition',
+  recount: 'recount votes',
+  wake: 'timer',
+  attempted: 'attempt',
+  stop: 'pause',
+  redeliver: 'send again',
+};
+/** The label of a state machine's event. */
+export const eventLabel = (event: string): string => EVENT_LABELS[event] ?? wordOf(event);
+
 /**
- * A machine as a picture; beside it must stand the same as text, which is what assistive technology reads. With
- * `current` that state is lit, and the ways out of it stand out from the rest.
+ * A state machine as a diagram. The caller must also show the same content as text, for assistive technology. The state
+ * `current` and its outgoing transitions are highlighted.
  */
 export function MachineChart({ chart, current, label }: { chart: ChartShape; current?: string; label: string }) {
   const narrow = useMediaQuery('(max-width: 62em)') ?? false;
-  const drawing = useMemo(() => layOut(chart, narrow ? 'down' : 'right'), [chart, narrow]);
+  const drawing = useMemo(() => {
+    const transitions = chart.transitions.map((one) => ({ ...one, event: eventLabel(one.event) }));
+    return layOut({ ...chart, transitions }, narrow ? 'down' : 'right');
+  }, [chart, narrow]);
   const finals = new Set(
     chart.states.map(({ id }) => id).filter((id) => !chart.transitions.some(({ from }) => from === id)),
   );

@@ -1,8 +1,8 @@
 /**
- * Where to draw the states and transitions of a small flat machine. Pure. A layered layout (Sugiyama): states stand in
- * layers in the order in which the machine declares them, and the label of an edge is itself a box in a layer of its own
- * between two layers of states, so nothing can lie over anything else. Transitions between the same two states are one
- * edge with several lines; those against the order run backwards through the same corridors.
+ * Computes where to draw the states and transitions of a small flat machine. Pure. A layered layout (Sugiyama): states
+ * are in layers in the order in which the machine declares them, and the label of an edge is a box in a separate layer
+ * between two layers of states, so nothing can overlap. Transitions between the same two states are one edge with
+ * several lines; those against the order run backwards through the same corridors.
  */
 export interface ChartShape {
   initial: string;
@@ -25,10 +25,10 @@ export interface Drawing {
   edges: {
     from: string;
     to: string;
-    /** One line of the label each, in the order of the machine. */
+    /** One label line per event, in the order of the machine. */
     events: string[];
     label: Box;
-    /** The `d` of an SVG path from state to state; its end is the tip of the arrow. */
+    /** The `d` attribute of an SVG path from state to state, ending at the tip of the arrow. */
     path: string;
   }[];
   /** The path of the arrow that leads to the first state. */
@@ -38,12 +38,12 @@ export interface Drawing {
 /** Right: from left to right, for wide screens. Down: from top to bottom, for narrow ones. */
 export type Direction = 'right' | 'down';
 
-/** Letters are this wide and lines this high in the drawing: the style sheet must keep to it. */
+/** The assumed width of letters and height of lines in the drawing; the style sheet must match. */
 const EVENT_LETTER = 6.7;
 export const EVENT_LINE = 15;
 const STATE_LETTER = 7.4;
 const STATE_HEIGHT = 34;
-/** Between the boxes of one layer, and between layers. */
+/** The distance between the boxes of one layer, and between layers. */
 const GAP = 12;
 const LAYER_GAP = { right: 26, down: 20 };
 const MARGIN = 10;
@@ -55,7 +55,7 @@ interface Item {
   layer: number;
   across: number;
   along: number;
-  /** The middle, on the axis of the layer. */
+  /** The center, on the axis of the layer. */
   at: number;
   before: Item[];
   after: Item[];
@@ -67,7 +67,7 @@ interface Edge {
   to: string;
   events: string[];
   label: Item;
-  /** From the lower layer to the higher one. */
+  /** Ordered from the lower layer to the higher one. */
   chain: Item[];
 }
 
@@ -99,7 +99,7 @@ export function layOut(chart: ChartShape, direction: Direction): Drawing {
       direction === 'right'
         ? { along: Math.max(width, (text?.width ?? 0) + 16), across: Math.max(STATE_HEIGHT, side) }
         : { along: STATE_HEIGHT, across: Math.max(width, side) };
-    // a loop stands beside its state, on the axis of the layer, as a part of the same box
+    // a loop is drawn next to its state, on the axis of the layer, as part of the same box
     const beside = text ? (direction === 'right' ? text.height : text.width) + LOOP : 0;
     items.set(id, {
       layer: layerOf.get(id)! * 2,
@@ -122,7 +122,7 @@ export function layOut(chart: ChartShape, direction: Direction): Drawing {
     const [first, last] =
       lower({ from, to }) === from ? [items.get(from)!, items.get(to)!] : [items.get(to)!, items.get(from)!];
     const size = labelSize(events);
-    // the label stands next to the state that the edge leaves
+    // the label goes next to the state that the edge leaves
     const place = items.get(from) === first ? first.layer + 1 : last.layer - 1;
     const chain: Item[] = [];
     let label: Item | undefined;
@@ -151,7 +151,7 @@ export function layOut(chart: ChartShape, direction: Direction): Drawing {
   return draw({ chart, direction, layers: filled, items, edges, loops });
 }
 
-/** What a loop needs beside its state. */
+/** The space for a loop next to its state. */
 const LOOP = 22;
 
 function labelSize(events: readonly string[]): { width: number; height: number } {
@@ -161,7 +161,7 @@ function labelSize(events: readonly string[]): { width: number; height: number }
   };
 }
 
-/** The longest way to each state along the order of the machine. */
+/** Assigns each state the length of the longest path to it along the order of the machine. */
 function layers(
   chart: ChartShape,
   pairs: readonly { from: string; to: string }[],
@@ -244,7 +244,10 @@ function settle(all: Item[][]): void {
   }
 }
 
-/** The places nearest to what is wanted, by least squares, that keep order and distance: pools of neighbors that touch. */
+/**
+ * The positions closest to the wanted ones, by least squares, that keep order and distance: neighbors that touch are
+ * pooled.
+ */
 function spread(layer: Item[], wanted: readonly number[]): void {
   const offsets: number[] = [];
   layer.forEach((item, n) => {
@@ -316,7 +319,7 @@ function draw({
   };
   const boxes = new Map(chart.states.map(({ id }) => [id, stateBox(id)]));
 
-  /** Where a chain touches its state: side by side in the order of what comes next. */
+  /** Where a chain attaches to its state: side by side, in the order of the next items. */
   const port = (id: string, side: 'before' | 'after', edge: Edge): Point => {
     const item = items.get(id)!;
     const box = boxes.get(id)!;
@@ -368,7 +371,7 @@ function draw({
 type Point = readonly [x: number, y: number];
 const round = (n: number) => Math.round(n * 10) / 10;
 
-/** Smooth from point to point, leaving and reaching each along the axis of the layers. */
+/** A smooth curve through the points that leaves and enters each along the axis of the layers. */
 function curve(points: readonly Point[], right: boolean): string {
   const [[x, y]] = points as [Point];
   let path = `M ${round(x)} ${round(y)}`;
@@ -383,7 +386,7 @@ function curve(points: readonly Point[], right: boolean): string {
   return path;
 }
 
-/** Out of the state, to the label beside it and back. */
+/** Out of the state, to the label next to it and back. */
 function loopPath({ x, y, width, height }: Box, right: boolean): string {
   const reach = LOOP - 2;
   if (right) {

@@ -5,19 +5,21 @@ import { type Answers, trpc } from '../../lib/trpc.ts';
 import { type Asked, Shown } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
-import { MachineChart, wordOf } from './chart.tsx';
+import { eventLabel, MachineChart, wordOf } from './chart.tsx';
 import { SentBy } from './sender.tsx';
 
 type Standing = Answers['machines']['policy'];
 
-/** The current state of a policy or hold in its machine, what can happen next and by whom, and its history. */
+/**
+ * The current state of a policy or hold in its machine, the possible next steps and who may take them, and its history.
+ */
 export function MachineStanding({ machine, id }: { machine: 'policy' | 'escrow'; id: string }) {
   const policy = useQuery(trpc.machines.policy.queryOptions({ id }, { enabled: machine === 'policy' }));
   const hold = useQuery(trpc.machines.escrow.queryOptions({ id }, { enabled: machine === 'escrow' }));
   const past = useQuery(trpc.chain.audit.queryOptions({ target_type: machine, target_id: id, limit: 200 }));
   return (
     <Stack gap="md">
-      <Where machine={machine} query={machine === 'policy' ? policy : hold} />
+      <CurrentState machine={machine} query={machine === 'policy' ? policy : hold} />
       <Paper>
         <Title order={2} size="h3" mb="sm">
           Timeline
@@ -30,8 +32,8 @@ export function MachineStanding({ machine, id }: { machine: 'policy' | 'escrow';
   );
 }
 
-/** The chart with the current state highlighted, and what can happen next. */
-export function Where({ machine, query }: { machine: Standing['machine']; query: Asked<Standing> }) {
+/** The chart with the current state highlighted, and the possible next steps. */
+export function CurrentState({ machine, query }: { machine: Standing['machine']; query: Asked<Standing> }) {
   const charts = useQuery(trpc.machines.list.queryOptions({}, { staleTime: Number.POSITIVE_INFINITY }));
   const chart = charts.data?.machines.find((it) => it.id === machine);
   return (
@@ -52,19 +54,19 @@ function Next({ standing }: { standing: Standing }) {
   return (
     <div style={{ padding: '12px 16px', borderTop: '1px solid var(--line)' }}>
       <Title order={2} size="h3" mb={6}>
-        Now {wordOf(standing.state)}: what may come next
+        Now {wordOf(standing.state)}: next steps
       </Title>
-      {standing.next.length === 0 ? <Text c="dimmed">Nothing: this state is final.</Text> : null}
+      {standing.next.length === 0 ? <Text c="dimmed">None: this state is final.</Text> : null}
       <ul className="machine-steps" style={{ display: 'grid', gap: 10 }}>
         {standing.next.map(({ event, to, sent_by, you }) => (
           <li key={event} style={{ paddingBottom: 0 }}>
             <Group gap={8}>
-              <strong className="mono">{event}</strong>
+              <strong>{eventLabel(event)}</strong>
               <span className="dim">→ {to.map(wordOf).join(', ')}</span>
               <SentBy sender={sent_by} />
               {you.allowed ? (
                 <Tag tone="ok" icon={IconSend}>
-                  you may
+                  allowed for you
                 </Tag>
               ) : sent_by.server ? null : (
                 <Text size="xs" c="dimmed" span>

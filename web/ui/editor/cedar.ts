@@ -9,7 +9,7 @@ import {
 } from '../../../server/domain/annotations.ts';
 import { ACTION_TYPES } from '../../../server/domain/policy.ts';
 
-/** Cedar as the editor knows it: enough for colors, completion and help. What is right is the server's to say. */
+/** Cedar for the editor: highlighting, completion and help. The server does the validation. */
 
 const OBLIGATIONS = ANNOTATION_NAMES.filter((name) => ANNOTATIONS[name].obligation)
   .map((name) => `@${name}`)
@@ -55,6 +55,7 @@ const CONTEXT: Record<string, string> = {
   num: 'numbers among the arguments, as decimals',
   bool: 'true and false among the arguments',
   list: 'lists of texts among the arguments',
+  facts: 'whether arguments are in reference lists',
 };
 
 const METHODS: Record<string, string> = {
@@ -104,6 +105,17 @@ export const cedar = StreamLanguage.define<null>({
     closeBrackets: { brackets: ['(', '[', '{', '"'] },
   },
 });
+
+/** The names of reference lists, within the name of a fact. */
+export async function completeLists(
+  context: CompletionContext,
+  names: () => Promise<readonly string[]>,
+): Promise<CompletionResult | null> {
+  const fact = context.matchBefore(/\bfacts\.(?:has|get)Tag\("[^"]* in [\w-]*/);
+  if (!fact) return null;
+  const from = fact.from + fact.text.lastIndexOf(' in ') + ' in '.length;
+  return { from, options: (await names()).map((label) => ({ label, type: 'constant' })), validFor: /^[\w-]*$/ };
+}
 
 export function complete(context: CompletionContext): CompletionResult | null {
   const annotation = context.matchBefore(/@\w*/);
@@ -156,7 +168,7 @@ export function complete(context: CompletionContext): CompletionResult | null {
 const optionsOf = (words: Record<string, string>, type: string) =>
   Object.entries(words).map(([label, info]) => ({ label, type, ...(info && { info }) }));
 
-/** What a word means, for the pointer that rests on it. */
+/** The help text for a word under the pointer. */
 export function helpFor(word: string): { title: string; text: string } | undefined {
   if (word.startsWith('@')) {
     const name = word.slice(1);

@@ -15,7 +15,7 @@ import { IconAlertTriangle, IconCircleCheck, IconCircleX } from '@tabler/icons-r
 import { useEffect, useImperativeHandle, useRef, useState } from 'react';
 import { api } from '../../lib/trpc.ts';
 import { count } from '../../lib/words.ts';
-import { cedar, complete, helpFor } from './cedar.ts';
+import { cedar, complete, completeLists, helpFor } from './cedar.ts';
 import { look } from './look.ts';
 
 export interface Problem {
@@ -25,7 +25,12 @@ export interface Problem {
   severity: 'error' | 'warning';
 }
 
-/** What a page does to the editor beside giving it a text. */
+async function listNames(): Promise<string[]> {
+  const answer = await api.lists.list.query({}).catch(() => undefined);
+  return answer?.lists.map(({ name }) => name) ?? [];
+}
+
+/** Controls the editor from a page. */
 export interface EditorHandle {
   goTo(line: number, column?: number): void;
   replace(text: string): void;
@@ -33,7 +38,7 @@ export interface EditorHandle {
 
 /**
  * An editor of policy texts: colors, completion (Ctrl-Space), help for the word under the pointer, and the server's
- * problems at their places as one types. Tab leaves it after Escape; F8 goes to the next problem.
+ * diagnostics while typing. After Escape, Tab leaves the editor; F8 moves to the next problem.
  */
 export default function CodeEditor({
   initial,
@@ -43,6 +48,7 @@ export default function CodeEditor({
   onSave,
   handle,
   readOnly = false,
+  suite,
 }: {
   initial: string;
   policyId?: string;
@@ -51,23 +57,22 @@ export default function CodeEditor({
   onSave?: () => void;
   handle?: React.Ref<EditorHandle>;
   readOnly?: boolean;
+  /** The text is a test suite, in which this finds the problems; undefined when the text has changed meanwhile. */
+  suite?: (text: string) => Promise<Problem[] | undefined>;
 }) {
   const box = useRef<HTMLDivElement>(null);
   const view = useRef<EditorView>(undefined);
   const [problems, setProblems] = useState<Problem[]>();
-  const latest = useRef({ onChange, onProblems, onSave });
-  latest.current = { onChange, onProblems, onSave };
+  const latest = useRef({ onChange, onProblems, onSave, suite });
+  latest.current = { onChange, onProblems, onSave, suite };
+  const isSuite = suite !== undefined;
 
   // biome-ignore lint/correctness/useExhaustiveDependencies: an editor keeps its own text; another policy is another editor
   useEffect(() => {
     const check = async ({ state }: EditorView): Promise<Diagnostic[]> => {
       const text = state.doc.toString();
-      const answer = await api.policies.validate.mutate({ dsl_source: text, id: policyId }).catch(() => undefined);
-      if (!answer) return [];
-      const found = [
-        ...answer.errors.map((error) => ({ ...error, severity: 'error' as const })),
-        ...answer.warnings.map((warning) => ({ ...warning, severity: 'warning' as const })),
-      ];
+      const found = await (latest.current.suite ?? ((source) => policyProblems(source, policyId)))(text);
+      if (!found) return [];
       // a later text is checked by a later call
       if (view.current?.state.doc.eq(state.doc)) {
         setProblems(found);
@@ -87,11 +92,15 @@ export default function CodeEditor({
           history(),
           bracketMatching(),
           closeBrackets(),
-          cedar,
+          ...(isSuite
+            ? []
+            : [
+                cedar,
+                autocompletion({ override: [complete, (at) => completeLists(at, listNames)] }),
+                hoverTooltip((at, pos) => help(at, pos)),
+              ]),
           lintGutter(),
           linter(check, { delay: 300 }),
-          autocompletion({ override: [complete] }),
-          hoverTooltip((at, pos) => help(at, pos)),
           keymap.of([
             {
               key: 'Mod-s',
@@ -111,7 +120,7 @@ export default function CodeEditor({
           EditorView.lineWrapping,
           EditorState.readOnly.of(readOnly),
           EditorView.contentAttributes.of({
-            'aria-label': 'Policy text. Escape, then Tab, leaves the editor.',
+            'aria-label': `${isSuite ? 'Test suite' : 'Policy text'}. Escape, then Tab, leaves the editor.`,
             spellcheck: 'false',
           }),
           EditorView.updateListener.of((update) => {
@@ -123,7 +132,7 @@ export default function CodeEditor({
     view.current = editor;
     forceLinting(editor);
     return () => editor.destroy();
-  }, [policyId, readOnly]);
+  }, [policyId, readOnly, isSuite]);
 
   const goTo = (line: number, column = 1) => {
     const editor = view.current;
@@ -181,7 +190,18 @@ export default function CodeEditor({
   );
 }
 
-/** Where a problem is, with the word that stands there. The text may be shorter by now. */
+/** What the server finds in a policy text; undefined when it cannot be reached. */
+async function policyProblems(text: string, policyId: string | undefined): Promise<Problem[] | undefined> {
+  const answer = await api.policies.validate.mutate({ dsl_source: text, id: policyId }).catch(() => undefined);
+  return (
+    answer && [
+      ...answer.errors.map((error) => ({ ...error, severity: 'error' as const })),
+      ...answer.warnings.map((warning) => ({ ...warning, severity: 'warning' as const })),
+    ]
+  );
+}
+
+/** The range of a problem: the word at its position. The text may be shorter by now. */
 function placeOf(doc: Text, { line, column }: { line: number; column: number }): { from: number; to: number } {
   const at = doc.line(Math.min(Math.max(line, 1), doc.lines));
   const from = Math.min(at.from + column - 1, at.to);

@@ -6,7 +6,18 @@ import { Loading } from '../states.tsx';
 const TextDiff = lazy(() => import('./merge-view.tsx'));
 
 /** What changed from one text to another. Narrow screens get one column. */
-export function Diff({ before, after, label }: { before: string; after: string; label: string }) {
+export function Diff({
+  before,
+  after,
+  label,
+  plain = false,
+}: {
+  before: string;
+  after: string;
+  label: string;
+  /** It is no Cedar, and nothing of it may be colored as if it were. */
+  plain?: boolean;
+}) {
   const wide = useMediaQuery('(min-width: 62em)') ?? true;
   const [chosen, choose] = useState<boolean>();
   const sideBySide = chosen ?? wide;
@@ -33,7 +44,7 @@ export function Diff({ before, after, label }: { before: string; after: string; 
         </fieldset>
       </Group>
       <Suspense fallback={<Loading />}>
-        <TextDiff before={before} after={after} sideBySide={sideBySide} label={label} />
+        <TextDiff before={before} after={after} sideBySide={sideBySide} label={label} plain={plain} />
       </Suspense>
     </>
   );

@@ -4,7 +4,7 @@ import { classHighlighter } from '@lezer/highlight';
 import { styleNonce } from '../theme.ts';
 import './editor.css';
 
-/** How every text of the policy language looks. */
+/** The style of all policy text. */
 export const look = [
   EditorView.cspNonce.of(styleNonce),
   syntaxHighlighting(classHighlighter),

@@ -5,14 +5,20 @@ import { useEffect, useRef } from 'react';
 import { cedar } from './cedar.ts';
 import { look } from './look.ts';
 
-/** Two texts, side by side or in one column, with what did not change folded away. */
-export default function TextDiff(props: { before: string; after: string; sideBySide: boolean; label: string }) {
-  const { before, after, sideBySide, label } = props;
+/** Two texts side by side or in one column, with unchanged lines folded. */
+export default function TextDiff(props: {
+  before: string;
+  after: string;
+  sideBySide: boolean;
+  label: string;
+  plain: boolean;
+}) {
+  const { before, after, sideBySide, label, plain } = props;
   const box = useRef<HTMLDivElement>(null);
   useEffect(() => {
     const common = [
       look,
-      cedar,
+      ...(plain ? [] : [cedar]),
       lineNumbers(),
       EditorView.lineWrapping,
       EditorState.readOnly.of(true),
@@ -48,6 +54,6 @@ export default function TextDiff(props: { before: string; after: string; sideByS
           }),
         });
     return () => view.destroy();
-  }, [before, after, sideBySide, label]);
+  }, [before, after, sideBySide, label, plain]);
   return <div className="editor" ref={box} />;
 }

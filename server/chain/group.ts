@@ -1,0 +1,181 @@
+import type { DecisionEvent } from '../domain/decision.ts';
+import type { AppendEvent, Appended, AppendResult } from './appender.ts';
+import type { Checkpoint, Checkpoints } from './checkpoint.ts';
+import type { CopyRows } from './copy.ts';
+import type { RecentIds, RecentRecord } from './recent-ids.ts';
+import { chainHash, decisionLine, genesisLine } from './record.ts';
+import { addInput, addRecord } from './transaction.ts';
+
+/*
+ * The records of one transaction of the writer, made in memory: each chain's head moves with them, and moves back when the
+ * transaction fails.
+ */
+
+/** A tenant's chain as this writer holds it: the head as it will be once everything under way is committed. */
+export interface Chain {
+  readonly tenantId: string;
+  seq: number;
+  hash: Buffer;
+  fence: number;
+  /** received_at of the last record in milliseconds; time never goes back within a chain. */
+  at: number;
+  /** seq of the last checkpoint; undefined when this chain must not be signed. */
+  signed: number | undefined;
+  /** How many losses of the chain were accepted, see note.ts. */
+  generation: number;
+  /** For the genesis record, where there is none yet. */
+  readonly fingerprint: string;
+  /** False once the ownership is lost or unsure: the next caller opens the chain again. */
+  live: boolean;
+  /** Why what waits for it is refused, when it is not because another process has it. */
+  refusal: Error | undefined;
+}
+
+export interface Batch {
+  readonly chain: Chain;
+  readonly events: readonly AppendEvent[];
+  readonly inputBytes: number;
+  readonly results: Appended[];
+  /** After a failure: which results are final. */
+  final: Uint8Array | undefined;
+  readonly resolve: (result: AppendResult) => void;
+  readonly reject: (error: Error) => void;
+}
+
+/** The head of a chain before a group. */
+interface Move {
+  readonly chain: Chain;
+  readonly seq: number;
+  readonly hash: Buffer;
+  readonly signed: number | undefined;
+  /** The ids that the group added to the chain. */
+  readonly ids: string[];
+}
+
+/** The batches of one transaction. */
+export interface Group {
+  readonly batches: readonly Batch[];
+  readonly moves: Map<Chain, Move>;
+  readonly checkpoints: Checkpoint[];
+  /** Where its commit leaves the chains. */
+  readonly heads: { readonly chain: Chain; readonly seq: number; readonly hash: Buffer }[];
+  readonly events: number;
+  state: 'under way' | 'committed' | 'failed';
+  error: Error | undefined;
+}
+
+/** A group without records yet. */
+export function groupOf(batches: readonly Batch[]): Group {
+  return {
+    batches,
+    moves: new Map(),
+    checkpoints: [],
+    heads: [],
+    events: batches.reduce((sum, batch) => sum + batch.events.length, 0),
+    state: 'under way',
+    error: undefined,
+  };
+}
+
+/** Adds the records of a batch's events (or only of `pick`) to its chain, to the group's rows and to the recent ids. */
+export function record(
+  group: Group,
+  batch: Batch,
+  pick: number | undefined,
+  now: number,
+  to: { recent: RecentIds; rows: CopyRows; inputs: CopyRows },
+): void {
+  const { rows, inputs } = to;
+  const { chain, events, results, final } = batch;
+  const { tenantId } = chain;
+  const recent = to.recent.of(tenantId, events.length);
+  let move = group.moves.get(chain);
+  let receivedAt = '';
+  let previous = chain.hash.toString('hex');
+  if (chain.seq === 0) {
+    move = begin(group, chain, now);
+    receivedAt = new Date(chain.at).toISOString();
+    const line = genesisLine(tenantId, 'forensics', receivedAt, chain.fingerprint);
+    const hash = chainHash(chain.hash, line);
+    const hex = hash.toString('hex');
+    addRecord(rows, { tenantId, seq: 1, at: chain.at, hash, id: GENESIS_ID, line });
+    recent.add(GENESIS_ID, { seq: 1, receivedAt, previous, hash: hex });
+    move.ids.push(GENESIS_ID);
+    chain.seq = 1;
+    chain.hash = hash;
+    previous = hex;
+  }
+  const end = pick === undefined ? events.length : pick + 1;
+  for (let i = pick ?? 0; i < end; i++) {
+    if (final?.[i]) continue;
+    const { event, input } = events[i]!;
+    const known = recent.get(event.event_id);
+    if (known) {
+      results[i] = sameContent(tenantId, event, known)
+        ? { seq: known.seq, hash: known.hash, duplicate: true }
+        : { conflict: true };
+      continue;
+    }
+    move ??= begin(group, chain, now);
+    if (receivedAt === '') receivedAt = new Date(chain.at).toISOString();
+    const seq = chain.seq + 1;
+    const line = decisionLine(tenantId, seq, receivedAt, event);
+    if (line.includes('\\ud') && !isWellFormed(event)) {
+      results[i] = { refused: true };
+      continue;
+    }
+    const hash = chainHash(chain.hash, line);
+    const hex = hash.toString('hex');
+    addRecord(rows, { tenantId, seq, at: chain.at, hash, id: event.event_id, line }, event);
+    if (input !== undefined) addInput(inputs, tenantId, event.event_id, chain.at, input);
+    recent.add(event.event_id, { seq, receivedAt, previous, hash: hex });
+    move.ids.push(event.event_id);
+    chain.seq = seq;
+    chain.hash = hash;
+    previous = hex;
+    results[i] = { seq, hash: hex, duplicate: false };
+  }
+}
+
+/** Checkpoints that fall due with this group commit with it. */
+export function sign(group: Group, checkpoints: Checkpoints, now: number): void {
+  for (const { chain } of group.moves.values()) {
+    if (chain.signed === undefined || chain.seq - chain.signed < checkpoints.everyRecords) continue;
+    const checkpoint = checkpoints.sign(chain.tenantId, 'forensics', chain, now);
+    if (!checkpoint) continue;
+    chain.signed = chain.seq;
+    group.checkpoints.push(checkpoint);
+  }
+}
+
+/** Takes a failed group's records back out of memory. */
+export function undo(group: Group, recentIds: RecentIds): void {
+  for (const { chain, seq, hash, signed, ids } of group.moves.values()) {
+    Object.assign(chain, { seq, hash, signed });
+    const recent = recentIds.of(chain.tenantId, 0);
+    for (const id of ids) recent.delete(id);
+  }
+}
+
+const GENESIS_ID = 'genesis_forensics';
+
+/** Notes the chain's head before the group. Time never goes back, not even when the group is undone. */
+function begin(group: Group, chain: Chain, now: number): Move {
+  const { seq, hash, signed } = chain;
+  const move = { chain, seq, hash, signed, ids: [] };
+  group.moves.set(chain, move);
+  if (now > chain.at) chain.at = now;
+  return move;
+}
+
+function sameContent(tenantId: string, event: DecisionEvent, known: RecentRecord): boolean {
+  const line = decisionLine(tenantId, known.seq, known.receivedAt, event);
+  return chainHash(Buffer.from(known.previous, 'hex'), line).toString('hex') === known.hash;
+}
+
+/** JSON.stringify writes a lone surrogate as \udxxx, the database as U+FFFD: such a record would look altered. */
+function isWellFormed(event: DecisionEvent): boolean {
+  return Object.values(event)
+    .flat()
+    .every((value) => typeof value !== 'string' || value.isWellFormed());
+}

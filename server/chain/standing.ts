@@ -1,0 +1,191 @@
+import type { KeyObject } from 'node:crypto';
+import { readdir } from 'node:fs/promises';
+import type pg from 'pg';
+import { chainOfFile, checkpointFile, FiledHeads } from './checkpoint-file.ts';
+import type { AcknowledgedHeads, KnownHead } from './heads.ts';
+import { type AcceptedLoss, isOriginOf, isSuperseded, RECORDS, readLosses } from './loss.ts';
+import { openHead } from './note.ts';
+import { type ChainName, ZERO_HASH } from './record.ts';
+import type { ChainPosition } from './verify.ts';
+
+/** A known head that the chain does not have. */
+export interface Contradiction {
+  readonly reason: string;
+  /** The highest head that is known to have been there. */
+  readonly known: KnownHead;
+  /** Up to this record the chain agrees with everything known. */
+  readonly agreed: number;
+}
+
+/** How a chain compares with all that is known about it. */
+export interface Standing {
+  /** As the head row states it. */
+  readonly head: ChainPosition;
+  /** The last record that is there. */
+  readonly last: number;
+  /** How many losses were accepted, by the number of the last. */
+  readonly generation: number;
+  /** The highest generation that anything known names. */
+  readonly knownGeneration: number;
+  readonly losses: readonly AcceptedLoss[];
+  /** seq of the newest checkpoint in the database; 0 without one. */
+  readonly signed: number;
+  readonly contradiction: Contradiction | undefined;
+  /** In words, what there is that claims to be a checkpoint of this chain and was not signed by any of the keys. */
+  readonly unreadable: string | undefined;
+}
+
+/** What is known of a chain outside its database. Gathered before the chain is read. */
+export interface Knowledge {
+  readonly heads: readonly (KnownHead & { source: string })[];
+  readonly unreadable: string | undefined;
+}
+
+/**
+ * Compares chains with what is known about them. Known are the checkpoints in the database and in a file for each chain
+ * (which is outside the database: an attacker who rewrites the one has not yet rewritten the other), and the heads that
+ * were acknowledged, in this process's memory and in Redis. A hash stands for the whole history before it, so comparing
+ * the highest head of each source compares with all of them.
+ */
+export class Comparison {
+  readonly #options: {
+    acknowledged: AcknowledgedHeads;
+    keys: () => readonly KeyObject[];
+    directory: string | undefined;
+  };
+  readonly #filed = new FiledHeads();
+
+  constructor(options: {
+    acknowledged: AcknowledgedHeads;
+    /** All keys that ever signed, retired ones included. */
+    keys: () => readonly KeyObject[];
+    /** Where the checkpoint files are; without it there are none. */
+    directory: string | undefined;
+  }) {
+    this.#options = options;
+  }
+
+  /** The chains about which something is known outside the database. */
+  async chains(): Promise<{ tenantId: string; chain: ChainName }[]> {
+    const { acknowledged, directory } = this.#options;
+    const files = directory === undefined ? [] : await readdir(directory).catch(() => []);
+    return [...acknowledged.chains(), ...files.flatMap((name) => chainOfFile(name) ?? [])];
+  }
+
+  /** What is known of a chain outside its database. INVARIANT: gather it before the chain is read. */
+  async knowledge(tenantId: string, chain: ChainName): Promise<Knowledge> {
+    const { acknowledged, directory, keys } = this.#options;
+    const heads: (KnownHead & { source: string })[] = (await acknowledged.known(tenantId, chain)).map((head) => ({
+      ...head,
+      source: 'acknowledged',
+    }));
+    let unreadable: string | undefined;
+    if (directory !== undefined) {
+      try {
+        const filed = await this.#filed.highest(checkpointFile(directory, tenantId, chain), keys());
+        for (const { origin, seq, hash, generation = 0 } of filed) {
+          if (!isOriginOf(origin, tenantId, chain)) throw new Error('a checkpoint in it is of another chain');
+          heads.push({ seq, hash, generation, source: 'signed, as the checkpoint file says' });
+        }
+      } catch (error) {
+        unreadable = `the checkpoint file: ${(error as Error).message}`;
+      }
+    }
+    return { heads, unreadable };
+  }
+
+  /** Compares the chain with knowledge that the caller gathered before. The caller may hold the head, but need not. */
+  async standing(
+    client: Pick<pg.ClientBase, 'query'>,
+    tenantId: string,
+    chain: ChainName,
+    knowledge: Knowledge,
+  ): Promise<Standing> {
+    const keys = this.#options.keys();
+    const { table } = RECORDS[chain];
+    // one statement, one moment
+    const { rows } = await client.query<StandingRow>(
+      `select h.seq, h.hash, c.seq as signed, c.note, to_jsonb(a) as alarm,
+         (select max(seq) from ${table} where tenant_id = $1) as last
+       from (select) one
+       left join chain_head h on h.tenant_id = $1 and h.chain = $2
+       left join lateral (select seq, note from chain_checkpoint
+         where tenant_id = $1 and chain = $2 order by seq desc limit 1) c on true
+       left join chain_alarm a on a.tenant_id = $1 and a.chain = $2`,
+      [tenantId, chain],
+    );
+    const row = rows[0]!;
+    const head = { seq: row.seq ?? 0, hash: row.hash?.toString('hex') ?? ZERO_HASH };
+    const last = row.last ?? 0;
+    const losses = await readLosses(client, tenantId, chain, keys);
+    const generation = losses.at(-1)?.generation ?? 0;
+    let { unreadable } = knowledge;
+    const known = [...knowledge.heads];
+    for (const loss of losses) known.push({ ...loss.kept, generation: loss.generation, source: 'kept at a loss' });
+    if (row.note !== null) {
+      try {
+        const signed = openHead(row.note, keys);
+        if (!isOriginOf(signed.origin, tenantId, chain) || signed.seq !== row.signed) {
+          throw new Error('it was put in another place');
+        }
+        known.push({ ...signed, generation: signed.generation ?? 0, source: 'signed' });
+      } catch (error) {
+        unreadable ??= `the last checkpoint does not open: ${(error as Error).message}`;
+      }
+    }
+    if (head.seq > 0) known.push({ ...head, generation, source: 'the head' });
+    const binding = known.filter((each) => !isSuperseded(losses, each));
+    const { rows: places } = await client.query<{ seq: number; hash: Buffer }>(
+      `select seq, hash from ${table} where tenant_id = $1 and seq = any($2)`,
+      [tenantId, [...new Set(binding.map(({ seq }) => seq))]],
+    );
+    const hashes = new Map(places.map(({ seq, hash }) => [seq, hash.toString('hex')]));
+    const missed = binding.filter(({ seq, hash }) => hashes.get(seq) !== hash).sort((a, b) => b.seq - a.seq);
+    const { alarm } = row;
+    let contradiction: Contradiction | undefined;
+    if (missed[0]) {
+      const { source, ...highest } = missed[0];
+      const lowest = missed.at(-1)!.seq;
+      const words = hashes.has(highest.seq) ? 'has another hash than the one that was' : 'is not there; it was';
+      contradiction = {
+        reason: `record ${highest.seq} ${words} ${source}`,
+        known: highest,
+        agreed: Math.min(lowest - 1, last),
+      };
+    } else if (last > head.seq) {
+      contradiction = {
+        reason: `records up to ${last} stand beyond the head, which is ${head.seq}`,
+        known: { ...head, generation },
+        agreed: head.seq,
+      };
+    }
+    if (alarm) {
+      const { known_seq: seq, known_hash: hash, known_generation } = alarm;
+      const here = contradiction;
+      const higher = !here || seq > here.known.seq;
+      contradiction = {
+        reason: higher ? alarm.reason : here.reason,
+        known: higher ? { seq, hash, generation: known_generation } : here.known,
+        agreed: Math.min(alarm.agreed, here?.agreed ?? last, last),
+      };
+    }
+    const knownGeneration = Math.max(0, ...known.map((each) => each.generation), alarm?.known_generation ?? 0);
+    const signed = row.signed ?? 0;
+    return { head, last, generation, knownGeneration, losses, signed, contradiction, unreadable };
+  }
+}
+
+interface StandingRow {
+  seq: number | null;
+  hash: Buffer | null;
+  last: number | null;
+  signed: number | null;
+  note: string | null;
+  alarm: {
+    known_seq: number;
+    known_hash: string;
+    known_generation: number;
+    agreed: number;
+    reason: string;
+  } | null;
+}

@@ -1,0 +1,13 @@
+/** The `proxy_id` of what the control plane decided itself. */
+export const CONTROL_PLANE = 'control-plane';
+
+/** Would people take this for the id of the control plane? No proxy may go by it. */
+export function isReservedProxyId(id: string): boolean {
+  const read = id.normalize('NFKC').replace(/[\p{Default_Ignorable_Code_Point}\p{Cc}]/gu, '');
+  return (
+    read
+      .trim()
+      .toLowerCase()
+      .replace(/[\s_\p{Pd}]+/gu, '-') === CONTROL_PLANE
+  );
+}

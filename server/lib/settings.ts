@@ -1,0 +1,122 @@
+import { readFileSync } from 'node:fs';
+import { isIPv4, isIPv6 } from 'node:net';
+import { z } from 'zod';
+import { faultLines } from './faults.ts';
+
+/*
+ * How a program reads its settings from the environment: a table of zod schemas, each with its default and, in `describe`,
+ * what the documentation says of it.
+ */
+
+export type Environment = Readonly<Record<string, string | undefined>>;
+
+export const int = (fallback: number, min: number, max: number) =>
+  z.coerce.number().int().min(min).max(max).default(fallback);
+
+/** Texts with commas between them. */
+export const list = z
+  .string()
+  .default('')
+  .transform((text) =>
+    text
+      .split(',')
+      .map((item) => item.trim())
+      .filter(Boolean),
+  );
+
+export const httpUrl = z.url({ protocol: /^https?$/, error: 'must be an http or https address' });
+export const cidrs = list.pipe(
+  z.array(z.union([z.cidrv4(), z.cidrv6()], { error: 'must be CIDRs, such as 10.1.0.0/16' })),
+);
+export const dnsServers = list.pipe(
+  z.array(z.string().refine(isServer, 'must be host:port of DNS servers, each host an address')),
+);
+export const logLevel = z
+  .enum(['trace', 'debug', 'info', 'warn', 'error', 'silent'])
+  .default('info')
+  .describe('what is logged');
+
+/** An IPv4 address, or an IPv6 one in brackets, with a port. */
+function isServer(text: string): boolean {
+  const [, v6, v4, port] = /^(?:\[(.+)\]|([^:]+)):(\d{1,5})$/.exec(text) ?? [];
+  return (v6 ? isIPv6(v6) : isIPv4(v4 ?? '')) && Number(port) > 0 && Number(port) < 65536;
+}
+
+/** Settings are wrong; the message lists every fault, and shows no secret. */
+export class ConfigError extends Error {
+  override readonly name = 'ConfigError';
+}
+
+/** A table's settings while they are read. Faults are collected, so that one error lists them all. */
+export class SettingsReader<Table extends z.ZodObject> {
+  /** The environment without what is blank, which counts as absent. */
+  readonly given: Environment;
+  /** Undefined when some setting does not fit its schema. */
+  readonly values: z.output<Table> | undefined;
+  readonly #faults: string[];
+
+  constructor(table: Table, env: Environment) {
+    this.given = Object.fromEntries(Object.entries(env).filter(([, value]) => value?.trim()));
+    const { data, error } = table.safeParse(this.given);
+    this.values = data;
+    this.#faults = error ? faultLines(error) : [];
+  }
+
+  get faultless(): boolean {
+    return this.#faults.length === 0;
+  }
+
+  fault(text: string): void {
+    if (!this.#faults.includes(text)) this.#faults.push(text);
+  }
+
+  /** What `read` returns; undefined when it throws, and its message is a fault then. */
+  attempt<T>(read: () => T): T | undefined {
+    try {
+      return read();
+    } catch (error) {
+      this.fault((error as Error).message);
+      return undefined;
+    }
+  }
+
+  /** The settings. Throws a ConfigError when there was any fault. */
+  done(): z.output<Table> {
+    if (!this.values || !this.faultless) throw new ConfigError(`Wrong settings:\n  ${this.#faults.join('\n  ')}`);
+    return this.values;
+  }
+}
+
+/** The text of the file that a setting names, as it is now; undefined when the setting is absent. */
+export function fileOf(env: Environment, name: string): string | undefined {
+  const file = env[name];
+  if (!file) return undefined;
+  try {
+    return readFileSync(file, 'utf8');
+  } catch (error) {
+    throw new Error(`${name}: the file cannot be read (${(error as NodeJS.ErrnoException).code})`);
+  }
+}
+
+/** A secret, given as `name` or in the file that `name`_FILE names, and which of the two it was; undefined without either. */
+export function secretOf(env: Environment, name: string): { text: string; from: string } | undefined {
+  const file = `${name}_FILE`;
+  if (env[name] && env[file]) throw new Error(`${name} and ${file}: give only one`);
+  const text = env[name] || fileOf(env, file);
+  return text === undefined ? undefined : { text: text.trim(), from: env[name] ? name : file };
+}
+
+export interface SettingHelp {
+  name: string;
+  meaning: string;
+  /** Empty where there is none. */
+  fallback: string;
+}
+
+/** The settings of a table with their defaults and meanings. */
+export function settingsHelp(table: z.ZodObject): SettingHelp[] {
+  return Object.entries(table.shape as Record<string, z.ZodType>).map(([name, schema]) => {
+    const fallback = schema.safeParse(undefined).data;
+    return { name, meaning: schema.description ?? '', fallback: fallback === undefined ? '' : String(fallback) };
+  });
+}

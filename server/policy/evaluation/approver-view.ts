@@ -1,0 +1,146 @@
+import type { ActionRequest, ActionView, BundleStatement, HeldPart } from '../../domain/policy.ts';
+import { canonicalJson } from '../../lib/canonical-json.ts';
+import { applyMasks, type Mask, parseMask } from './masks.ts';
+
+/** A hold keeps at most this many bytes of canonical JSON of the arguments, and as many of the context. */
+const MAX_VIEW_BYTES = 32 * 1024;
+
+type ViewedAction = Omit<
+  Pick<ActionRequest, 'action_type' | Exclude<keyof ActionView, 'cut' | 'erased'>>,
+  'tool_name'
+> & {
+  tool_name?: string | undefined;
+};
+
+/**
+ * The action as approvers see it: arguments and context are masked by every matching statement, and characters that are
+ * invisible or change the writing direction are made visible. Deterministic and idempotent.
+ *
+ * Throws a RangeError on values without a canonical JSON form.
+ */
+export function approverView(action: ViewedAction, hits: readonly BundleStatement[]): ActionView {
+  const masks = hits.flatMap(({ annotations }) => annotations.mask ?? []).map(parseMask);
+  const cut: HeldPart[] = [];
+  const prepared = (name: HeldPart): unknown => {
+    const value = action[name] ?? null;
+    const seen = makeVisible(masks.length === 0 ? value : masked(structuredClone(value), masks));
+    if (size(seen) <= MAX_VIEW_BYTES) return seen;
+    cut.push(name);
+    return shortened(seen);
+  };
+  const text = (value: string | undefined) => (value === undefined ? null : visible(value));
+  return {
+    action_type: visible(action.action_type),
+    tool_server: text(action.tool_server),
+    tool_name: text(action.tool_name),
+    tool_pin: text(action.tool_pin ?? undefined),
+    method: text(action.method),
+    resource: text(action.resource),
+    arguments: prepared('arguments'),
+    context: prepared('context'),
+    estimated_value: action.estimated_value ?? null,
+    value_currency: text(action.value_currency),
+    cut,
+  };
+}
+
+/** The arguments of an HTTP request contain its body, and masks apply to paths in the body too. */
+function masked(value: unknown, masks: readonly Mask[]): unknown {
+  if (typeof value === 'object' && value !== null && 'body' in value) value.body = applyMasks(value.body, masks);
+  return applyMasks(value, masks);
+}
+
+const size = (value: unknown) => Buffer.byteLength(canonicalJson(value));
+
+/** Shortens long texts first, so that one padded text cannot push the other arguments out of sight. */
+function shortened(value: unknown): unknown {
+  for (const most of [4096, 512, 64]) {
+    const less = mapTexts(value, (text) => {
+      const characters = [...text];
+      return characters.length <= most
+        ? text
+        : `${characters.slice(0, most).join('')}⟦… ${characters.length} characters⟧`;
+    });
+    if (size(less) <= MAX_VIEW_BYTES) return less;
+  }
+  const text = canonicalJson(value);
+  for (let most = MAX_VIEW_BYTES; ; most = Math.floor(most * 0.9)) {
+    const beginning = `${text.slice(0, most).toWellFormed()}⟦… ${text.length} characters⟧`;
+    if (size(beginning) <= MAX_VIEW_BYTES) return beginning;
+  }
+}
+
+/** The action fields of a hold in the control plane's answer. */
+export interface HeldAction extends Omit<ActionView, 'arguments' | 'context' | 'erased'> {
+  arguments_preview?: unknown;
+  context_preview?: unknown;
+  erased: boolean;
+}
+
+/** The action as a hold presents it to its approvers. */
+export function viewOf(hold: HeldAction): ActionView {
+  const { action_type, tool_server, tool_name, tool_pin, method, resource } = hold;
+  const { estimated_value, value_currency, cut } = hold;
+  return {
+    ...{ action_type, tool_server, tool_name, tool_pin, method, resource, estimated_value, value_currency, cut },
+    arguments: hold.arguments_preview,
+    context: hold.context_preview,
+    ...(hold.erased && { erased: true }),
+  };
+}
+
+/** Do the two views show the same action? An erased view equals no other. */
+export function isSameView(a: ActionView, b: ActionView): boolean {
+  return a.erased === undefined && b.erased === undefined && canonicalJson(a) === canonicalJson(b);
+}
+
+/**
+ * Replaces every character that is invisible or changes the writing direction with a visible form: controls with their
+ * pictures (`␊`), others with `⟦U+202E⟧`. Lone surrogates become U+FFFD. Idempotent.
+ */
+export function visible(text: string): string {
+  return text.toWellFormed().replace(HIDDEN, (one) => {
+    const code = one.codePointAt(0)!;
+    if (code < 0x20) return String.fromCharCode(0x2400 + code);
+    return code === 0x7f ? '␡' : `⟦U+${code.toString(16).toUpperCase().padStart(4, '0')}⟧`;
+  });
+}
+
+/** The first such character of a multi-line text, in which line breaks and tabs are allowed. */
+export function firstHidden(text: string): { at: number; hex: string } | undefined {
+  for (const { 0: one, index: at } of text.matchAll(HIDDEN)) {
+    if (!'\t\n\r'.includes(one)) return { at, hex: one.codePointAt(0)!.toString(16) };
+  }
+  return undefined;
+}
+
+/** Variation selectors (emoji presentation) are allowed: they hide nothing and do not change the direction. */
+const HIDDEN = /(?![\uFE00-\uFE0F])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800]/gu;
+
+/** A copy of a JSON value with all its texts visible. */
+const makeVisible = (value: unknown) => mapTexts(value, visible);
+
+/** A copy of a JSON value with every text mapped, including member names. Members are never merged. */
+function mapTexts(value: unknown, change: (text: string) => string): unknown {
+  if (typeof value === 'string') return change(value);
+  if (Array.isArray(value)) return value.map((item) => mapTexts(item, change));
+  if (typeof value !== 'object' || value === null) return value;
+  const copy: Record<string, unknown> = {};
+  // the last suffix per name, so that thousands of names that shorten to the same text do not take quadratic time
+  const seen = new Map<string, number>();
+  for (const [name, member] of Object.entries(value)) {
+    const plain = change(name);
+    let key = plain;
+    let n = seen.get(plain) ?? 1;
+    while (Object.hasOwn(copy, key)) key = `${plain}⟦${++n}⟧`;
+    seen.set(plain, n);
+    // `__proto__` is a member like any other
+    Object.defineProperty(copy, key, {
+      value: mapTexts(member, change),
+      enumerable: true,
+      configurable: true,
+      writable: true,
+    });
+  }
+  return copy;
+}

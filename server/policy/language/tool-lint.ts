@@ -1,0 +1,129 @@
+import type { Diagnostic } from '../../domain/policy.ts';
+import { nearest } from '../../lib/nearest.ts';
+import { readHead, type TagKind } from './head.ts';
+import { literal, Positions, preamble, statementTokens, tokens } from './scan.ts';
+
+/** What the tool registry knows, as far as a text is checked by it. */
+export interface ListedTools {
+  /** The names of all tools. */
+  names: readonly string[];
+  /** The schemas of the arguments of the tools that the text names, one for each server that lists it. */
+  schemas: ReadonlyMap<string, readonly unknown[]>;
+}
+
+/** The tools that a text names as the resource of a statement. */
+export function toolsNamed(text: string): string[] {
+  return [...new Set(statementTokens(tokens(text)).flatMap((statement) => toolOf(statement) ?? []))];
+}
+
+/**
+ * Warns where a text that compiles names a tool or reads an argument that no tool server lists, or reads one as a kind that
+ * it is not. Only statements about one tool are looked at; of a schema that is not plain nothing is said.
+ */
+export function lintTools(text: string, { names, schemas }: ListedTools): Diagnostic[] {
+  const positions = new Positions(text);
+  const warnings: Diagnostic[] = [];
+  for (const statement of statementTokens(tokens(text))) {
+    const tool = toolOf(statement);
+    if (tool === undefined) continue;
+    const known = schemas.get(tool);
+    const place = (word: string) => {
+      const token = statement.find((one) => literal(one.text) === word);
+      return positions.at((token ?? statement[0]!).start);
+    };
+    if (!known) {
+      const meant = nearest(tool, names);
+      if (meant !== undefined && !names.includes(tool)) {
+        warnings.push({
+          ...place(tool),
+          message: `no tool server lists ${quoted(tool)}: did you mean ${quoted(meant)}?`,
+        });
+      }
+      continue;
+    }
+    const all = known.map(argumentsOf);
+    // one schema that cannot be read in full may have any argument
+    if (all.some((one) => one === undefined)) continue;
+    const of = all as Map<string, readonly TagKind[] | null>[];
+    const { reads, facts } = readHead(statement);
+    for (const { key, kind } of reads) {
+      if (key === null || kind === null || /^context(?:$|[.[])|\[/.test(key)) continue;
+      const kinds = of.map((one) => kindsAt(one, key));
+      if (kinds.some((one) => one === null)) continue;
+      const found = kinds.flatMap((one) => one ?? []);
+      if (found.includes(kind)) continue;
+      // a fact is of a text or of a list of texts
+      const fact = facts.find(({ path }) => path === key);
+      if (fact && (kind === 'list' || found.includes('list'))) continue;
+      const meant = nearest(key, [...new Set(of.flatMap((one) => [...one.keys()]))]);
+      const why =
+        found.length > 0
+          ? `${quoted(key)} of the tool ${quoted(tool)} is read as ${kind}, and its schema says ${[...new Set(found)].join(' or ')}`
+          : `the tool ${quoted(tool)} has no argument ${quoted(key)}${meant === undefined ? '' : `: did you mean ${quoted(meant)}?`}`;
+      warnings.push({ ...place(fact?.key ?? key), message: why });
+    }
+  }
+  return warnings;
+}
+
+function toolOf(statement: ReturnType<typeof tokens>): string | undefined {
+  if (preamble(statement).effect === '') return undefined;
+  const { resource } = readHead(statement);
+  return resource.op === 'eq' && resource.entity.startsWith('Tool::')
+    ? resource.entity.slice('Tool::'.length)
+    : undefined;
+}
+
+/** Undefined for none, null where something above it is not plain. */
+function kindsAt(
+  known: ReadonlyMap<string, readonly TagKind[] | null>,
+  key: string,
+): readonly TagKind[] | null | undefined {
+  for (const [path, kinds] of known) {
+    if (kinds === null && (key === path || key.startsWith(`${path}.`))) return null;
+  }
+  return known.get(key);
+}
+
+const MOST_DEPTH = 8;
+/** With these beside it, what a schema says of its properties is not all that it says. */
+const NOT_PLAIN = ['$ref', '$dynamicRef', 'allOf', 'anyOf', 'oneOf', 'if', 'patternProperties', 'dependentSchemas'];
+const KINDS: Record<string, TagKind> = { string: 'str', number: 'num', integer: 'num', boolean: 'bool' };
+
+/** The arguments by their keys, with the kinds that they may be; null for what cannot be told. */
+function argumentsOf(schema: unknown): Map<string, readonly TagKind[] | null> | undefined {
+  const found = new Map<string, readonly TagKind[] | null>();
+  const visit = (one: unknown, path: string, depth: number): boolean => {
+    if (!isObject(one) || depth > MOST_DEPTH || NOT_PLAIN.some((name) => Object.hasOwn(one, name))) return false;
+    const types = [one.type].flat();
+    if (types.includes('object') || isObject(one.properties)) {
+      if (types.length > 1 || !isObject(one.properties)) return false;
+      for (const [name, part] of Object.entries(one.properties)) {
+        const key = path === '' ? name : `${path}.${name}`;
+        if (!visit(part, key, depth + 1)) found.set(key, null);
+      }
+      return true;
+    }
+    if (path === '') return false;
+    if (types.includes('array')) {
+      found.set(`${path}.length`, ['num']);
+      const items = isObject(one.items) ? one.items.type : undefined;
+      found.set(path, items === 'string' ? ['list'] : null);
+      return true;
+    }
+    const kinds = types.flatMap((type) =>
+      type === 'null' ? [] : [typeof type === 'string' && Object.hasOwn(KINDS, type) ? KINDS[type] : undefined],
+    );
+    if (kinds.length === 0 || kinds.includes(undefined)) return false;
+    found.set(path, kinds as TagKind[]);
+    return true;
+  };
+  return visit(schema, '', 0) ? found : undefined;
+}
+
+const isObject = (value: unknown): value is Record<string, unknown> =>
+  typeof value === 'object' && value !== null && !Array.isArray(value);
+
+/** Names of tools are hostile: in quotes, with what cannot be seen written out. */
+const quoted = (text: string) =>
+  JSON.stringify(text).replace(/[^\x20-\x7e]/gu, (one) => `\\u{${one.codePointAt(0)!.toString(16)}}`);

@@ -1,0 +1,228 @@
+import {
+  applyEdits,
+  findNodeAtLocation,
+  modify,
+  type Node,
+  type ParseError,
+  parseTree,
+  printParseErrorCode,
+} from 'jsonc-parser';
+import { Failure } from '../failure.ts';
+import type { McpClient } from './table.ts';
+
+/** How a wrapped entry starts the proxy. */
+export interface Program {
+  command: string;
+  /** Before `mcp`. */
+  args: readonly string[];
+  /** The settings of the proxy that each entry gets; names begin with SVC_. No secrets: they are in files. */
+  env: Readonly<Record<string, string>>;
+}
+
+/** One MCP server in a client's file. */
+export interface Entry {
+  /** Of the members that lead to it. */
+  path: readonly string[];
+  name: string;
+  /** As it is written. */
+  text: string;
+  value: Record<string, unknown>;
+  /** `other`: nothing that can be wrapped; `why` says so. */
+  kind: 'stdio' | 'http' | 'other';
+  governed: boolean;
+  why?: string;
+}
+
+const isObject = (value: unknown): value is Record<string, unknown> =>
+  typeof value === 'object' && value !== null && !Array.isArray(value);
+const isTexts = (value: unknown): value is string[] =>
+  Array.isArray(value) && value.every((one) => typeof one === 'string');
+
+/**
+ * The servers in a client's file. Throws a Failure for a file that the client would not read, or would read in another
+ * way than this program.
+ */
+export function readEntries(text: string, client: Pick<McpClient, 'roots' | 'comments'>): Entry[] {
+  const root = parse(text, client.comments);
+  if (!root) return [];
+  if (root.type !== 'object') throw new Failure('the file does not hold a JSON object');
+  return client.roots
+    .flatMap((path) => expand(root, path))
+    .flatMap((path) => {
+      const servers = findNodeAtLocation(root, path);
+      if (servers?.type !== 'object') return [];
+      return (servers.children ?? []).flatMap((property) => {
+        const [key, value] = property.children ?? [];
+        if (!key || !value) return [];
+        return [entryOf(text, [...path, String(key.value)], value)];
+      });
+    });
+}
+
+function entryOf(text: string, path: readonly string[], node: Node): Entry {
+  const value = read(node);
+  const found = {
+    path,
+    name: path.at(-1)!,
+    text: text.slice(node.offset, node.offset + node.length),
+    value: isObject(value) ? value : {},
+  };
+  const other = (why: string): Entry => ({ ...found, kind: 'other', governed: false, why });
+  if (found.name === '' || found.name.length > 200) return other('its name has not 1 to 200 characters');
+  const { command, args, env, type } = found.value;
+  const url = urlOf(found.value);
+  // which of them counts differs from client to client: one that takes the address would go around the proxy
+  const addresses = ['url', 'serverUrl', 'httpUrl'].filter((key) => Object.hasOwn(found.value, key));
+  if (addresses.length + (command === undefined ? 0 : 1) > 1) return other('it has several commands or addresses');
+  if (typeof command === 'string') {
+    if (args !== undefined && !isTexts(args)) return other('its arguments are not a list of texts');
+    if (env !== undefined && !isObject(env)) return other('its environment is not an object');
+    return { ...found, kind: 'stdio', governed: isGoverned(found.value) };
+  }
+  if (url === undefined) return other('it has neither a command nor an address');
+  if (type === 'sse' || /\/sse\/?$/.test(url)) return other('its transport (SSE) was replaced by Streamable HTTP');
+  const { headers } = found.value;
+  if (headers !== undefined && !(isObject(headers) && Object.values(headers).every((one) => typeof one === 'string'))) {
+    return other('its headers are not texts');
+  }
+  if (/\$\{/.test(JSON.stringify([url, headers ?? {}])))
+    return other('its address or headers use variables of the client');
+  return { ...found, kind: 'http', governed: false };
+}
+
+/** The address of a remote server, by the names that clients have for it. */
+function urlOf(value: Record<string, unknown>): string | undefined {
+  const url = value.url ?? value.serverUrl ?? value.httpUrl;
+  return typeof url === 'string' && /^https?:\/\//.test(url) && URL.canParse(url) ? url : undefined;
+}
+
+function isGoverned({ args, env }: Record<string, unknown>): boolean {
+  return isTexts(args) && args.includes('mcp') && isObject(env) && typeof env.SVC_PROXY_DIR === 'string';
+}
+
+/**
+ * The file with one of its servers wrapped. Of an entry with a command, only `command`, `args` and the proxy's own `env`
+ * change; one with an address is replaced. `headersFile` is where the headers of an address are kept.
+ */
+export function wrapEntry(
+  text: string,
+  entry: Entry,
+  program: Program,
+  more: { typed: boolean; headersFile?: string | undefined },
+): string {
+  const { value, name } = entry;
+  const front = [...program.args, 'mcp', `--name=${name}`];
+  if (entry.kind === 'http') {
+    const args = [...front, '--url', urlOf(value)!, ...(more.headersFile ? ['--headers', more.headersFile] : [])];
+    const { url: _u, serverUrl: _s, httpUrl: _h, headers: _hs, type: _t, ...rest } = value;
+    const wrapped = { ...(more.typed && { type: 'stdio' }), command: program.command, args, env: program.env, ...rest };
+    return set(text, entry.path, wrapped);
+  }
+  const { command, args = [], env = {} } = value as { command: string; args?: string[]; env?: object };
+  let next = set(text, [...entry.path, 'command'], program.command);
+  next = set(next, [...entry.path, 'args'], [...front, '--', command, ...args]);
+  for (const [key, setting] of Object.entries(program.env)) {
+    if ((env as Record<string, unknown>)[key] !== setting) next = set(next, [...entry.path, 'env', key], setting);
+  }
+  return next;
+}
+
+/** The file with one wrapped server as it was: by what was kept of it, or else by what the wrapped entry says. */
+export function unwrapEntry(
+  text: string,
+  entry: Entry,
+  kept: { original: string; wrapped: string } | undefined,
+): string {
+  if (kept && (kept.wrapped === entry.text || !('command' in objectOf(kept.original))))
+    return splice(text, entry, kept.original);
+  const { args, env } = entry.value as { args: string[]; env: Record<string, unknown> };
+  const [command, ...rest] = args.slice(args.indexOf('--') + 1);
+  if (!args.includes('--') || command === undefined) {
+    throw new Failure(`${entry.name}: what it was before is not known; it is left as it is`);
+  }
+  let next = set(text, [...entry.path, 'command'], command);
+  next = set(next, [...entry.path, 'args'], rest);
+  const own = Object.keys(env).filter((key) => key.startsWith('SVC_'));
+  if (own.length === Object.keys(env).length) return set(next, [...entry.path, 'env'], undefined);
+  for (const key of own) next = set(next, [...entry.path, 'env', key], undefined);
+  return next;
+}
+
+function objectOf(text: string): object {
+  const node = parseTree(text, [], { allowTrailingComma: true });
+  const value = node && read(node);
+  return isObject(value) ? value : {};
+}
+
+/** The text with its secrets hidden: values of `env` and `headers`, but for the proxy's own settings. */
+export function hideSecrets(text: string, client: Pick<McpClient, 'roots' | 'comments'>): string {
+  let hidden = text;
+  for (const { path, value } of readEntries(text, client)) {
+    for (const part of ['env', 'headers']) {
+      for (const key of Object.keys(isObject(value[part]) ? value[part] : {})) {
+        if (!key.startsWith('SVC_')) hidden = set(hidden, [...path, part, key], '[hidden]');
+      }
+    }
+  }
+  return hidden;
+}
+
+function splice(text: string, entry: Entry, replacement: string): string {
+  const node = findNodeAtLocation(parse(text, true)!, [...entry.path])!;
+  return text.slice(0, node.offset) + replacement + text.slice(node.offset + node.length);
+}
+
+/** Formatted as the rest of the file is; in a file of one line, in that line. */
+function set(text: string, path: readonly string[], value: unknown): string {
+  if (!text.trim().includes('\n')) return applyEdits(text, modify(text, [...path], value, {}));
+  const indent = /\n(\t| {1,8})\S/.exec(text)?.[1] ?? '  ';
+  const formattingOptions = {
+    insertSpaces: indent !== '\t',
+    tabSize: indent.length,
+    eol: text.includes('\r\n') ? '\r\n' : '\n',
+  };
+  return applyEdits(text, modify(text, [...path], value, { formattingOptions }));
+}
+
+/** Throws a Failure on a fault of syntax, and on an object with two members of one name: which one counts is anybody's guess. */
+function parse(text: string, comments: boolean): Node | undefined {
+  const errors: ParseError[] = [];
+  const root = parseTree(text, errors, {
+    allowTrailingComma: comments,
+    disallowComments: !comments,
+    allowEmptyContent: true,
+  });
+  const [error] = errors;
+  if (error) {
+    const line = text.slice(0, error.offset).split('\n').length;
+    throw new Failure(`line ${line} is not valid JSON (${printParseErrorCode(error.error)})`);
+  }
+  const visit = (node: Node): void => {
+    if (node.type === 'object') {
+      const names = (node.children ?? []).map((property) => property.children?.[0]?.value);
+      const twice = names.find((name, n) => names.indexOf(name) < n);
+      if (twice !== undefined) throw new Failure(`it has ${JSON.stringify(twice)} twice in one object`);
+    }
+    node.children?.forEach(visit);
+  };
+  if (root) visit(root);
+  return root;
+}
+
+/** The paths that a root stands for. */
+function expand(root: Node, path: readonly string[]): string[][] {
+  const star = path.indexOf('*');
+  if (star < 0) return [[...path]];
+  const node = findNodeAtLocation(root, path.slice(0, star));
+  const names =
+    node?.type === 'object' ? (node.children ?? []).map((property) => String(property.children?.[0]?.value)) : [];
+  return names.map((name) => [...path.slice(0, star), name, ...path.slice(star + 1)]);
+}
+
+function read(node: Node): unknown {
+  if (node.type === 'array') return (node.children ?? []).map(read);
+  if (node.type !== 'object') return node.value;
+  return Object.fromEntries(
+    (node.children ?? []).map(({ children = [] }) => [String(children[0]?.value), children[1] && read(children[1])]),
+  );
+}

@@ -1,0 +1,210 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { createServer } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { homedir } from 'node:os';
+import path from 'node:path';
+import { parseArgs } from 'node:util';
+import { auth, extractWWWAuthenticateParams } from '@modelcontextprotocol/client';
+import { equalSecret } from '../../lib/crypto.ts';
+import { addressesOf } from '../clients/install.ts';
+import { Failure, UsageError } from '../failure.ts';
+import { assertSafe, Provider, safeFetch } from './provider.ts';
+import { type LoginState, Logins } from './store.ts';
+
+/** How long a person may take to sign in. */
+const PATIENCE_MS = 5 * 60_000;
+
+export const LOGIN_HELP = `Usage: svc-proxy login [--url URL] [--client-id ID] [--port PORT] [--scope SCOPE] [--no-browser] [SERVER]
+       svc-proxy logout [--url URL] [SERVER]
+
+Signs in at an MCP server that wants OAuth, in the browser. The proxy keeps the tokens, in SVC_PROXY_DIR (default
+~/.svc-proxy) in a file that only you can read, renews them, and sends them to that server alone. Agents never get them.
+\`logout\` forgets them.
+
+  SERVER            name of the server in a client's file, as \`svc-proxy install\` has wrapped it
+  --url URL         its address, where it is in no client's file
+  --client-id ID    a client that is registered at the authorization server; default: one is registered now. The secret
+                    of a confidential client is read from SVC_LOGIN_CLIENT_SECRET
+  --port PORT       where the browser comes back to on this machine; default: any free port
+  --scope SCOPE     what to ask for; default: what the server says
+  --no-browser      only print the address to open
+
+Exit codes: 0 done, 1 the sign-in failed, 2 wrong usage.
+`;
+
+export interface LoginParts {
+  env: NodeJS.ProcessEnv;
+  /** Opens an address in the person's browser. */
+  open?: (address: URL) => void;
+  out?: (text: string) => void;
+}
+
+/** Signs in, or out. Throws a Failure or a UsageError. What it prints and throws holds no code and no token. */
+export async function login(mode: 'login' | 'logout', argv: string[], parts: LoginParts): Promise<void> {
+  const { values, positionals } = parseArgs({
+    args: argv,
+    allowPositionals: true,
+    options: {
+      url: { type: 'string' },
+      'client-id': { type: 'string' },
+      port: { type: 'string', default: '0' },
+      scope: { type: 'string' },
+      'no-browser': { type: 'boolean' },
+    },
+  });
+  const out = parts.out ?? ((text) => void process.stderr.write(text));
+  const dir = path.resolve(parts.env.SVC_PROXY_DIR || path.join(homedir(), '.svc-proxy'));
+  const url = serverUrl(values.url, positionals, parts.env);
+  const logins = new Logins(dir);
+  if (mode === 'logout') {
+    out(logins.remove(url) ? `Signed out of ${url.origin}.\n` : `There was no sign-in at ${url.origin}.\n`);
+    return;
+  }
+  const port = Number(values.port);
+  if (!Number.isInteger(port) || port < 0 || port > 65535) throw new UsageError('--port: must be a port');
+  assertSafe(url, url.href);
+
+  const back = await listenForBrowser(port);
+  try {
+    const id = values['client-id'];
+    const secret = parts.env.SVC_LOGIN_CLIENT_SECRET;
+    const state: LoginState = {
+      url: url.href,
+      ...(id !== undefined && { client: { client_id: id, ...(secret && { client_secret: secret }) } }),
+    };
+    const provider = new Provider(logins, state, {
+      redirectUrl: back.url,
+      show(address) {
+        out(`Sign in at ${url.origin} in your browser. If it does not open, go to:\n\n  ${address}\n\n`);
+        if (values['no-browser'] !== true) (parts.open ?? openBrowser)(address);
+      },
+    });
+    const fetchFn = safeFetch(url.href);
+    const challenge = await challengeOf(url, fetchFn);
+    const scope = values.scope ?? challenge.scope;
+    const options = {
+      serverUrl: url,
+      fetchFn,
+      ...(scope !== undefined && { scope }),
+      ...(challenge.resourceMetadataUrl && { resourceMetadataUrl: challenge.resourceMetadataUrl }),
+    };
+    const answered = back.answer(provider.state());
+    // whoever waits for it hears of it
+    answered.catch(() => {});
+    await explained(() => auth(provider, options));
+    const answer = await answered;
+    await explained(() =>
+      auth(provider, { ...options, authorizationCode: answer.code, ...(answer.iss && { iss: answer.iss }) }),
+    );
+    out(`Signed in at ${url.origin}. The proxy uses it from now on.\n`);
+  } finally {
+    back.close();
+  }
+}
+
+function serverUrl(given: string | undefined, [name, ...more]: string[], env: NodeJS.ProcessEnv): URL {
+  if (more.length > 0) throw new UsageError('svc-proxy login: give one server');
+  if (given !== undefined) {
+    if (!/^https?:\/\//.test(given) || !URL.canParse(given))
+      throw new UsageError('--url: must be an http or https address');
+    return new URL(given);
+  }
+  if (name === undefined)
+    throw new UsageError('svc-proxy login: what is missing is the server (see svc-proxy login --help)');
+  const found = [...new Set(addressesOf(name, { platform: process.platform, home: homedir(), env }))];
+  if (found.length === 1) return new URL(found[0]!);
+  throw new UsageError(
+    found.length === 0
+      ? `No client has a server ${name} with an address behind the proxy. \`svc-proxy status\` lists them; or give --url.`
+      : `Clients have several servers ${name}: ${found.join(', ')}. Choose one with --url.`,
+  );
+}
+
+/** What the server says when it is asked without a token: where its metadata is, and which scope it wants. */
+async function challengeOf(url: URL, fetchFn: ReturnType<typeof safeFetch>) {
+  try {
+    const response = await fetchFn(url, { headers: { accept: 'application/json, text/event-stream' } });
+    await response.body?.cancel();
+    return extractWWWAuthenticateParams(response);
+  } catch (error) {
+    const cause = (error as { cause?: { code?: string } }).cause;
+    throw new Failure(`${url.origin} cannot be reached${cause?.code ? ` (${cause.code})` : ''}`);
+  }
+}
+
+/** Errors of the library may hold what the other side has said; their names do not. */
+async function explained<T>(run: () => Promise<T>): Promise<T> {
+  try {
+    return await run();
+  } catch (error) {
+    if (error instanceof Failure) throw error;
+    const { name, code } = error as Error & { code?: unknown };
+    const said = typeof code === 'string' && /^[\w.-]{1,60}$/.test(code) ? ` (${code})` : '';
+    const advice =
+      name === 'RegistrationRejectedError'
+        ? ' Register a client there yourself, and give its --client-id and --port.'
+        : '';
+    throw new Failure(`The sign-in failed: ${name}${said}. Nothing was kept.${advice}`);
+  }
+}
+
+/**
+ * A page on the loopback address for the browser to come back to (RFC 8252, section 7.3). It takes the one answer that
+ * belongs to this sign-in: any page that the person has open can call it, and must not spoil that.
+ */
+async function listenForBrowser(port: number) {
+  const { promise, resolve, reject } = Promise.withResolvers<URLSearchParams>();
+  let expected: string | undefined;
+  const page = createServer((request, response) => {
+    const target = URL.canParse(request.url ?? '', 'http://127.0.0.1')
+      ? new URL(request.url!, 'http://127.0.0.1')
+      : undefined;
+    const state = target?.searchParams.get('state') ?? '';
+    const known = expected !== undefined && equalSecret(Buffer.from(state), Buffer.from(expected));
+    if (request.method !== 'GET' || target?.pathname !== '/callback' || !known) {
+      response.writeHead(404).end();
+      return;
+    }
+    response
+      .writeHead(200, { 'content-type': 'text/plain; charset=utf-8', 'cache-control': 'no-store', connection: 'close' })
+      .end('You can close this page and go back to the terminal.\n');
+    resolve(target.searchParams);
+  });
+  page.listen(port, '127.0.0.1');
+  await once(page, 'listening');
+  let timer: NodeJS.Timeout | undefined;
+  return {
+    url: `http://127.0.0.1:${(page.address() as AddressInfo).port}/callback`,
+    async answer(state: string): Promise<{ code: string; iss: string | undefined }> {
+      expected = state;
+      timer = setTimeout(() => reject(new Failure('Nobody signed in within five minutes.')), PATIENCE_MS);
+      const said = await promise;
+      const error = said.get('error');
+      const code = said.get('code');
+      if (error !== null || !code) {
+        const why = error !== null && /^[\w.-]{1,60}$/.test(error) ? ` (${error})` : '';
+        throw new Failure(`The server did not sign you in${why}.`);
+      }
+      return { code, iss: said.get('iss') ?? undefined };
+    },
+    close() {
+      clearTimeout(timer);
+      page.closeAllConnections();
+      page.close();
+    },
+  };
+}
+
+/** Without a shell: the address comes from elsewhere. */
+function openBrowser(address: URL): void {
+  const [command, args] =
+    process.platform === 'darwin'
+      ? ['open', [address.href]]
+      : process.platform === 'win32'
+        ? ['rundll32', ['url.dll,FileProtocolHandler', address.href]]
+        : ['xdg-open', [address.href]];
+  spawn(command as string, args as string[], { stdio: 'ignore', detached: true })
+    .on('error', () => {})
+    .unref();
+}

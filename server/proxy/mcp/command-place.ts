@@ -1,0 +1,137 @@
+import type { Declared } from './param-headers.ts';
+import { Child } from './pipe.ts';
+import { type On, type Place, Unreachable } from './place.ts';
+import {
+  type Answer,
+  failure,
+  type Link,
+  LOG_LEVEL_KEY,
+  METHOD_NOT_FOUND,
+  type Message,
+  type Notification,
+  type Request,
+  SUBSCRIPTION_KEY,
+} from './wire.ts';
+
+interface Waiting {
+  request: Request;
+  on: On;
+  settle: (answer: Answer | undefined) => void;
+  fail: (error: Unreachable) => void;
+}
+
+/** A server that a command starts. Requests of the stateless revision share one process, which is started again when it ends. */
+export class CommandPlace implements Place {
+  readonly #start: () => Child;
+  readonly #waiting = new Map<number, Waiting>();
+  #shared: Child | undefined;
+  /** The shared process has given a result: it is of the stateless revision. */
+  #serves = false;
+  #next = 0;
+  readonly #onerror: (error: Error) => void;
+  readonly silenceMs = 10_000;
+
+  constructor(options: {
+    command: string;
+    args: readonly string[];
+    env: Record<string, string>;
+    maxBytes: number;
+    onerror: (error: Error) => void;
+  }) {
+    this.#start = () => new Child(options);
+    this.#onerror = options.onerror;
+  }
+
+  /** A process that was only asked which era it is of serves as well. */
+  connect(): Link {
+    const spare = this.#waiting.size === 0 && !this.#serves && !this.#shared?.ended ? this.#shared : undefined;
+    if (!spare) return this.#start();
+    this.#shared = undefined;
+    return Object.assign(spare, { start: async () => {} });
+  }
+
+  /** Headers are of Streamable HTTP alone. */
+  async declared(): Promise<readonly Declared[]> {
+    return [];
+  }
+
+  async post(request: Request, on: On): Promise<Answer | undefined> {
+    if (on.signal.aborted) return undefined;
+    const child = await this.#process();
+    const number = ++this.#next;
+    const { promise, resolve, reject } = Promise.withResolvers<Answer | undefined>();
+    this.#waiting.set(number, { request, on, settle: resolve, fail: reject });
+    const cancel = () => {
+      resolve(undefined);
+      const params = { requestId: number };
+      child.send({ jsonrpc: '2.0', method: 'notifications/cancelled', params }).catch(() => {});
+    };
+    on.signal.addEventListener('abort', cancel, { once: true });
+    try {
+      const { _meta, ...params } = request.params ?? {};
+      const token = _meta?.progressToken === undefined ? {} : { progressToken: number };
+      await child
+        .send({ ...request, id: number, params: { ...params, _meta: { ..._meta, ...token } } })
+        .catch((error) => {
+          throw new Unreachable((error as Error).message);
+        });
+      return await promise;
+    } finally {
+      on.signal.removeEventListener('abort', cancel);
+      this.#waiting.delete(number);
+    }
+  }
+
+  async #process(): Promise<Child> {
+    if (this.#shared && !this.#shared.ended) return this.#shared;
+    const child = this.#start();
+    this.#shared = child;
+    this.#serves = false;
+    child.onmessage = (message) => this.#take(message);
+    child.onerror = (error) => this.#onerror(error);
+    child.onclose = () => {
+      if (this.#shared === child) this.#shared = undefined;
+      for (const { fail } of this.#waiting.values()) fail(new Unreachable('the tool server has ended'));
+    };
+    await child.start();
+    return child;
+  }
+
+  #take(message: Message): void {
+    if (!('method' in message)) {
+      const waiting = this.#waiting.get(message.id as number);
+      if (waiting && 'result' in message) this.#serves = true;
+      waiting?.settle({ ...message, id: waiting.request.id });
+    } else if (!('id' in message)) this.#notice(message);
+    else {
+      const none = failure(message.id, METHOD_NOT_FOUND, 'a server sends no requests in this revision');
+      this.#shared?.send(none).catch(() => {});
+    }
+  }
+
+  /** To the request that it belongs to, under the names that its client gave. */
+  #notice(message: Notification): void {
+    const { params } = message;
+    if (message.method === 'notifications/progress') {
+      const waiting = this.#waiting.get(params?.progressToken as number);
+      const progressToken = waiting?.request.params?._meta?.progressToken;
+      waiting?.on.notify({ ...message, params: { ...params, progressToken } });
+      return;
+    }
+    const subscription = params?._meta?.[SUBSCRIPTION_KEY];
+    if (subscription !== undefined) {
+      const waiting = this.#waiting.get(subscription as number);
+      const _meta = { ...params?._meta, [SUBSCRIPTION_KEY]: waiting?.request.id };
+      waiting?.on.notify({ ...message, params: { ...params, _meta } });
+      return;
+    }
+    // a log message does not say whose it is: it may be of one that is masked
+    if (this.#waiting.values().some(({ on }) => on.masked)) return;
+    const asks = ({ request }: Waiting) => request.params?._meta?.[LOG_LEVEL_KEY] !== undefined;
+    this.#waiting.values().find(asks)?.on.notify(message);
+  }
+
+  async close(): Promise<void> {
+    await this.#shared?.close();
+  }
+}

@@ -1,0 +1,369 @@
+import { canonicalJson } from '../../lib/canonical-json.ts';
+import { sha256Tag } from '../../lib/crypto.ts';
+import type { Log } from '../../lib/log.ts';
+import { type Agent, AgentError, isPlain } from '../agents.ts';
+import { type Admitted, type Caller, type Gate, META_ESCROW_ID, META_SESSION } from './gate.ts';
+import { mismatch } from './param-headers.ts';
+import { type On, Unreachable } from './place.ts';
+import type { Resumed, Rounds } from './rounds.ts';
+import type { Upstream } from './upstream.ts';
+import { TASK_METHODS, TASKS, type Waiting } from './waiting.ts';
+import {
+  type Answer,
+  asMessage,
+  CAPABILITIES_KEY,
+  failure,
+  HEADER_MISMATCH,
+  INTERNAL_ERROR,
+  INVALID_PARAMS,
+  isObject,
+  LEGACY,
+  METHOD_NOT_FOUND,
+  MISSING_CAPABILITY,
+  MODERN,
+  type Notification,
+  type Request,
+  type Result,
+  SUBSCRIPTION_KEY,
+  success,
+  UNSUPPORTED_VERSION,
+  VERSION_KEY,
+} from './wire.ts';
+
+/** How long a client may keep what depends on the policies. */
+const MOST_TTL_MS = 30_000;
+const MOST_LISTENERS_OF_AGENT = 100;
+const MOST_WATCHED = 100;
+/** How long a client that has shown the page of a hold waits for the release, before it is asked again. */
+const PAGE_WAIT_MS = 20_000;
+
+export interface ExchangeParts {
+  gate: Gate;
+  upstream: Upstream;
+  rounds: Rounds;
+  waiting: Waiting;
+  log: Log;
+  /** Calls back when the policies in force have changed; the function that it returns ends that. */
+  onPolicyChange: (listener: () => void) => () => void;
+}
+
+interface From {
+  agent: () => Promise<Agent>;
+  sourceIp?: string | undefined;
+  notify: (message: Notification) => void;
+  /** The client has gone, or wants no answer anymore. */
+  signal: AbortSignal;
+  /** Of the HTTP request: those with arguments are compared with them. */
+  headers?: Readonly<Record<string, string | string[] | undefined>>;
+  /** What in the headers is not as the message says. */
+  mismatch?: string | undefined;
+  /** How long a held call waits, instead of what the settings say. */
+  waitMs?: number | undefined;
+}
+
+/**
+ * MCP without sessions (2026-07-28): one request in, one answer out. What the gate governs is decided before it goes to
+ * the server, once for all rounds of a call.
+ */
+export class Exchange {
+  readonly #parts: ExchangeParts;
+  readonly #listeners = new Map<string, number>();
+
+  constructor(parts: ExchangeParts) {
+    this.#parts = parts;
+  }
+
+  /** The answer; nothing when `signal` has fired. Rejects with an AgentError for an agent that is not known. */
+  async serve(request: Request, from: From): Promise<Answer | undefined> {
+    const { id, method } = request;
+    const { gate, log, waiting } = this.#parts;
+    const { [VERSION_KEY]: version, [CAPABILITIES_KEY]: capabilities } = request.params?._meta ?? {};
+    const agent = await from.agent();
+    const caller: Caller = {
+      agent: from.agent,
+      session: (now) => sessionOf(request, now),
+      sourceIp: from.sourceIp,
+    };
+    try {
+      if (typeof version !== 'string' || !isObject(capabilities)) {
+        return failure(id, INVALID_PARAMS, `_meta must have ${VERSION_KEY} and ${CAPABILITIES_KEY}`, {
+          envelope: true,
+        });
+      }
+      if (from.mismatch !== undefined) return await this.#mismatched(request, caller, from, from.mismatch);
+      if (version !== MODERN) {
+        const data = { supported: [MODERN, ...LEGACY], requested: version };
+        return failure(id, UNSUPPORTED_VERSION, 'Unsupported protocol version', data);
+      }
+      if (TASK_METHODS.has(method) && waiting.knows(request) !== 'task') {
+        const data = { requiredCapabilities: { extensions: { [TASKS]: {} } } };
+        return failure(id, MISSING_CAPABILITY, 'Missing required client capability', data);
+      }
+      if (waiting.serves(request)) {
+        const call = (sent: Request, signal: AbortSignal) =>
+          this.#govern(
+            sent,
+            agent,
+            caller,
+            { agent: from.agent, sourceIp: from.sourceIp, notify: () => {}, signal },
+            false,
+          );
+        return complete(await waiting.serve(request, agent, call));
+      }
+      if (gate.governs(method)) {
+        const answer = await this.#govern(request, agent, caller, from);
+        const unknown =
+          answer && 'error' in answer && answer.error.code === METHOD_NOT_FOUND && TASK_METHODS.has(method);
+        // a server without tasks has none of this name
+        return unknown ? failure(id, INVALID_PARAMS, 'there is no such task') : complete(answer);
+      }
+      if (method === 'subscriptions/listen') return complete(await this.#listen(request, agent, caller, from));
+      const answer = await this.#post(request, agent, from);
+      if (!answer || 'error' in answer) return answer;
+      const { result } = answer;
+      if (gate.lists(method)) {
+        return complete(success(id, privately(await gate.listed(method, result, caller, request.params))));
+      }
+      if (method === 'server/discover') return complete(success(id, discovered(result)));
+      return complete(answer);
+    } catch (error) {
+      if (error instanceof AgentError) throw error;
+      if (from.signal.aborted) return undefined;
+      if (error instanceof Unreachable) {
+        log.warn({ detail: error.message }, 'the tool server gave no answer');
+        return failure(id, INTERNAL_ERROR, 'the tool server cannot be reached');
+      }
+      log.error({ err: error }, 'the proxy failed');
+      return failure(id, INTERNAL_ERROR, 'the proxy failed');
+    }
+  }
+
+  /** What says two things is refused before it is decided on; an action is recorded as denied. */
+  async #mismatched(request: Request, caller: Caller, { signal, notify }: From, what: string): Promise<Answer> {
+    if (this.#parts.gate.governs(request.method)) {
+      await this.#parts.gate.admit(request, caller, { signal, notify, refused: 'header_mismatch' });
+    }
+    return failure(request.id, HEADER_MISMATCH, `Header mismatch: ${what}`);
+  }
+
+  /** `offers`: the client may be given another way to wait for a hold than to repeat its call. */
+  async #govern(
+    request: Request,
+    agent: Agent,
+    caller: Caller,
+    from: From,
+    offers = true,
+  ): Promise<Answer | undefined> {
+    const { gate, rounds, upstream, waiting } = this.#parts;
+    const { signal, notify, headers } = from;
+    if (headers && request.method === 'tools/call') {
+      // while the server is away the call is decided all the same; headers of the client's never go to it
+      const declared = await upstream.declared(request, signal).catch((error) => {
+        if (error instanceof Unreachable) return [];
+        throw error;
+      });
+      const what = mismatch(declared, request.params?.arguments, headers);
+      if (what !== undefined) return this.#mismatched(request, caller, from, what);
+    }
+    const holdId = waiting.holdOf(request, agent);
+    if (holdId !== undefined) return this.#released(request, agent, caller, from, holdId);
+    const { requestState, ...params } = request.params ?? {};
+    const asking = { agent, action: essenceOf(gate.server, request) };
+    const resumed: Resumed = requestState === undefined ? { state: undefined } : rounds.resume(requestState, asking);
+    if ('refused' in resumed) {
+      await gate.admit(request, caller, { signal, notify, refused: resumed.refused });
+      return failure(request.id, INVALID_PARAMS, 'the request state is not of this call, or was used', {
+        reason: resumed.refused,
+      });
+    }
+    let admitted: Admitted;
+    if ('admitted' in resumed) admitted = resumed.admitted;
+    else {
+      // one that knows another way need not wait for the first answer
+      const waitMs = from.waitMs ?? (offers && !waiting.knows(request) ? undefined : 0);
+      const decided = await gate.admit(request, caller, { signal, notify, waitMs });
+      if (!decided) return undefined;
+      if ('instead' in decided) {
+        return (offers && decided.hold && waiting.offer(request, agent, decided.hold)) || decided.instead;
+      }
+      admitted = decided;
+    }
+    const { state } = resumed;
+    const sent = admitted.sent({
+      ...request,
+      params: { ...params, ...(state !== undefined && { requestState: state }) },
+    });
+    const quiet = { ...from, masked: true, notify: (message: Notification) => muted(message, notify) };
+    let answer: Answer | undefined;
+    try {
+      answer = await this.#post(sent, agent, admitted.masked ? quiet : from);
+    } catch (error) {
+      admitted.ended('tool server unreachable');
+      throw error;
+    }
+    if (!answer) {
+      admitted.ended('cancelled');
+      return undefined;
+    }
+    const wants = 'result' in answer && answer.result.resultType === 'input_required' ? answer.result : undefined;
+    if (!wants || admitted.masked) {
+      const given = admitted.answered(answer);
+      const kept = request.method === 'resources/read' && 'result' in given;
+      return kept ? success(given.id, privately(given.result)) : given;
+    }
+    const denied = await this.#denied(wants.inputRequests, caller, from);
+    if (denied) {
+      admitted.ended('what the server wanted to know of the client is denied');
+      return { ...denied, id: request.id };
+    }
+    const sealed = rounds.suspend(admitted, asking, wants.requestState);
+    if (sealed !== undefined) return success(request.id, { ...wants, requestState: sealed });
+    admitted.ended('withheld: the state of the server is too long');
+    return failure(request.id, INTERNAL_ERROR, 'the tool server has a state that is too long to be carried');
+  }
+
+  /** A person was shown the page of the hold: the call is decided again, by that hold. */
+  async #released(
+    request: Request,
+    agent: Agent,
+    caller: Caller,
+    from: From,
+    hold: string,
+  ): Promise<Answer | undefined> {
+    const { requestState: _state, inputResponses, _meta, ...params } = request.params ?? {};
+    const { approval } = isObject(inputResponses) ? inputResponses : {};
+    const accepted = isObject(approval) && approval.action === 'accept';
+    const again = { ...request, params: { ...params, _meta: { ..._meta, [META_ESCROW_ID]: hold } } };
+    return this.#govern(again, agent, caller, { ...from, waitMs: accepted ? PAGE_WAIT_MS : 0 }, accepted);
+  }
+
+  /** What the server wants of the client is decided as well; the first that is denied. */
+  async #denied(wanted: unknown, caller: Caller, { signal, notify }: From): Promise<Answer | undefined> {
+    for (const [id, one] of Object.entries(isObject(wanted) ? wanted : {})) {
+      const asked = asMessage({ ...(isObject(one) && one), jsonrpc: '2.0', id });
+      if (!asked || !('method' in asked) || !('id' in asked)) {
+        return failure(id, INTERNAL_ERROR, 'the tool server wants what is no request');
+      }
+      const outcome = await this.#parts.gate.admit(asked, caller, { signal, notify, of: 'server' });
+      if (!outcome) return failure(id, INTERNAL_ERROR, 'cancelled');
+      if ('instead' in outcome) return outcome.instead;
+      outcome.ended('asked of the client');
+    }
+    return undefined;
+  }
+
+  #post(request: Request, { id, role }: Agent, { signal, notify, masked }: From & On): Promise<Answer | undefined> {
+    const on = { signal, notify, ...(masked && { masked }) };
+    return this.#parts.upstream.exchange(request, { ...on, owner: JSON.stringify([id, role]) });
+  }
+
+  /** Of the resources that a client wants to be told of, those that it may: each is decided. */
+  async #watchable({ id }: Request, wanted: unknown, caller: Caller, { signal, notify }: From): Promise<string[]> {
+    const uris = Array.isArray(wanted) ? wanted.filter((uri) => typeof uri === 'string').slice(0, MOST_WATCHED) : [];
+    const may: string[] = [];
+    for (const uri of uris) {
+      const asked: Request = { jsonrpc: '2.0', id, method: 'resources/subscribe', params: { uri } };
+      const outcome = await this.#parts.gate.admit(asked, caller, { signal, notify });
+      if (!outcome || 'instead' in outcome) continue;
+      outcome.ended('subscribed');
+      may.push(uri);
+    }
+    return may;
+  }
+
+  /** Of a list of tools the policies decide too, so the proxy itself tells when it has changed. */
+  async #listen(request: Request, agent: Agent, caller: Caller, from: From): Promise<Answer | undefined> {
+    const owner = JSON.stringify([agent.id, agent.role]);
+    const open = this.#listeners.get(owner) ?? 0;
+    if (open >= MOST_LISTENERS_OF_AGENT) return failure(request.id, INTERNAL_ERROR, 'too many subscriptions are open');
+    this.#listeners.set(owner, open + 1);
+    const asked = isObject(request.params?.notifications) ? request.params.notifications : {};
+    const resourceSubscriptions = await this.#watchable(request, asked.resourceSubscriptions, caller, from);
+    const tools = asked.toolsListChanged === true && { toolsListChanged: true };
+    const tag = { [SUBSCRIPTION_KEY]: request.id };
+    let acknowledged = false;
+    const acknowledge = (notifications: object) => {
+      acknowledged = true;
+      from.notify({
+        jsonrpc: '2.0',
+        method: 'notifications/subscriptions/acknowledged',
+        params: { _meta: tag, notifications: { ...notifications, ...tools } },
+      });
+    };
+    const unlisten = tools
+      ? this.#parts.onPolicyChange(() => {
+          const changed = {
+            jsonrpc: '2.0' as const,
+            method: 'notifications/tools/list_changed',
+            params: { _meta: tag },
+          };
+          if (acknowledged) from.notify(changed);
+        })
+      : () => {};
+    const notify = (message: Notification) => {
+      if (message.method !== 'notifications/subscriptions/acknowledged') from.notify(message);
+      else acknowledge(isObject(message.params?.notifications) ? message.params.notifications : {});
+    };
+    try {
+      const { resourceSubscriptions: _all, ...lists } = asked;
+      const notifications = { ...lists, ...(resourceSubscriptions.length > 0 && { resourceSubscriptions }) };
+      const sent = { ...request, params: { ...request.params, notifications } };
+      const answer = await this.#post(sent, agent, { ...from, notify });
+      const none = answer && 'error' in answer && answer.error.code === METHOD_NOT_FOUND && !acknowledged;
+      if (!none) return answer;
+      acknowledge({});
+      await new Promise((resolve) => from.signal.addEventListener('abort', resolve, { once: true }));
+      return undefined;
+    } finally {
+      unlisten();
+      const left = (this.#listeners.get(owner) ?? 1) - 1;
+      if (left > 0) this.#listeners.set(owner, left);
+      else this.#listeners.delete(owner);
+    }
+  }
+}
+
+/** Every result of the revision says what kind it is of. */
+function complete(answer: Answer | undefined): Answer | undefined {
+  if (!answer || 'error' in answer) return answer;
+  return { ...answer, result: { resultType: 'complete', ...answer.result } };
+}
+
+/** Of what is cut down for one agent, or decided for it, nothing may be shown to another. */
+function privately(result: Result): Result {
+  const ttl = Number.isFinite(result.ttlMs) ? (result.ttlMs as number) : 0;
+  return { ...result, ttlMs: Math.max(0, Math.min(ttl, MOST_TTL_MS)), cacheScope: 'private' };
+}
+
+function discovered(result: Result): Result {
+  const { tools, ...more } = (isObject(result.capabilities) ? result.capabilities : {}) as Record<string, object>;
+  // held calls are waited for as tasks
+  const extensions = {
+    ...more.extensions,
+    [TASKS]: (more.extensions as Record<string, object> | undefined)?.[TASKS] ?? {},
+  };
+  const capabilities = { ...more, ...(tools && { tools: { ...tools, listChanged: true }, extensions }) };
+  return { ...result, supportedVersions: [MODERN, ...LEGACY], capabilities };
+}
+
+/** What is said on the way has no form that a mask could be applied to. */
+function muted(message: Notification, notify: (message: Notification) => void): void {
+  if (message.method !== 'notifications/progress') return;
+  const { message: _said, ...params } = message.params ?? {};
+  notify({ ...message, params });
+}
+
+/** What must be the same in each round of one call. */
+function essenceOf(server: string, { method, params }: Request): string {
+  const { _meta, inputResponses: _given, requestState: _state, ...asked } = params ?? {};
+  return sha256Tag(canonicalJson({ server, method, asked }));
+}
+
+/** The session that the policies see: as the client names it, else its trace (W3C Trace Context), else the agent's day. */
+function sessionOf({ params }: Request, agent: Agent): string {
+  const { [META_SESSION]: named, traceparent } = params?._meta ?? {};
+  if (typeof named === 'string' && named !== '' && named.length <= 200 && isPlain(named)) return named;
+  const trace = typeof traceparent === 'string' && /^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-/.exec(traceparent)?.[1];
+  if (trace && !/^0+$/.test(trace)) return trace;
+  return `${agent.id} ${new Date().toISOString().slice(0, 10)}`.slice(0, 200);
+}

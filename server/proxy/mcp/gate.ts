@@ -1,0 +1,473 @@
+import { setTimeout as delay } from 'node:timers/promises';
+import { knownHoldKind } from '../../domain/hold-kinds.ts';
+import type { Log } from '../../lib/log.ts';
+import { applyMasks, MASKED, type Mask, parseExact } from '../../policy/evaluation/masks.ts';
+import { type Agent, AgentError, isPlain } from '../agents.ts';
+import type { ValueRule } from '../config.ts';
+import { ControlPlaneError, type Hold } from '../control-plane.ts';
+import type { Attempt, Enforcer, Ruling } from '../decide.ts';
+import { type Holds, retryAfter } from '../holds.ts';
+import { Refusal } from '../problem.ts';
+import { isParsable } from '../requests.ts';
+import type { ToolRegistry } from '../tool-registry.ts';
+import { actionType, assertSpelling, isKnownNotification, LISTS, withoutRespelled } from './actions.ts';
+import {
+  type Answer,
+  type Failure,
+  failure,
+  type Id,
+  INTERNAL_ERROR,
+  INVALID_PARAMS,
+  isObject,
+  type Notification,
+  type Params,
+  type Request,
+  type Result,
+  type Success,
+  success,
+} from './wire.ts';
+
+/** Beside a tool's answer: what the proxy decided. In a call: the hold that it waited for. */
+const META = 'svc/decision';
+export const META_ESCROW_ID = 'svc/escrow-id';
+/** In a call: the session that it belongs to, where no session of the protocol says so. */
+export const META_SESSION = 'svc/session';
+/** How often the hold of a waiting call is looked up. */
+const LOOK_MS = 1000;
+
+/** Of answers to what is not the call of a tool: outside of what JSON-RPC and MCP reserve. */
+const DENIED = -31403;
+const HELD = -31423;
+const RATE_LIMITED = -31429;
+const WITHHELD = -31502;
+const UNDECIDED = -31503;
+
+export interface GateParts {
+  enforcer: Enforcer;
+  holds: Holds;
+  log: Log;
+  /** Name of the tool server, as policies see it. */
+  server: string;
+  /** How long a held call waits for its release before it is answered. */
+  waitMs: number;
+  /** Where the arguments of a call hold its value. */
+  value: ValueRule | undefined;
+  /** Where agents look a hold up. */
+  controlUrl: string;
+  /** What else than tools a client and a server ask for: `record` only records what would be decided. */
+  others: Others;
+  tools: ToolRegistry;
+  /** Asks the server for all of its tools, where that does not take another process of it. */
+  listTools?: () => Promise<unknown[]>;
+}
+
+export type Others = 'enforce' | 'record';
+
+/** Who asks. */
+export interface Caller {
+  /** Asked again for every decision: a credential that is revoked must not live on in a session. */
+  agent: () => Promise<Agent>;
+  /** As policies see it. */
+  session: (agent: Agent) => string;
+  sourceIp?: string | undefined;
+}
+
+/** A request that may go to the server. Exactly one of `answered` and `ended` is called when it is over. */
+export interface Admitted {
+  /** What is sent in place of this request, or of a later round of it: its arguments are masked. */
+  sent: (request: Request) => Request;
+  /** What the server says of it before it answers is not shown to the client. */
+  masked: boolean;
+  /** An approval was used up for it. */
+  spent: boolean;
+  /** Would the very same rules permit it now? For what goes to the server in several rounds. */
+  stands: () => boolean;
+  /** Records the outcome, and turns the server's answer into what the client gets. */
+  answered: (answer: Answer) => Answer;
+  /** It ended without an answer. */
+  ended: (outcome: string) => void;
+}
+
+/**
+ * The one place where messages of an MCP client become decisions: a request becomes an attempt, a ruling becomes the
+ * answer of the protocol, and the lists of a server are cut down to what the agent may use. Knows no transport.
+ */
+export class Gate {
+  readonly #parts: GateParts;
+
+  constructor(parts: GateParts) {
+    this.#parts = parts;
+  }
+
+  /** The tool server, as policies see it. */
+  get server(): string {
+    return this.#parts.server;
+  }
+
+  /** Is a request of this method an action, which must be admitted? */
+  governs(method: string): boolean {
+    return actionType(method) !== undefined;
+  }
+
+  /** May a client's notification go to the server? None that could be an action of a server's own making does. */
+  passes(message: Notification): boolean {
+    return isKnownNotification(message) || (this.#parts.others === 'record' && !this.governs(message.method));
+  }
+
+  /**
+   * Decides a request and records the decision; a held one waits for its release as long as the settings say, telling so
+   * by `notify` (`waitMs` instead of the settings). With `refused`, it is denied for that reason whatever the policies say. `of: 'server'` is a request of
+   * the server to the client, which cannot be held. Resolves with what may go on, with the answer that is given instead
+   * (and the hold that it is about), or with nothing when `signal` has fired: then nothing may be sent. Never rejects.
+   */
+  async admit(
+    request: Request,
+    caller: Caller,
+    on: {
+      signal: AbortSignal;
+      notify: (message: Notification) => void;
+      refused?: string;
+      of?: 'server';
+      waitMs?: number | undefined;
+    },
+  ): Promise<Admitted | Refused | undefined> {
+    const refuse = (code: number, message: string, meta: Record<string, unknown>): Refused => ({
+      instead:
+        request.method === 'tools/call'
+          ? toolRefusal(request.id, message, meta)
+          : refusal(request.id, code, message, meta),
+    });
+    try {
+      const attempt = await this.#attempt(request, caller);
+      const refused = on.refused ?? (await this.#unfit(request, attempt));
+      if (refused !== undefined) attempt.refused = refused;
+      if (on.of === 'server') attempt.unholdable = 'what a server asks its client cannot be held';
+      const records = this.#parts.others === 'record' && request.method !== 'tools/call' && on.refused === undefined;
+      if (records) {
+        attempt.unholdable = 'this is only recorded';
+        attempt.context = { enforced: false };
+      }
+      const ruling = await this.#ruled(attempt, request, caller, on);
+      if (on.signal.aborted) {
+        if ('done' in ruling) ruling.done('cancelled before it was forwarded');
+        return undefined;
+      }
+      if ('done' in ruling) {
+        if (ruling.masks.length === 0 || request.params?.task === undefined) return admitted(request.method, ruling);
+        // its result would come later, by another request, and not be masked
+        ruling.done('not forwarded: a task cannot be masked');
+        return refuse(WITHHELD, 'A policy masks this tool, so it cannot run as a task.', { code: 'MASKING_FAILED' });
+      }
+      if (records) return unruled(ruling);
+      const { code, text, meta } = this.#refusal(ruling);
+      return { ...refuse(code, text, meta), ...(ruling.decision === 'escrow' && { hold: ruling.hold }) };
+    } catch (error) {
+      if (on.signal.aborted) return undefined;
+      if (error instanceof Refusal) {
+        return refuse(UNDECIDED, error.message, { code: error.code, escrow_id: error.more.escrowId });
+      }
+      if (error instanceof AgentError) {
+        this.#parts.log.warn({ detail: error.message }, 'no agent');
+        return refuse(DENIED, 'The proxy does not know this agent.', { code: 'UNAUTHENTICATED' });
+      }
+      if (error instanceof RangeError) return { instead: failure(request.id, INVALID_PARAMS, error.message) };
+      this.#parts.log.error({ err: error }, 'the proxy failed');
+      return { instead: failure(request.id, INTERNAL_ERROR, 'the proxy failed; nothing was done') };
+    }
+  }
+
+  /** Is the result of this method a list that the gate cuts down? */
+  lists(method: string): boolean {
+    return Object.hasOwn(LISTS, method);
+  }
+
+  /**
+   * The list without what the agent could not ask for, whatever the arguments; where the server enforces, each tool as it
+   * was approved. `asked` is what the client asked for it with.
+   */
+  async listed(method: string, result: Result, caller: Caller, asked: Params | undefined): Promise<Result> {
+    const { member, method: asks } = LISTS[method]!;
+    const agent = await caller.agent().catch((error) => {
+      if (error instanceof AgentError) return undefined;
+      throw error;
+    });
+    const all = result[member];
+    const { enforcer, server, others, tools: registry } = this.#parts;
+    if (method === 'tools/list' && Array.isArray(all)) {
+      registry.observe(server, all, { cursor: asked?.cursor, next: result.nextCursor });
+    }
+    if (!agent || !Array.isArray(all)) return { ...result, [member]: [] };
+    if (asks !== 'tools/call') {
+      const { denied } = enforcer.outlook(agent, actionType(asks)!, asks, server);
+      return { ...result, [member]: denied && others === 'enforce' ? [] : all };
+    }
+    const tools = (await registry.shown(server, all)).flatMap((tool: unknown) => {
+      const name = isObject(tool) ? tool.name : undefined;
+      // a name that cannot be decided on cannot be called
+      if (typeof name !== 'string' || name === '' || name.length > 200 || !isPlain(name)) return [];
+      const { denied, masked } = enforcer.outlook(agent, 'tool_call', name, server);
+      if (denied) return [];
+      // clients check an answer against the schema that the tool has promised; a mask is a text, whatever was there
+      const { outputSchema, ...rest } = withoutRespelled(tool as Record<string, unknown>);
+      return [masked || outputSchema === undefined ? rest : { ...rest, outputSchema }];
+    });
+    return { ...result, tools };
+  }
+
+  async #attempt(request: Request, caller: Caller): Promise<Attempt> {
+    const { method } = request;
+    assertSpelling(request);
+    const { _meta, inputResponses: _given, requestState: _state, ...params } = request.params ?? {};
+    const isTool = method === 'tools/call';
+    const name = isTool ? params.name : method;
+    const args = isTool ? (params.arguments ?? {}) : params;
+    if (typeof name !== 'string' || name === '' || name.length > 200 || !isPlain(name)) {
+      throw new RangeError(`the name of the ${isTool ? 'tool' : 'method'} is no name of at most 200 characters`);
+    }
+    if (!isObject(args)) throw new RangeError('the arguments are not an object');
+    const { server, value } = this.#parts;
+    const escrowId = _meta?.[META_ESCROW_ID];
+    const agent = await caller.agent();
+    const what = isTool ? undefined : [params.uri, params.name, params.taskId].find((one) => typeof one === 'string');
+    return {
+      agent,
+      action_type: actionType(method) ?? 'mcp_request',
+      tool_name: name,
+      tool_server: server,
+      ...(isTool && { tool_pin: await this.#pin(name) }),
+      arguments: args,
+      ...(isTool && { value }),
+      session_id: caller.session(agent),
+      source_ip: caller.sourceIp,
+      summary: isTool ? `tool ${name} of ${server}` : `${method}${what === undefined ? '' : ` ${what}`} of ${server}`,
+      ...(typeof escrowId === 'string' && escrowId.length <= 200 && { escrowId }),
+      // an agent that is a language model repeats its call; it has no headers to set
+      resume: true,
+    };
+  }
+
+  /** Why the arguments of a call of a tool are denied before any policy is asked. */
+  async #unfit({ method }: Request, { tool_name, arguments: args }: Attempt): Promise<string | undefined> {
+    return method === 'tools/call' ? this.#parts.tools.refusal(this.#parts.server, tool_name, args) : undefined;
+  }
+
+  /** The definition of the tool as clients see it now. */
+  #pin(name: string): Promise<string | null | undefined> {
+    const { tools, server, listTools } = this.#parts;
+    return tools.pin(server, name, listTools);
+  }
+
+  /** The ruling; a held call waits for its release as long as the settings say, and is then decided again. */
+  async #ruled(
+    attempt: Attempt,
+    request: Request,
+    caller: Caller,
+    {
+      signal,
+      notify,
+      waitMs = this.#parts.waitMs,
+    }: { signal: AbortSignal; notify: (message: Notification) => void; waitMs?: number | undefined },
+  ): Promise<Ruling> {
+    const first = await this.#parts.enforcer.rule(attempt);
+    if (first.decision !== 'escrow' || waitMs === 0) return first;
+    const end = Date.now() + waitMs;
+    let { hold } = first;
+    for (let n = 1; hold.status === 'held' && Date.now() < end && !signal.aborted; n++) {
+      const waiting = waitingFor(request, n, hold);
+      if (waiting) notify(waiting);
+      await delay(Math.min(LOOK_MS, end - Date.now()), undefined, { signal }).catch(() => undefined);
+      hold = await this.#parts.holds.get(hold.id).catch((error) => {
+        // while the control plane is away the hold stays what it was
+        if (error instanceof ControlPlaneError) return hold;
+        throw error;
+      });
+    }
+    if (hold.status === 'held' || signal.aborted) return { ...first, hold };
+    // its credential may have been revoked while it waited, and the tool may have changed
+    const pin = request.method === 'tools/call' && { tool_pin: await this.#pin(attempt.tool_name) };
+    return this.#parts.enforcer.rule({ ...attempt, ...pin, agent: await caller.agent(), escrowId: hold.id });
+  }
+
+  #refusal(ruling: Refusing): { code: number; text: string; meta: Record<string, unknown> } {
+    const { decision, eventId } = ruling;
+    const known = { decision, event_id: eventId };
+    switch (ruling.decision) {
+      case 'deny':
+        return { code: DENIED, text: `Denied: ${ruling.reason}.`, meta: { ...known, reason: ruling.reason } };
+      case 'rate_limited': {
+        const text = `A limit is exceeded. Call the tool again in ${ruling.retryAfter} s.`;
+        return { code: RATE_LIMITED, text, meta: { ...known, retry_after: ruling.retryAfter } };
+      }
+      case 'escrow': {
+        const { hold, reason } = ruling;
+        const seconds = retryAfter(hold, Date.now());
+        const heldFor = knownHoldKind(hold.hold_type)?.heldFor ?? 'for approval';
+        return {
+          code: HELD,
+          text: `Held ${heldFor} as ${hold.id}${reason ? `: ${reason}` : ''}. Nothing was done yet. When it is released, call the same tool again with exactly the same arguments; it will then run, once. Ask again in ${seconds} s at the earliest; the hold ends at ${hold.expires_at}.`,
+          meta: {
+            ...known,
+            escrow_id: hold.id,
+            escrow_status: hold.status,
+            hold_type: hold.hold_type,
+            required_approvals: hold.required_approvals,
+            current_approvals: hold.current_approvals,
+            expires_at: hold.expires_at,
+            status_url: `${this.#parts.controlUrl}/v1/escrow/${hold.id}`,
+            retry_after: seconds,
+          },
+        };
+      }
+    }
+  }
+}
+
+type Refusing = Exclude<Ruling, { done: (outcome: string) => void }>;
+
+/** What the client, or the server, gets instead of what it asked for. */
+export interface Refused {
+  instead: Answer;
+  /** What it waits for, where it is held. */
+  hold?: Hold;
+}
+
+/** That a held call waits; nothing where the client wants no progress. */
+function waitingFor({ params }: Request, progress: number, hold: Hold): Notification | undefined {
+  const progressToken = params?._meta?.progressToken;
+  if (progressToken === undefined) return undefined;
+  const message = `waiting for approval (${hold.current_approvals} of ${hold.required_approvals})`;
+  return { jsonrpc: '2.0', method: 'notifications/progress', params: { progressToken, progress, message } };
+}
+
+function admitted(method: string, ruling: Extract<Ruling, { done: unknown }>): Admitted {
+  const { masks, done, eventId, decision, spent, stands } = ruling;
+  return {
+    sent: (request) => {
+      const { _meta, inputResponses, requestState, ...asked } = request.params ?? {};
+      const { [META_ESCROW_ID]: _hold, [META_SESSION]: _session, ...meta } = _meta ?? {};
+      const params = {
+        ...(masks.length > 0 ? maskParams(method, asked, masks) : asked),
+        ...(inputResponses !== undefined && { inputResponses }),
+        ...(requestState !== undefined && { requestState }),
+        ...(_meta && { _meta: meta }),
+      };
+      return { ...request, ...(request.params && { params }) };
+    },
+    masked: masks.length > 0,
+    spent,
+    stands,
+    ended: done,
+    answered: (answer) => {
+      if ('error' in answer) {
+        done(`error ${answer.error.code}`);
+        if (masks.length === 0) return answer;
+        // an error's data is as free as a result, and has no form that a mask could be sure of
+        return failure(answer.id, answer.error.code, 'the tool failed; a policy masks what it said');
+      }
+      const mask = method === 'tools/call' ? maskTool : method === 'resources/read' ? maskResource : () => undefined;
+      const masked = masks.length > 0 ? mask(answer.result, masks) : answer.result;
+      done(masked ? (masked.isError ? 'tool error' : 'ok') : 'withheld: the answer cannot be masked');
+      const withheld = 'It was done, but the answer is withheld: a policy masks it, and it is not JSON.';
+      if (!masked && method !== 'tools/call') return refusal(answer.id, WITHHELD, withheld, { code: 'MASKING_FAILED' });
+      const result = masked ?? toolRefusal(answer.id, withheld, { code: 'MASKING_FAILED' }).result;
+      // what the server says under this name is not the proxy's word
+      const own = masked ? {} : (result._meta?.[META] as object);
+      const decided = { ...own, decision, event_id: eventId };
+      return { ...answer, result: { ...result, _meta: { ...result._meta, [META]: decided } } };
+    },
+  };
+}
+
+/** What goes on although the policies did not permit it, because it is only recorded. */
+function unruled({ decision, eventId }: Refusing): Admitted {
+  return {
+    sent: (request) => request,
+    masked: false,
+    spent: false,
+    // nothing is permitted by it
+    stands: () => false,
+    ended: () => {},
+    answered: (answer) => {
+      if ('error' in answer) return answer;
+      const decided = { decision, event_id: eventId, enforced: false };
+      return { ...answer, result: { ...answer.result, _meta: { ...answer.result._meta, [META]: decided } } };
+    },
+  };
+}
+
+/** With the masks where policies see the arguments: for a tool its own, else all of what is asked. */
+function maskParams(method: string, asked: Params, masks: readonly Mask[]): Params {
+  const masked = (value: unknown) => applyMasks(structuredClone(value), masks);
+  if (method === 'tools/call') {
+    return { ...asked, ...(asked.arguments !== undefined && { arguments: masked(asked.arguments) }) };
+  }
+  const params = masked(asked);
+  return isObject(params) ? params : {};
+}
+
+/** What a tool answers, as far as the proxy makes or masks it. */
+type ToolResult = Result & {
+  content?: { type: string; text: string }[];
+  structuredContent?: unknown;
+  isError?: boolean;
+};
+
+function known(meta: Record<string, unknown>): Record<string, unknown> {
+  return { [META]: Object.fromEntries(Object.entries(meta).filter(([, value]) => value !== undefined)) };
+}
+
+/** As a model reads it: an error of the tool. */
+function toolRefusal(id: Id, text: string, meta: Record<string, unknown>): Success {
+  return success(id, { content: [{ type: 'text', text }], isError: true, _meta: known(meta) });
+}
+
+function refusal(id: Id, code: number, text: string, meta: Record<string, unknown>): Failure {
+  return failure(id, code, text, known(meta));
+}
+
+/** The result with its masks applied; undefined where some of it is not JSON, so that nobody could tell what it shows. */
+function maskTool(result: ToolResult, masks: readonly Mask[]): ToolResult | undefined {
+  // what is not the answer of the tool, such as a wish for input or a task, has no form to be sure of
+  if (result.resultType !== undefined && result.resultType !== 'complete') return undefined;
+  const { content: given = [], structuredContent: structured, isError } = result;
+  if (!Array.isArray(given) || (structured !== undefined && Object(structured) !== structured)) return undefined;
+  const content: ToolResult['content'] = [];
+  for (const item of given as unknown[]) {
+    const text = isObject(item) && item.type === 'text' ? maskText(item.text, masks) : undefined;
+    if (text === undefined) return undefined;
+    content.push({ type: 'text', text });
+  }
+  return {
+    content,
+    ...(isError !== undefined && { isError }),
+    ...(structured !== undefined && { structuredContent: asObject(applyMasks(structuredClone(structured), masks)) }),
+  };
+}
+
+function maskResource(result: Result, masks: readonly Mask[]): Result | undefined {
+  if (!Array.isArray(result.contents)) return undefined;
+  const contents: Result[] = [];
+  for (const item of result.contents as unknown[]) {
+    const { uri, mimeType, text: given } = isObject(item) ? item : {};
+    const text = maskText(given, masks);
+    if (text === undefined) return undefined;
+    contents.push({ uri, ...(mimeType !== undefined && { mimeType }), text });
+  }
+  return { contents };
+}
+
+function maskText(text: unknown, masks: readonly Mask[]): string | undefined {
+  if (typeof text !== 'string' || !isParsable(Buffer.from(text))) return undefined;
+  try {
+    const masked = applyMasks(parseExact(text), masks);
+    // prose in quotes is JSON as well, and has no members that a mask could select
+    return typeof masked === 'string' && masked !== MASKED ? undefined : JSON.stringify(masked);
+  } catch {
+    return undefined;
+  }
+}
+
+/** Structured content is an object, also where all of it is masked. */
+function asObject(value: unknown): Record<string, unknown> {
+  return typeof value === 'object' && value !== null ? (value as Record<string, unknown>) : { masked: value };
+}

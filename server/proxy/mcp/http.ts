@@ -1,0 +1,398 @@
+import { randomUUID } from 'node:crypto';
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import { Readable } from 'node:stream';
+import { WebStandardStreamableHTTPServerTransport } from '@modelcontextprotocol/server';
+import type { Log } from '../../lib/log.ts';
+import type { Agent } from '../agents.ts';
+import type { McpRoute } from '../config.ts';
+import { Refusal } from '../problem.ts';
+import { collect, isUtf8Charset, mediaType, readJson } from '../requests.ts';
+import { Exchange } from './exchange.ts';
+import { Gate, type GateParts } from './gate.ts';
+import { headerMismatch } from './headers.ts';
+import { HttpPlace } from './http-place.ts';
+import { Rounds } from './rounds.ts';
+import { Seal } from './seal.ts';
+import { Session } from './session.ts';
+import { Turns } from './turns.ts';
+import { Upstream } from './upstream.ts';
+import { Waiting } from './waiting.ts';
+import {
+  type Answer,
+  asMessage,
+  claimedVersion,
+  failure,
+  HEADER_MISMATCH,
+  INVALID_REQUEST,
+  isObject,
+  type Link,
+  METHOD_NOT_FOUND,
+  MISSING_CAPABILITY,
+  MODERN,
+  type Notification,
+  UNSUPPORTED_VERSION,
+} from './wire.ts';
+
+/** A session that was idle for this long is ended. */
+const IDLE_MS = 30 * 60_000;
+/** How long a server may take to list its tools before a call of one is decided. */
+const LIST_MS = 10_000;
+const MOST_SESSIONS = 10_000;
+const MOST_SESSIONS_OF_AGENT = 100;
+/** So that nothing on the way takes a quiet stream for one that has ended. */
+const KEEP_ALIVE_MS = 15_000;
+/** A client that reads no more of its stream is given up. */
+const MOST_UNREAD_BYTES = 64 * 1024 * 1024;
+
+interface Open {
+  session: Session;
+  transport: WebStandardStreamableHTTPServerTransport;
+  route: McpRoute;
+  /** Of the agent that began it. */
+  owner: string;
+  identify: () => Promise<Agent>;
+  usedAt: number;
+  streams: number;
+  /** Its client may send further requests. */
+  begun: boolean;
+}
+
+interface FrontParts extends Omit<GateParts, 'server' | 'waitMs' | 'value' | 'others' | 'listTools'> {
+  onPolicyChange: (listener: () => void) => () => void;
+  /** The longest body of a request. */
+  maxBodyBytes: number;
+  /** The longest message of a server. */
+  maxMessageBytes: number;
+  names: readonly string[];
+  /** What the states of open calls are sealed with; the same in each proxy of one key. */
+  secret: () => string;
+  log: Log;
+}
+
+interface Server {
+  gate: Gate;
+  upstream: Upstream;
+  exchange: Exchange;
+}
+
+/** MCP servers that speak Streamable HTTP, for clients with sessions (up to 2025-11-25) and without (2026-07-28). */
+export class McpFront {
+  readonly #parts: FrontParts;
+  readonly #maxBodyBytes: number;
+  readonly #names: readonly string[];
+  readonly #sessions = new Map<string, Open>();
+  readonly #servers = new Map<McpRoute, Server>();
+  readonly #rounds: Rounds;
+  readonly #turns = new Turns({ atOnce: 8, mostWaiting: 1000 });
+  readonly #seal: Seal;
+  readonly #sweep: NodeJS.Timeout;
+
+  constructor(parts: FrontParts) {
+    this.#parts = parts;
+    this.#names = parts.names;
+    this.#maxBodyBytes = parts.maxBodyBytes;
+    this.#rounds = new Rounds(parts.secret);
+    this.#seal = new Seal(parts.secret);
+    this.#sweep = setInterval(() => {
+      for (const { session, usedAt, streams } of this.#sessions.values()) {
+        if (streams === 0 && Date.now() - usedAt > IDLE_MS) void session.close();
+      }
+    }, 60_000).unref();
+  }
+
+  get sessions(): number {
+    return this.#sessions.size;
+  }
+
+  async serve(
+    route: McpRoute,
+    identify: () => Promise<Agent>,
+    request: IncomingMessage,
+    response: ServerResponse,
+    sourceIp: string | undefined,
+  ): Promise<void> {
+    this.#assertOwnSite(request);
+    const agent = await identify();
+    const body = request.method === 'POST' ? await this.#read(request) : undefined;
+    const owner = JSON.stringify([agent.id, agent.role]);
+    if (isCostly(body)) {
+      const done = await this.#turns.take(`${owner} ${route.path}`);
+      if (!done) throw new Refusal(429, 'RATE_LIMITED', 'too many lists and sessions are asked for', { retryAfter: 5 });
+      if (response.destroyed) return done();
+      response.once('close', done);
+    }
+    if (body !== undefined && standsAlone(body, request)) {
+      await this.#exchange(route, identify, body, request, response, sourceIp);
+      return;
+    }
+    const id = request.headers['mcp-session-id'];
+    const open =
+      id === undefined ? await this.#begin(route, owner, identify, sourceIp) : this.#sessions.get(String(id));
+    // to a client, another agent's session is like one that has ended: it begins a new one
+    if (!open || open.owner !== owner || open.route !== route || (id !== undefined && !open.begun)) {
+      throw new Refusal(404, 'NOT_FOUND', 'there is no such session');
+    }
+    open.identify = identify;
+    open.usedAt = Date.now();
+    open.streams++;
+    response.once('close', () => {
+      open.streams--;
+      open.usedAt = Date.now();
+      // nothing is kept without a successful initialization
+      if (!open.session.initialized && open.streams === 0) void open.session.close();
+    });
+    await answerWeb(await open.transport.handleRequest(webRequest(request), { parsedBody: body }), response);
+  }
+
+  /** One request of the revision without sessions. */
+  async #exchange(
+    route: McpRoute,
+    agent: () => Promise<Agent>,
+    body: unknown,
+    request: IncomingMessage,
+    response: ServerResponse,
+    sourceIp: string | undefined,
+  ): Promise<void> {
+    const message = asMessage(body);
+    if (!message || !('method' in message)) {
+      const id = isObject(body) && (typeof body.id === 'string' || Number.isSafeInteger(body.id)) ? body.id : null;
+      const why = 'the body must be one request or notification of JSON-RPC 2.0';
+      sendJson(response, 400, { ...failure(0, INVALID_REQUEST, why), id });
+      return;
+    }
+    if (!('id' in message)) {
+      // none is sent over HTTP in this revision: a request is cancelled by closing its stream
+      response.writeHead(202).end();
+      return;
+    }
+    const gone = new AbortController();
+    response.once('close', () => gone.abort());
+    const stream = new Stream(response);
+    const answer = await this.#serverOf(route).exchange.serve(message, {
+      agent,
+      sourceIp,
+      signal: gone.signal,
+      notify: (notification) => stream.notify(notification),
+      headers: request.headers,
+      mismatch: headerMismatch(message, request.headers),
+    });
+    stream.end(answer);
+  }
+
+  /** The messages of a request. Throws a Refusal on what is too long or has more than one reading. */
+  async #read(request: IncomingMessage): Promise<unknown> {
+    const { type, charset } = mediaType(request.headers['content-type']) ?? {};
+    if (type !== 'application/json' || !isUtf8Charset(charset) || request.headers['content-encoding'] !== undefined) {
+      throw new Refusal(415, 'UNSUPPORTED_MEDIA_TYPE', 'messages must come as JSON in UTF-8, without a content coding');
+    }
+    const bytes = await collect(request, this.#maxBodyBytes);
+    if (!bytes) throw new Refusal(413, 'PAYLOAD_TOO_LARGE', `messages may have ${this.#maxBodyBytes} bytes`);
+    return readJson(bytes);
+  }
+
+  /**
+   * Throws a Refusal where a page of another site sends the request: one that a browser was led to by a name that has
+   * come to mean this machine (DNS rebinding) gives itself away by `Host`, any other by `Origin`.
+   */
+  #assertOwnSite({ headers, socket }: IncomingMessage): void {
+    const hostOf = (url: string) => (URL.canParse(url) ? new URL(url).hostname : undefined);
+    const host = hostOf(`http://${headers.host}`);
+    const isLocal = /^(?:127\.|::1$|::ffff:127\.)/.test(socket.localAddress ?? '');
+    const local = host !== undefined && /^(?:localhost|127(?:\.\d+){3}|\[::1\])$/.test(host);
+    const named = host !== undefined && this.#names.includes(host);
+    if (host === undefined || !(named || local || (!isLocal && this.#names.length === 0))) {
+      throw new Refusal(403, 'FORBIDDEN', 'the request is for another host than this one (see SVC_PROXY_NAMES)');
+    }
+    const { origin } = headers;
+    if (origin === undefined) return;
+    const site = hostOf(origin);
+    if (site === undefined || (site !== host && !this.#names.includes(site))) {
+      throw new Refusal(403, 'FORBIDDEN', 'the request comes from a page of another site');
+    }
+  }
+
+  async stop(): Promise<void> {
+    clearInterval(this.#sweep);
+    this.#rounds.close();
+    await Promise.all([...this.#sessions.values()].map(({ session }) => session.close()));
+    await Promise.all([...this.#servers.values()].map(({ upstream }) => upstream.close()));
+  }
+
+  async #begin(
+    route: McpRoute,
+    owner: string,
+    identify: () => Promise<Agent>,
+    sourceIp: string | undefined,
+  ): Promise<Open> {
+    this.#makeRoom(owner);
+    const name = randomUUID();
+    const transport = new WebStandardStreamableHTTPServerTransport({
+      sessionIdGenerator: () => name,
+      onsessioninitialized: () => {
+        open.begun = true;
+      },
+    });
+    const { gate, upstream } = this.#serverOf(route);
+    const server = upstream.link();
+    const open: Open = {
+      session: new Session({
+        ...this.#parts,
+        gate,
+        client: transport as unknown as Link,
+        server,
+        caller: { agent: () => open.identify(), session: () => name, sourceIp },
+        // the server may keep a session of its own, which ends with this one
+        ending: async () => server.terminate?.(),
+      }),
+      transport,
+      route,
+      owner,
+      identify,
+      usedAt: Date.now(),
+      streams: 0,
+      begun: false,
+    };
+    open.session.onClose = () => this.#sessions.delete(name);
+    // before it has started, so that sessions that begin at the same time count
+    this.#sessions.set(name, open);
+    await open.session.start();
+    return open;
+  }
+
+  #serverOf(route: McpRoute): Server {
+    const known = this.#servers.get(route);
+    if (known) return known;
+    const { log, maxMessageBytes: maxBytes } = this.#parts;
+    const { server, value, wait_seconds, others } = route;
+    const upstream = new Upstream(new HttpPlace({ url: new URL(route.mcp), headers: () => route.headers, maxBytes }), {
+      log,
+    });
+    const gate = new Gate({
+      ...this.#parts,
+      server,
+      value,
+      others,
+      waitMs: wait_seconds * 1000,
+      listTools: () => upstream.tools(AbortSignal.timeout(LIST_MS)),
+    });
+    const waiting = new Waiting({ ...this.#parts, server, seal: this.#seal });
+    const exchange = new Exchange({ ...this.#parts, gate, upstream, rounds: this.#rounds, waiting });
+    const made = { gate, upstream, exchange };
+    this.#servers.set(route, made);
+    return made;
+  }
+
+  /**
+   * An agent at its limit loses the session that was idle for the longest; where all of them are in use it is refused.
+   * Where all agents together are at the limit, the one with the most sessions loses one.
+   */
+  #makeRoom(owner: string): void {
+    const byOwner = Map.groupBy(this.#sessions.values(), (open) => open.owner);
+    let crowd = byOwner.get(owner) ?? [];
+    if (crowd.length < MOST_SESSIONS_OF_AGENT) {
+      if (this.#sessions.size < MOST_SESSIONS) return;
+      for (const sessions of byOwner.values()) if (sessions.length > crowd.length) crowd = sessions;
+    }
+    const [idle] = crowd
+      .filter(({ streams, session }) => streams === 0 && !session.busy)
+      .sort((a, b) => a.usedAt - b.usedAt);
+    if (!idle) throw new Refusal(429, 'RATE_LIMITED', 'too many sessions are in use', { retryAfter: 60 });
+    // removed before it has ended, which may take its server some time
+    for (const [name, open] of this.#sessions) if (open === idle) this.#sessions.delete(name);
+    void idle.session.close();
+  }
+}
+
+/** Begins a session, or asks for a list: much work for a short request, which policies do not limit. */
+function isCostly(body: unknown): boolean {
+  return (Array.isArray(body) ? body : [body]).some(
+    (one) => isObject(one) && /^(?:initialize|server\/discover|[\w/]+\/list)$/.test(String(one.method)),
+  );
+}
+
+/** Does the message belong to no session: does it, or its header, name a revision without any? */
+function standsAlone(body: unknown, { headers }: IncomingMessage): boolean {
+  if (Array.isArray(body)) return body.some((one) => claimedVersion(one) !== undefined);
+  const named = String(headers['mcp-protocol-version'] ?? '');
+  const asks = isObject(body) && body.method === 'server/discover';
+  return asks || claimedVersion(body) !== undefined || (/^\d{4}-\d{2}-\d{2}$/.test(named) && named >= MODERN);
+}
+
+/** The statuses that the revision demands; every other answer is the application's own. */
+function statusOf(answer: Answer): number {
+  if ('result' in answer) return 200;
+  const { code, data } = answer.error;
+  if (code === METHOD_NOT_FOUND) return 404;
+  if ([HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION, INVALID_REQUEST].includes(code)) return 400;
+  return isObject(data) && data.envelope === true ? 400 : 200;
+}
+
+function sendJson(response: ServerResponse, status: number, value: unknown): void {
+  const body = JSON.stringify(value);
+  response
+    .writeHead(status, {
+      'content-type': 'application/json',
+      'content-length': Buffer.byteLength(body),
+      'cache-control': 'no-store',
+    })
+    .end(body);
+}
+
+/** The answer to one request: JSON, or a stream of events where something has to be said before. */
+class Stream {
+  readonly #response: ServerResponse;
+  #alive: NodeJS.Timeout | undefined;
+
+  constructor(response: ServerResponse) {
+    this.#response = response;
+  }
+
+  notify(message: Notification): void {
+    const response = this.#response;
+    if (response.destroyed || response.writableEnded) return;
+    if (!response.headersSent) {
+      response.writeHead(200, {
+        'content-type': 'text/event-stream',
+        'cache-control': 'no-store',
+        'x-accel-buffering': 'no',
+      });
+      this.#alive = setInterval(() => response.write(':\n\n'), KEEP_ALIVE_MS).unref();
+      response.once('close', () => clearInterval(this.#alive));
+    }
+    response.write(event(message));
+    if (response.writableLength > MOST_UNREAD_BYTES) response.destroy();
+  }
+
+  end(answer: Answer | undefined): void {
+    const response = this.#response;
+    clearInterval(this.#alive);
+    if (response.destroyed) return;
+    if (!answer) response.destroy();
+    else if (response.headersSent) response.end(event(answer));
+    else sendJson(response, statusOf(answer), answer);
+  }
+}
+
+/** JSON has no line breaks, so that nothing in a message can end its event. */
+function event(message: Notification | Answer): string {
+  return `event: message\ndata: ${JSON.stringify(message)}\n\n`;
+}
+
+function webRequest({ method = 'GET', headers, url = '/' }: IncomingMessage): Request {
+  const given = new Headers();
+  for (const [name, value] of Object.entries(headers)) if (typeof value === 'string') given.set(name, value);
+  return new Request(new URL(url, 'http://proxy.invalid'), { method, headers: given });
+}
+
+async function answerWeb(answer: Response, response: ServerResponse): Promise<void> {
+  response.writeHead(answer.status, Object.fromEntries(answer.headers));
+  if (!answer.body) {
+    response.end();
+    return;
+  }
+  response.flushHeaders();
+  const body = Readable.fromWeb(answer.body as Parameters<typeof Readable.fromWeb>[0]);
+  body.on('error', () => response.destroy());
+  response.once('close', () => body.destroy());
+  body.pipe(response);
+}

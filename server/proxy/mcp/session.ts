@@ -1,0 +1,272 @@
+import type { Log } from '../../lib/log.ts';
+import type { Admitted, Caller, Gate } from './gate.ts';
+import { isSessionLost, MASKED_MEANWHILE } from './place.ts';
+import {
+  type Answer,
+  failure,
+  type Id,
+  INTERNAL_ERROR,
+  INVALID_REQUEST,
+  type Link,
+  type Message,
+  type Notification,
+  type Params,
+  type Request,
+  type Result,
+} from './wire.ts';
+
+export interface SessionParts {
+  gate: Gate;
+  log: Log;
+  client: Link;
+  server: Link;
+  caller: Caller;
+  /** Calls back when the policies in force have changed; the function that it returns ends that. */
+  onPolicyChange: (listener: () => void) => () => void;
+  /** Before the transports are closed. */
+  ending?: () => Promise<void>;
+}
+
+/** What a server may say at any time: none of it has a text of the server's. */
+const SAYS_NOTHING = /^ping$|^roots\/list$|\/list_changed$|^notifications\/resources\/updated$/;
+
+interface Pending {
+  /** The client's own id. */
+  id: Id;
+  method: string;
+  params: Params | undefined;
+  progressToken?: string | number;
+  admitted?: Admitted;
+}
+
+/**
+ * One MCP session of the eras with `initialize`: a client on one side, a tool server on the other, every message passed
+ * on as it is but for what the gate governs and the lists that it cuts down.
+ *
+ * The proxy stands between the two transports and not between two protocol objects, so that sampling, elicitation,
+ * resources, progress and what later versions add pass through unread. Requests go to the server under
+ * numbers of its own: a client that uses an id twice at the same time cannot have one answer taken for another's.
+ */
+export class Session {
+  readonly #parts: SessionParts;
+  readonly #client: Link;
+  readonly #server: Link;
+  readonly #pending = new Map<number, Pending>();
+  /** Calls that are decided or wait for a release, by the client's id. */
+  readonly #deciding = new Map<Id, AbortController>();
+  #next = 0;
+  #closed = false;
+  readonly #ended = new AbortController();
+  /** The server has taken the client's initialization. */
+  initialized = false;
+  #unlisten = () => {};
+  /** Called once, when either side has ended. */
+  onClose: () => unknown = () => {};
+
+  constructor(parts: SessionParts) {
+    this.#parts = parts;
+    this.#client = parts.client;
+    this.#server = parts.server;
+  }
+
+  async start(): Promise<void> {
+    const { log } = this.#parts;
+    this.#server.onmessage = (message) => this.#fromServer(message);
+    this.#client.onmessage = (message) => this.#fromClient(message);
+    this.#server.onerror = (err) => log.warn({ err }, 'the tool server');
+    this.#client.onerror = (err) => log.debug({ err }, 'the MCP client');
+    this.#server.onclose = () => void this.close();
+    this.#client.onclose = () => void this.close();
+    await this.#server.start();
+    await this.#client.start();
+  }
+
+  /** Requests that have no answer yet. */
+  get busy(): boolean {
+    return this.#pending.size > 0 || this.#deciding.size > 0;
+  }
+
+  async close(): Promise<void> {
+    if (this.#closed) return;
+    this.#closed = true;
+    this.#ended.abort();
+    this.#unlisten();
+    for (const waiting of this.#deciding.values()) waiting.abort();
+    for (const { admitted } of this.#pending.values()) admitted?.ended('the session ended');
+    this.#pending.clear();
+    await this.#parts
+      .ending?.()
+      .catch((err) => this.#parts.log.debug({ err }, 'the session could not be ended at the server'));
+    await Promise.allSettled([this.#client.close(), this.#server.close()]);
+    this.onClose();
+  }
+
+  #fromClient(message: Message): void {
+    if (!('method' in message)) {
+      this.#pass(this.#server, message);
+    } else if ('id' in message) {
+      if (this.#isInUse(message.id)) {
+        this.#pass(this.#client, failure(message.id, INVALID_REQUEST, 'the id of this request is in use'));
+      } else if (this.#parts.gate.governs(message.method)) void this.#govern(message);
+      else this.#request(message);
+    } else if (message.method === 'notifications/cancelled') {
+      this.#cancelled(message.params?.requestId as Id, message);
+    } else if (this.#parts.gate.passes(message)) {
+      this.#pass(this.#server, message);
+    } else {
+      // a call that asks for no answer is no request, and is not made
+      this.#parts.log.warn({ method: message.method }, 'a notification that is none of the protocol was dropped');
+    }
+  }
+
+  /** Two answers to one id could be taken for each other. */
+  #isInUse(id: Id): boolean {
+    return this.#deciding.has(id) || this.#pending.values().some((pending) => pending.id === id);
+  }
+
+  #request(request: Request, admitted?: Admitted): void {
+    const number = ++this.#next;
+    const token = request.params?._meta?.progressToken;
+    this.#pending.set(number, {
+      id: request.id,
+      method: request.method,
+      params: request.params,
+      ...(token !== undefined && { progressToken: token }),
+      ...(admitted && { admitted }),
+    });
+    this.#server.send({ ...request, id: number }).catch((err) => {
+      this.#parts.log.warn({ err }, 'the tool server did not take a request');
+      const failed = this.#pending.get(number);
+      this.#pending.delete(number);
+      failed?.admitted?.ended('tool server unreachable');
+      if (failed) this.#pass(this.#client, failure(failed.id, INTERNAL_ERROR, 'the tool server cannot be reached'));
+      this.#endIfLost(err);
+    });
+  }
+
+  /** The client no longer wants an answer: a waiting call is given up, and the server is notified of one that it has. */
+  #cancelled(id: Id, message: Message): void {
+    this.#deciding.get(id)?.abort();
+    for (const [number, pending] of this.#pending) {
+      if (pending.id !== id) continue;
+      const { params } = message as { params: Record<string, unknown> };
+      this.#pass(this.#server, { ...message, params: { ...params, requestId: number } } as Message);
+    }
+  }
+
+  async #govern(request: Request): Promise<void> {
+    const abort = new AbortController();
+    this.#deciding.set(request.id, abort);
+    const notify = (message: Message) => {
+      this.#client.send(message, { relatedRequestId: request.id }).catch(() => {});
+    };
+    const outcome = await this.#parts.gate.admit(request, this.#parts.caller, { signal: abort.signal, notify });
+    if (this.#deciding.get(request.id) === abort) this.#deciding.delete(request.id);
+    if (!outcome) return;
+    if ('instead' in outcome) this.#pass(this.#client, outcome.instead);
+    else this.#request(outcome.sent(request), outcome);
+  }
+
+  #fromServer(message: Message): void {
+    if ('method' in message) {
+      if (message.method === 'notifications/progress') {
+        const token = message.params?.progressToken;
+        const all = [...this.#pending.values()];
+        const meant = all.filter(({ progressToken }) => progressToken === token);
+        const [of] = meant;
+        // What is said on the way has no form that a mask could be applied to. A token that is nobody's, or that several
+        // calls have, may be said of the masked one.
+        const masked = (meant.length > 0 ? meant : all).some(({ admitted }) => admitted?.masked);
+        const { message: _said, ...params } = message.params as Record<string, unknown>;
+        const shown = masked ? { ...message, params } : message;
+        this.#client.send(shown as Message, of && { relatedRequestId: of.id }).catch((err) => this.#lost(err));
+      } else if (this.#masks && !SAYS_NOTHING.test(message.method)) {
+        // whose it is is not said, and it has no form that a mask could be applied to
+        if ('id' in message) this.#pass(this.#server, failure(message.id, INTERNAL_ERROR, MASKED_MEANWHILE));
+        else if (message.method === 'notifications/cancelled') {
+          this.#tell({ ...message, params: { requestId: message.params?.requestId } });
+        }
+      } else if ('id' in message && this.#parts.gate.governs(message.method)) void this.#serverAsks(message);
+      else this.#tell(message);
+      return;
+    }
+    const pending = this.#pending.get(message.id as number);
+    if (!pending) return;
+    this.#pending.delete(message.id as number);
+    this.#answer(pending, message).catch((err) => this.#lost(err));
+  }
+
+  /** A policy masks what some open request is answered. */
+  get #masks(): boolean {
+    return this.#pending.values().some(({ admitted }) => admitted?.masked);
+  }
+
+  /** A request of the server to the client: an action as well, by which what the agent knows may leave it. */
+  async #serverAsks(request: Request): Promise<void> {
+    const { gate, caller } = this.#parts;
+    const ending = { signal: this.#ended.signal, notify: () => {}, of: 'server' as const };
+    const outcome = await gate.admit(request, caller, ending);
+    if (!outcome) return;
+    if ('instead' in outcome) {
+      this.#pass(this.#server, outcome.instead);
+      return;
+    }
+    outcome.ended('asked of the client');
+    this.#tell(request);
+  }
+
+  /**
+   * What the server says or asks of its own accord. Over HTTP it goes with the answer to a request: which one it is for
+   * is not said, and the last is the most likely; a client need not have another stream.
+   */
+  #tell(message: Request | Notification): void {
+    const own = /\/list_changed$|^notifications\/resources\/updated$/.test(message.method);
+    const last = own ? undefined : [...this.#pending.values()].at(-1);
+    this.#client
+      .send(message, last && { relatedRequestId: last.id })
+      .catch((err) => (last ? this.#pass(this.#client, message) : this.#lost(err)));
+  }
+
+  async #answer({ id, method, params, admitted }: Pending, message: Answer) {
+    let answer: Answer = { ...message, id };
+    if (admitted) answer = admitted.answered(answer);
+    else if ('result' in answer) {
+      const { result } = answer;
+      if (method === 'initialize') answer = { ...answer, result: this.#initialized(result) };
+      else if (this.#parts.gate.lists(method)) {
+        answer = { ...answer, result: await this.#parts.gate.listed(method, result, this.#parts.caller, params) };
+      }
+    }
+    await this.#client.send(answer);
+  }
+
+  /** The list of tools depends on the policies, so the proxy may say that it has changed. */
+  #initialized(result: Result): Result {
+    // over HTTP every request after this one names it
+    this.#server.setProtocolVersion?.(String(result.protocolVersion));
+    this.initialized = true;
+    const capabilities = result.capabilities as { tools?: object } | undefined;
+    if (!capabilities?.tools) return result;
+    this.#unlisten();
+    this.#unlisten = this.#parts.onPolicyChange(() => {
+      this.#pass(this.#client, { jsonrpc: '2.0', method: 'notifications/tools/list_changed' });
+    });
+    return { ...result, capabilities: { ...capabilities, tools: { ...capabilities.tools, listChanged: true } } };
+  }
+
+  #pass(to: Link, message: Message): void {
+    to.send(message).catch((err) => {
+      this.#lost(err);
+      if (to === this.#server) this.#endIfLost(err);
+    });
+  }
+
+  /** The server knows the session no more, as after a restart: the client has to begin a new one, here as well. */
+  #endIfLost(error: unknown): void {
+    if (this.initialized && isSessionLost(error)) void this.close();
+  }
+
+  #lost(err: unknown): void {
+    if (!this.#closed) this.#parts.log.debug({ err }, 'a message could not be delivered');
+  }
+}

@@ -1,0 +1,267 @@
+import { TOOL_LIMITS } from '../../domain/tools.ts';
+import type { Log } from '../../lib/log.ts';
+import { LegacyServers } from './legacy-server.ts';
+import { ModernServer } from './modern-server.ts';
+import type { Declared } from './param-headers.ts';
+import { type On, type Place, Unreachable } from './place.ts';
+import {
+  type Answer,
+  CAPABILITIES_KEY,
+  CLIENT_KEY,
+  isObject,
+  LEGACY,
+  type Link,
+  type Message,
+  MODERN,
+  type Request,
+  UNSUPPORTED_VERSION,
+  VERSION_KEY,
+} from './wire.ts';
+
+/** How long it is believed that a server over HTTP is of the old eras: it may be replaced by a newer one. */
+const LEGACY_MS = 5 * 60_000;
+
+/**
+ * A tool server of either era, for clients of either era: the same call has the same effect in all four pairings.
+ * Which era the server is of is found out when it is first needed, and again when it turns out to have changed.
+ */
+export class Upstream {
+  readonly #place: Place;
+  readonly #log: Log;
+  readonly #legacy: LegacyServers;
+  /** Is the server of the stateless revision? Until when that is believed. */
+  #modern: { is: boolean; until: number } | undefined;
+  #probing: Promise<boolean> | undefined;
+  /** It has refused a session; a server may well serve both eras. */
+  #sessionless = false;
+
+  constructor(place: Place, parts: { log: Log }) {
+    this.#place = place;
+    this.#log = parts.log;
+    this.#legacy = new LegacyServers(place, parts);
+  }
+
+  /**
+   * One request of the stateless revision, answered as that revision says whatever the era of the server; `owner` keeps
+   * what belongs to different agents apart. Resolves with nothing when `signal` has fired. Rejects with an Unreachable.
+   */
+  async exchange(request: Request, on: On & { owner: string }): Promise<Answer | undefined> {
+    if (!(await this.#isModern(on.signal))) return this.#legacy.exchange(request, on);
+    try {
+      return await this.#place.post(request, on);
+    } catch (error) {
+      // an answer that is no message of the revision: the server may have been replaced by an older one
+      const { status } = error as Unreachable;
+      if (status === undefined || status >= 500 || !this.#modern?.is) throw error;
+      this.#modern = undefined;
+      if (await this.#isModern(on.signal)) throw error;
+      return this.#legacy.exchange(request, on);
+    }
+  }
+
+  /** Which arguments of the tool that is called a client repeats as headers. Rejects with an Unreachable. */
+  async declared(call: Request, signal: AbortSignal): Promise<readonly Declared[]> {
+    return (await this.#isModern(signal)) ? this.#place.declared(call, signal) : [];
+  }
+
+  /** All tools that the server lists, page by page, up to a number. Rejects with an Unreachable. */
+  async tools(signal: AbortSignal): Promise<unknown[]> {
+    const tools: unknown[] = [];
+    let cursor: unknown;
+    do {
+      const _meta = {
+        [VERSION_KEY]: MODERN,
+        [CLIENT_KEY]: { name: 'svc-proxy', version: '1' },
+        [CAPABILITIES_KEY]: {},
+      };
+      const params = { _meta, ...(cursor !== undefined && { cursor }) };
+      const request = { jsonrpc: '2.0' as const, id: 'svc-tools', method: 'tools/list', params };
+      const answer = await this.exchange(request, { notify: () => {}, signal, owner: 'svc-proxy' });
+      if (!answer || 'error' in answer || !Array.isArray(answer.result.tools))
+        throw new Unreachable('no list of tools');
+      tools.push(...answer.result.tools);
+      cursor = answer.result.nextCursor;
+    } while (cursor !== undefined && tools.length <= TOOL_LIMITS.tools);
+    return tools;
+  }
+
+  /** A connection for one session of the old eras. */
+  link(): Link & { terminate?: () => Promise<void> } {
+    return new Session(this.#place, this.#log, {
+      known: () => this.#sessionless,
+      asked: async () => {
+        this.#sessionless = await this.#isModern(AbortSignal.timeout(30_000));
+        return this.#sessionless;
+      },
+    });
+  }
+
+  async close(): Promise<void> {
+    await this.#legacy.close();
+    await this.#place.close();
+  }
+
+  #isModern(signal: AbortSignal): Promise<boolean> {
+    if (this.#modern && Date.now() < this.#modern.until) return Promise.resolve(this.#modern.is);
+    this.#probing ??= this.#probe()
+      .then((is) => {
+        const believed = is || this.#place.silenceMs !== undefined ? Number.POSITIVE_INFINITY : LEGACY_MS;
+        this.#modern = { is, until: Date.now() + believed };
+        return is;
+      })
+      .finally(() => {
+        this.#probing = undefined;
+      });
+    return Promise.race([this.#probing, aborted(signal)]);
+  }
+
+  /** Asks as 2026-07-28 says ("Backward Compatibility"): anything but an answer of that revision says an older one. */
+  async #probe(): Promise<boolean> {
+    const { silenceMs } = this.#place;
+    const signal = AbortSignal.timeout(silenceMs ?? 30_000);
+    const _meta = {
+      [VERSION_KEY]: MODERN,
+      [CLIENT_KEY]: { name: 'svc-proxy', version: '1' },
+      [CAPABILITIES_KEY]: {},
+    };
+    const probe = { jsonrpc: '2.0' as const, id: 'svc-probe', method: 'server/discover', params: { _meta } };
+    let answer: Answer | undefined;
+    try {
+      answer = await this.#place.post(probe, { notify: () => {}, signal });
+    } catch (error) {
+      if (!(error instanceof Unreachable)) throw error;
+      const { status = 0 } = error;
+      // a process that ends when it is asked what it does not know is an old one, too
+      if (silenceMs !== undefined) return false;
+      if (status < 400 || status >= 500 || status === 401 || status === 403) throw error;
+      return false;
+    }
+    if (!answer) {
+      if (silenceMs !== undefined) return false;
+      throw new Unreachable('no answer in time');
+    }
+    if ('result' in answer) return has(answer.result.supportedVersions, [MODERN]);
+    const { code, data } = answer.error;
+    if (code !== UNSUPPORTED_VERSION || !isObject(data)) return false;
+    if (has(data.supported, [MODERN]) || has(data.supported, LEGACY)) return has(data.supported, [MODERN]);
+    throw new Unreachable('the tool server speaks no revision that the proxy does');
+  }
+}
+
+function has(list: unknown, wanted: readonly string[]): boolean {
+  return Array.isArray(list) && wanted.some((one) => list.includes(one));
+}
+
+function aborted(signal: AbortSignal): Promise<never> {
+  return new Promise((_resolve, reject) => {
+    const fail = () => reject(new Unreachable('no answer in time'));
+    if (signal.aborted) fail();
+    else signal.addEventListener('abort', fail, { once: true });
+  });
+}
+
+/** Is the server of the stateless revision alone, as far as is `known`, or when it is `asked`? */
+interface Era {
+  known: () => boolean;
+  asked: () => Promise<boolean>;
+}
+
+/** A session that finds its server out by the client's `initialize`: one that refuses it may be of the stateless revision. */
+class Session implements Link {
+  readonly #place: Place;
+  readonly #log: Log;
+  readonly #modern: Era;
+  #server: (Link & { terminate?: () => Promise<void> }) | undefined;
+  #first: Request | undefined;
+  #closed = false;
+  onmessage?: (message: Message) => void;
+  onerror?: (error: Error) => void;
+  onclose?: () => void;
+
+  constructor(place: Place, log: Log, modern: Era) {
+    this.#place = place;
+    this.#log = log;
+    this.#modern = modern;
+  }
+
+  async start(): Promise<void> {}
+
+  setProtocolVersion(version: string): void {
+    this.#server?.setProtocolVersion?.(version);
+  }
+
+  async send(message: Message): Promise<void> {
+    if (this.#closed) throw new Unreachable('the session has ended');
+    if ('method' in message && 'id' in message && message.method === 'initialize') {
+      this.#first = message;
+      await this.#open(this.#modern.known() ? this.#sessionless() : this.#place.connect());
+      try {
+        await this.#server!.send(message);
+      } catch (error) {
+        if (!(await this.#change())) throw error;
+      }
+      return;
+    }
+    if (!this.#server) throw new Unreachable('the session was not begun');
+    await this.#server.send(message);
+  }
+
+  terminate(): Promise<void> {
+    return this.#server?.terminate?.() ?? Promise.resolve();
+  }
+
+  async close(): Promise<void> {
+    if (this.#closed) return;
+    this.#closed = true;
+    await this.#server?.close();
+    this.onclose?.();
+  }
+
+  #sessionless(): ModernServer {
+    return new ModernServer(this.#place, { log: this.#log });
+  }
+
+  async #open(server: Link & { terminate?: () => Promise<void> }): Promise<void> {
+    this.#server = server;
+    server.onerror = (error) => this.onerror?.(error);
+    server.onclose = () => {
+      if (this.#server === server) void this.close();
+    };
+    server.onmessage = (message) => {
+      if (this.#server !== server) return;
+      const first = this.#first;
+      if (!first || 'method' in message || message.id !== first.id) {
+        this.onmessage?.(message);
+        return;
+      }
+      if ('result' in message) {
+        this.#first = undefined;
+        this.onmessage?.(message);
+        return;
+      }
+      this.#change().then(
+        (changed) => changed || this.onmessage?.(message),
+        () => this.onmessage?.(message),
+      );
+    };
+    await server.start();
+  }
+
+  /** Begins again with a server of the stateless revision, where it is one. */
+  async #change(): Promise<boolean> {
+    const first = this.#first;
+    if (!first || this.#server instanceof ModernServer) return false;
+    const old = this.#server;
+    this.#server = undefined;
+    const modern = await this.#modern.asked().catch(() => false);
+    this.#first = undefined;
+    if (!modern) {
+      this.#server = old;
+      return false;
+    }
+    void old?.close().catch(() => {});
+    await this.#open(this.#sessionless());
+    await this.#server!.send(first);
+    return true;
+  }
+}

@@ -1,0 +1,263 @@
+import type { Agent } from '../agents.ts';
+import { ControlPlaneError, type Hold } from '../control-plane.ts';
+import type { Holds } from '../holds.ts';
+import type { Seal } from './seal.ts';
+import {
+  type Answer,
+  CAPABILITIES_KEY,
+  failure,
+  INTERNAL_ERROR,
+  INVALID_PARAMS,
+  isObject,
+  type Params,
+  type Request,
+  type Result,
+  success,
+} from './wire.ts';
+
+/** SEP-2663 */
+export const TASKS = 'io.modelcontextprotocol/tasks';
+export const TASK_METHODS: ReadonlySet<string> = new Set(['tasks/get', 'tasks/update', 'tasks/cancel']);
+const POLL_MS = 5000;
+/** How long `tasks/get` waits for a call that it has begun: most are over by then. */
+const SOON_MS = 10_000;
+/** How long after the end of its hold a task is kept. */
+const KEPT_MS = 60 * 60_000;
+const MOST_KEPT = 10_000;
+/** Over HTTP the name of a task is a header. */
+const MOST_NAME = 6000;
+const ENDED = -31410;
+
+/** What is held, as its client carries it. */
+interface Held {
+  server: string;
+  hold: string;
+  agent: [id: string, role: string];
+  until: number;
+}
+interface HeldTask extends Held {
+  made: number;
+  method: string;
+  params: Params;
+}
+
+/** Does the call, with this beside its parameters: the hold is decided on and consumed there. */
+export type Call = (request: Request, signal: AbortSignal) => Promise<Answer | undefined>;
+
+/** A call that was released and begun. */
+interface Running {
+  abort: AbortController;
+  answer: Promise<void>;
+  /** When it has one. */
+  ended?: Answer | 'cancelled';
+  /** What its server wants to know of the client, and its state. */
+  wants?: { inputRequests: unknown; requestState: unknown };
+  updated: number;
+}
+
+/**
+ * How a client of the revision without sessions waits for a hold: as for a task, where it knows tasks; by a page that it
+ * shows to a person, where it can show one; else it repeats its call.
+ *
+ * A task is nothing but its name, in which the call is sealed. It is consumed and called when it is first asked for after
+ * its release, by one process, once: what became of it is known there alone, and a hold that was consumed anywhere else,
+ * or before a crash, makes the task `failed`.
+ */
+export class Waiting {
+  readonly #holds: Holds;
+  readonly #seal: Seal;
+  readonly #controlUrl: string;
+  readonly #server: string;
+  readonly #running = new Map<string, Running>();
+
+  constructor(parts: { holds: Holds; seal: Seal; controlUrl: string; server: string }) {
+    this.#holds = parts.holds;
+    this.#seal = parts.seal;
+    this.#controlUrl = parts.controlUrl;
+    this.#server = parts.server;
+  }
+
+  /** Has the client a way to wait? */
+  knows({ params }: Request): 'task' | 'page' | undefined {
+    const capabilities = params?._meta?.[CAPABILITIES_KEY];
+    if (!isObject(capabilities)) return undefined;
+    if (isObject(capabilities.extensions) && isObject(capabilities.extensions[TASKS])) return 'task';
+    return isObject(capabilities.elicitation) && isObject(capabilities.elicitation.url) ? 'page' : undefined;
+  }
+
+  /** The answer by which the client waits; undefined where it knows no way, or the call is too long to be carried. */
+  offer(request: Request, agent: Agent, hold: Hold): Answer | undefined {
+    const way = this.knows(request);
+    const held: Held = {
+      server: this.#server,
+      hold: hold.id,
+      agent: [agent.id, agent.role],
+      until: Date.parse(hold.expires_at),
+    };
+    if (way === 'task' && request.method === 'tools/call') {
+      const { _meta, ...params } = request.params ?? {};
+      const task: HeldTask = { ...held, made: Date.now(), method: request.method, params };
+      const taskId = `${hold.id}.${this.#seal.seal('task', task)}`;
+      if (taskId.length <= MOST_NAME) {
+        return success(request.id, { resultType: 'task', ...shown(taskId, task, 'working', waitsFor(hold)) });
+      }
+    }
+    const capabilities = request.params?._meta?.[CAPABILITIES_KEY] as { elicitation?: { url?: unknown } } | undefined;
+    if (!isObject(capabilities?.elicitation?.url)) return undefined;
+    const message = `${request.method === 'tools/call' ? `The tool ${request.params?.name}` : request.method} ${waitsFor(hold)}. It is done when it is approved there.`;
+    const approval = {
+      method: 'elicitation/create',
+      params: { mode: 'url', url: `${this.#controlUrl}/approvals/${hold.id}`, message },
+    };
+    const requestState = `hold.${this.#seal.seal('hold', held)}`;
+    return success(request.id, { resultType: 'input_required', inputRequests: { approval }, requestState });
+  }
+
+  /** The hold that a request's state is about; undefined where it is about none of this agent's. */
+  holdOf({ params }: Request, agent: Agent): string | undefined {
+    const state = params?.requestState;
+    if (typeof state !== 'string' || !state.startsWith('hold.')) return undefined;
+    const held = this.#seal.open('hold', state.slice(5)) as Held | undefined;
+    return held && this.#isOf(held, agent) ? held.hold : undefined;
+  }
+
+  /** Is this about a task of the proxy's own? Another's task is like none. */
+  serves({ method, params }: Request): boolean {
+    return TASK_METHODS.has(method) && /^esc_\w+\./.test(String(params?.taskId));
+  }
+
+  async serve(request: Request, agent: Agent, call: Call): Promise<Answer> {
+    const taskId = String(request.params?.taskId);
+    const task = this.#seal.open('task', taskId.slice(taskId.indexOf('.') + 1)) as HeldTask | undefined;
+    if (!task || !this.#isOf(task, agent) || !taskId.startsWith(`${task.hold}.`))
+      return failure(request.id, INVALID_PARAMS, 'there is no such task');
+    switch (request.method) {
+      case 'tasks/cancel':
+        await this.#cancel(taskId, task);
+        return success(request.id, {});
+      case 'tasks/update':
+        this.#update(taskId, task, request, call);
+        return success(request.id, {});
+      default:
+        return success(request.id, await this.#get(taskId, task, request, call));
+    }
+  }
+
+  #isOf({ agent: [id, role], server, until }: Held, agent: Agent): boolean {
+    return id === agent.id && role === agent.role && server === this.#server && Date.now() < until + KEPT_MS;
+  }
+
+  async #get(taskId: string, task: HeldTask, request: Request, call: Call): Promise<Result> {
+    let running = this.#running.get(taskId);
+    if (!running) {
+      const hold = await this.#holds.get(task.hold).catch((error) => {
+        // while the control plane is away the hold stays what it was
+        if (error instanceof ControlPlaneError && error.passing) return undefined;
+        throw error;
+      });
+      if (!hold) return shown(taskId, task, 'working', 'the control plane cannot be asked now');
+      if (hold.status === 'held') return shown(taskId, task, 'working', waitsFor(hold));
+      if (hold.status === 'cancelled') return shown(taskId, task, 'cancelled', 'the hold was cancelled');
+      // another request may have begun it meanwhile
+      running = this.#running.get(taskId);
+      if (!running && hold.status !== 'released') {
+        const why =
+          hold.status === 'consumed' ? 'it was begun by another process, or before this one' : 'it was not approved';
+        return failed(taskId, task, {
+          code: ENDED,
+          message: `The hold is ${hold.status}: ${why}.`,
+          data: { 'svc/decision': { escrow_id: hold.id, escrow_status: hold.status } },
+        });
+      }
+      running ??= this.#begin(taskId, task, request, call, { 'svc/escrow-id': hold.id }, {});
+    }
+    let soon: NodeJS.Timeout | undefined;
+    await Promise.race([running.answer, new Promise((resolve) => (soon = setTimeout(resolve, SOON_MS)))]);
+    clearTimeout(soon);
+    const { ended, wants } = running;
+    if (wants) {
+      const { inputRequests } = wants;
+      return { ...shown(taskId, task, 'input_required', 'the tool wants input', running.updated), inputRequests };
+    }
+    if (ended === undefined) return shown(taskId, task, 'working', 'the tool is called', running.updated);
+    if (ended === 'cancelled') return shown(taskId, task, 'cancelled', 'cancelled', running.updated);
+    if ('error' in ended) return failed(taskId, task, ended.error, running.updated);
+    return { ...shown(taskId, task, 'completed', undefined, running.updated), result: ended.result };
+  }
+
+  #begin(taskId: string, task: HeldTask, request: Request, call: Call, meta: object, more: object): Running {
+    const abort = new AbortController();
+    const { method, params } = task;
+    const sent: Request = {
+      jsonrpc: '2.0',
+      id: request.id,
+      method,
+      params: { ...params, ...more, _meta: { ...request.params?._meta, ...meta } },
+    };
+    delete sent.params?._meta?.progressToken;
+    const running: Running = { abort, answer: Promise.resolve(), updated: Date.now() };
+    running.answer = call(sent, abort.signal)
+      .then(
+        (answer) => {
+          const wants = answer && 'result' in answer && answer.result.resultType === 'input_required';
+          if (wants) {
+            const { inputRequests, requestState } = answer.result;
+            running.wants = { inputRequests, requestState };
+          } else running.ended = answer ?? 'cancelled';
+        },
+        (error) => {
+          running.ended = failure(request.id, INTERNAL_ERROR, (error as Error).message);
+        },
+      )
+      .then(() => {
+        running.updated = Date.now();
+      });
+    this.#running.set(taskId, running);
+    setTimeout(() => this.#running.delete(taskId), Math.max(task.until - Date.now(), 0) + KEPT_MS).unref();
+    if (this.#running.size > MOST_KEPT) this.#running.delete(this.#running.keys().next().value as string);
+    return running;
+  }
+
+  #update(taskId: string, task: HeldTask, request: Request, call: Call): void {
+    const { wants } = this.#running.get(taskId) ?? {};
+    if (!wants) return;
+    const { inputResponses } = request.params ?? {};
+    this.#begin(taskId, task, request, call, {}, { inputResponses, requestState: wants.requestState });
+  }
+
+  async #cancel(taskId: string, task: HeldTask): Promise<void> {
+    const running = this.#running.get(taskId);
+    if (running) {
+      running.abort.abort();
+      if (running.wants) {
+        delete running.wants;
+        running.ended = 'cancelled';
+      }
+      return;
+    }
+    // one that is no longer held stays what it is
+    await this.#holds.cancel(task.hold, 'the agent has cancelled its task').catch((error) => {
+      if (!(error instanceof ControlPlaneError)) throw error;
+    });
+  }
+}
+
+function waitsFor({ id, required_approvals: needed, current_approvals: given }: Hold): string {
+  return `waits for approval as ${id} (${given} of ${needed})`;
+}
+
+function shown(taskId: string, task: HeldTask, status: string, statusMessage?: string, updated = task.made): Result {
+  return {
+    taskId,
+    status,
+    ...(statusMessage !== undefined && { statusMessage }),
+    createdAt: new Date(task.made).toISOString(),
+    lastUpdatedAt: new Date(updated).toISOString(),
+    ttlMs: Math.max(task.until - task.made, 0) + KEPT_MS,
+    pollIntervalMs: POLL_MS,
+  };
+}
+
+function failed(taskId: string, task: HeldTask, error: object, updated?: number): Result {
+  return { ...shown(taskId, task, 'failed', undefined, updated), error };
+}

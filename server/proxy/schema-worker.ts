@@ -1,0 +1,43 @@
+import { parentPort } from 'node:worker_threads';
+import { Ajv, type ValidateFunction } from 'ajv';
+import { Ajv2020 } from 'ajv/dist/2020.js';
+import type { SchemaAnswer, SchemaQuestion } from './schema-check.ts';
+
+/** The thread of `SchemaCheck`. */
+const port = parentPort;
+if (!port) throw new Error('this file is the entry of a worker thread');
+
+const MOST_SCHEMAS = 500;
+const compiled = new Map<string, ValidateFunction | undefined>();
+
+const OPTIONS = {
+  // keywords that nobody knows are allowed, as the standard says; formats are annotations
+  strict: false,
+  validateFormats: false,
+  logger: false,
+  // an argument that the object has from its prototype is no argument
+  ownProperties: true,
+} as const;
+
+port.on('message', ({ id, schema, value }: SchemaQuestion) => {
+  const check = validator(schema);
+  port.postMessage({ id, fits: check?.(value) === true } satisfies SchemaAnswer);
+});
+
+/** Undefined for a schema that is none, or that refers to another document. */
+function validator(schema: unknown): ValidateFunction | undefined {
+  const text = JSON.stringify(schema);
+  if (compiled.has(text)) return compiled.get(text);
+  let check: ValidateFunction | undefined;
+  try {
+    const { $schema } = schema as { $schema?: unknown };
+    // MCP 2025-11-25: without `$schema` it is 2020-12
+    const old = typeof $schema === 'string' && /draft-0[67]/.test($schema);
+    check = new (old ? Ajv : Ajv2020)(OPTIONS).compile(schema as object);
+  } catch {
+    check = undefined;
+  }
+  if (compiled.size >= MOST_SCHEMAS) compiled.delete(compiled.keys().next().value as string);
+  compiled.set(text, check);
+  return check;
+}

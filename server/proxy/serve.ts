@@ -1,0 +1,84 @@
+import { Gauge } from 'prom-client';
+import { createLog } from '../lib/log.ts';
+import type { ProxyConfig } from './config.ts';
+import { start } from './core.ts';
+import { HttpFront, type OwnPage } from './front.ts';
+import { McpFront } from './mcp/http.ts';
+import { newMeters } from './meters.ts';
+
+/** How long open requests may take after a signal to stop. */
+const STOP_MS = 10_000;
+
+/**
+ * Serves the route table. Resolves when it listens, to what ends it: open requests are finished, events are sent. When
+ * `interrupted` fires, it no longer waits for answers of the control plane.
+ */
+export async function serve(config: ProxyConfig, interrupted: AbortSignal): Promise<() => Promise<void>> {
+  const log = createLog(config.logLevel);
+  const meters = newMeters();
+  const parts = start(config, log, interrupted, meters);
+  await parts.begun;
+  const { governance, agents, enforcer, holds, spool, tools } = parts;
+  const mcp = new McpFront({
+    enforcer,
+    holds,
+    tools,
+    log,
+    controlUrl: config.url,
+    onPolicyChange: (listener) => governance.onChange(listener),
+    maxBodyBytes: config.bodyBytes,
+    maxMessageBytes: config.messageBytes,
+    secret: config.key,
+    names: config.names,
+  });
+  new Gauge({
+    name: 'svc_proxy_mcp_sessions',
+    help: 'MCP sessions over HTTP',
+    registers: [meters.registry],
+    collect() {
+      this.set(mcp.sessions);
+    },
+  });
+  const json = (status: number, value: unknown) => ({ status, type: 'application/json', body: JSON.stringify(value) });
+  const own = new Map<string, OwnPage>([
+    ['/healthz', async () => json(200, { status: 'ok' })],
+    [
+      '/readyz',
+      async () => {
+        const { standing, ready } = governance;
+        const faults = [
+          typeof standing === 'string' ? standing : ready ? undefined : 'no_configuration',
+          spool.fault && 'spool',
+        ].filter(Boolean);
+        return json(faults.length === 0 ? 200 : 503, {
+          status: faults.length === 0 ? 'ready' : 'not ready',
+          faults,
+          // no fault by itself: the last good bundle is enforced
+          ...(governance.refusedBundle && { refused_bundle: governance.refusedBundle }),
+        });
+      },
+    ],
+    [
+      '/metrics',
+      async () => ({ status: 200, type: meters.registry.contentType, body: await meters.registry.metrics() }),
+    ],
+  ]);
+  const front = new HttpFront({ config, enforcer, agents, own, log, mcp: (...call) => mcp.serve(...call) });
+  front.onRefusal = meters.refused;
+  const address = await front.listen();
+  log.info({ address, routes: config.routes.length }, `listening on ${address}`);
+  const renew = () => {
+    try {
+      front.renewTls();
+      log.info('the certificate was read again');
+    } catch (error) {
+      log.error({ detail: (error as Error).message }, 'the certificate stays as it was');
+    }
+  };
+  if (config.tls) process.on('SIGHUP', renew);
+  return async () => {
+    log.info('stopping: open requests are finished first');
+    await Promise.all([front.stop(STOP_MS), mcp.stop()]);
+    await parts.stop();
+  };
+}

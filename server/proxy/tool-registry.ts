@@ -1,0 +1,250 @@
+import { setTimeout as delay } from 'node:timers/promises';
+import { pinned } from '../domain/tool-definition.ts';
+import { TOOL_LIMITS, type ToolDefinition } from '../domain/tools.ts';
+import type { Log } from '../lib/log.ts';
+import type { Registry } from '../policy/evaluation/registry.ts';
+import { type ControlPlane, ControlPlaneError } from './control-plane.ts';
+import { SchemaCheck } from './schema-check.ts';
+
+/** Reports are gathered for this long, and repeated after a failure not sooner than this. */
+const GATHER_MS = 200;
+const AGAIN_MS = 30_000;
+/** A whole list is reported again after this long, so that the control plane knows that it is current. */
+const CURRENT_MS = 3_600_000;
+/** Definitions in one report, in characters of JSON: half of what the control plane takes. */
+const REPORT_CHARACTERS = 500_000;
+/** Definitions that are kept by their pin. */
+const MOST_DEFINITIONS = 4_000;
+
+interface Seen {
+  /** Null where it has none: another tool of this name is listed too, or it is too large, or not JSON of an exact form. */
+  pin: string | null;
+  definition?: ToolDefinition;
+}
+
+/**
+ * What the tool servers behind this proxy say of their tools, beside what the bundle says was approved. New definitions
+ * are reported in the background: no call waits for the control plane, and none is decided by what it answers.
+ */
+export class ToolRegistry {
+  readonly #control: ControlPlane;
+  readonly #known: () => Registry | undefined;
+  readonly #log: Log;
+  readonly #servers = new Map<string, Server>();
+  readonly #definitions = new Map<string, Promise<ToolDefinition | undefined>>();
+  readonly #schemas = new SchemaCheck();
+  readonly #stop = new AbortController();
+
+  /** `known`: what the bundle in force says; undefined where there is none. */
+  constructor(parts: { control: ControlPlane; known: () => Registry | undefined; log: Log }) {
+    this.#control = parts.control;
+    this.#known = parts.known;
+    this.#log = parts.log;
+  }
+
+  async stop(): Promise<void> {
+    this.#stop.abort();
+    await this.#schemas.close();
+    await Promise.allSettled([...this.#servers.values()].map(({ reporting }) => reporting));
+  }
+
+  /**
+   * Takes in a list of tools, or a page of one: the one that `cursor` asks for, with what `next` follows. What cannot be
+   * pinned counts as listed without a definition. Only pages that follow each other from the first make a whole list: a
+   * client that asks for the last one alone must not make the others count as gone.
+   */
+  observe(name: string, tools: readonly unknown[], { cursor, next }: { cursor?: unknown; next?: unknown }): void {
+    const server = this.#server(name);
+    const follows = cursor === undefined || cursor === server.expects;
+    if (cursor === undefined) server.listing = new Map();
+    const listing = follows ? server.listing : new Map<string, Seen>();
+    for (const tool of tools) {
+      const called = (tool as { name?: unknown } | null)?.name;
+      if (typeof called !== 'string') continue;
+      if (server.tools.size >= TOOL_LIMITS.tools && !server.tools.has(called)) continue;
+      const seen = seenOf(name, tool);
+      const before = listing.get(called);
+      // of two tools with one name nobody can tell which one is called
+      const one = before && before.pin !== seen.pin ? { pin: null } : seen;
+      listing.set(called, one);
+      server.tools.set(called, one);
+    }
+    if (follows) server.expects = next;
+    if (follows && next === undefined) {
+      for (const called of server.tools.keys()) if (!listing.has(called)) server.tools.delete(called);
+      server.whole = true;
+    }
+    server.listed = true;
+    this.#report(name, server);
+  }
+
+  /**
+   * The pin of the definition that clients see now: null where the server lists none, undefined where nothing is known of
+   * the server that could tell. `list` asks the server for all of its tools, when none were seen yet and it matters.
+   */
+  async pin(name: string, tool: string, list?: () => Promise<unknown[]>): Promise<string | null | undefined> {
+    const server = this.#server(name);
+    if (!server.whole && !server.tools.has(tool) && this.#known()?.knows(name)) {
+      if (!list) return null;
+      server.asking ??= list()
+        .then((tools) => this.observe(name, tools, {}))
+        .catch((error) =>
+          this.#log.warn({ detail: String((error as Error).message), server: name }, 'no list of tools'),
+        )
+        .finally(() => {
+          server.asking = undefined;
+        });
+      await server.asking;
+      if (!server.listed) return null;
+    }
+    if (!server.listed) return undefined;
+    return server.tools.get(tool)?.pin ?? null;
+  }
+
+  /** The list as clients may see it: where the server enforces, each tool as it was approved, and no other. */
+  async shown(name: string, tools: readonly unknown[]): Promise<unknown[]> {
+    const known = this.#known();
+    if (!known?.enforces(name)) return [...tools];
+    const shown = await Promise.all(
+      tools.map(async (tool) => {
+        const called = String((tool as { name?: unknown } | null)?.name);
+        const pins = known.approved(name, called);
+        const now = this.#server(name).tools.get(called);
+        if (now?.pin && pins.includes(now.pin)) return tool;
+        return pins[0] === undefined ? undefined : this.#definition(name, pins[0]);
+      }),
+    );
+    return shown.filter((tool) => tool !== undefined);
+  }
+
+  /**
+   * Why a call with these arguments is denied; undefined where they fit the schema, or where the server does not check
+   * them. By the approved schema where there is one. A schema that cannot be read in time fits nothing.
+   */
+  async refusal(name: string, tool: string, args: unknown): Promise<'arguments_invalid' | undefined> {
+    const known = this.#known();
+    if (!known?.checksArguments(name)) return undefined;
+    const now = this.#server(name).tools.get(tool);
+    const pins = known.approved(name, tool);
+    const approved = now?.pin && pins.includes(now.pin) ? now.definition : undefined;
+    const definition = approved ?? (pins[0] && (await this.#definition(name, pins[0]))) ?? now?.definition;
+    if (!definition) return 'arguments_invalid';
+    return (await this.#schemas.fits(definition.inputSchema, args)) ? undefined : 'arguments_invalid';
+  }
+
+  #server(name: string): Server {
+    let server = this.#servers.get(name);
+    if (!server) {
+      server = new Server();
+      this.#servers.set(name, server);
+    }
+    return server;
+  }
+
+  /** The definition with this pin from the control plane: it is what the pin says, or it is undefined. */
+  #definition(server: string, pin: string): Promise<ToolDefinition | undefined> {
+    let known = this.#definitions.get(pin);
+    if (!known) {
+      known = this.#control
+        .toolDefinition(pin)
+        .then((definition) => {
+          const found = pinned(server, definition);
+          if (found.pin !== pin) throw new RangeError('the control plane gave another definition than was asked for');
+          return found.definition;
+        })
+        .catch((error) => {
+          this.#definitions.delete(pin);
+          this.#log.warn(
+            { detail: (error as Error).message, server },
+            'the approved definition of a tool is not there',
+          );
+          return undefined;
+        });
+      if (this.#definitions.size >= MOST_DEFINITIONS) {
+        this.#definitions.delete(this.#definitions.keys().next().value as string);
+      }
+      this.#definitions.set(pin, known);
+    }
+    return known;
+  }
+
+  /** Reports what is new, one report at a time. */
+  #report(name: string, server: Server): void {
+    if (server.reporting || this.#stop.signal.aborted || !server.hasNews()) return;
+    const send = async () => {
+      await delay(GATHER_MS, undefined, { signal: this.#stop.signal, ref: false });
+      while (server.hasNews()) {
+        try {
+          await this.#send(name, server);
+        } catch (error) {
+          if (!(error instanceof ControlPlaneError)) throw error;
+          this.#log.warn({ detail: error.message, server: name }, 'the tools of a server could not be reported');
+          await delay(AGAIN_MS, undefined, { signal: this.#stop.signal, ref: false });
+        }
+      }
+    };
+    server.reporting = send()
+      .catch((error) => {
+        if (!this.#stop.signal.aborted) this.#log.error({ err: error }, 'tools are not reported');
+      })
+      .finally(() => {
+        server.reporting = undefined;
+      });
+  }
+
+  async #send(name: string, server: Server): Promise<void> {
+    const tools = [...server.tools].flatMap(([tool, { pin, definition }]) =>
+      pin === null ? [] : [{ name: tool, pin, definition: definition! }],
+    );
+    const whole = server.whole && tools.length === server.tools.size;
+    const bare = tools.map(({ name, pin }) => ({ name, pin }));
+    const at = Date.now();
+    const wanted = new Set(await this.#control.observedTools({ server: name, complete: whole, tools: bare }));
+    let part: typeof tools = [];
+    let characters = 0;
+    const flush = async () => {
+      if (part.length > 0) await this.#control.observedTools({ server: name, complete: false, tools: part });
+      [part, characters] = [[], 0];
+    };
+    for (const tool of tools.filter(({ pin }) => wanted.has(pin))) {
+      const { length } = JSON.stringify(tool.definition);
+      if (characters + length > REPORT_CHARACTERS) await flush();
+      part.push(tool);
+      characters += length;
+    }
+    await flush();
+    server.reported = { tools: new Map(tools.map(({ name, pin }) => [name, pin])), whole, at };
+  }
+}
+
+/** One tool server, as it was seen. */
+class Server {
+  /** The newest definition of each tool. */
+  readonly tools = new Map<string, Seen>();
+  /** The list that is being read, page by page, and the cursor of its next page. */
+  listing = new Map<string, Seen>();
+  expects: unknown;
+  listed = false;
+  /** The last list was read to its end. */
+  whole = false;
+  asking: Promise<void> | undefined;
+  reporting: Promise<void> | undefined;
+  reported = { tools: new Map<string, string>(), whole: false, at: 0 };
+
+  hasNews(): boolean {
+    const { tools, whole, at } = this.reported;
+    const pins = [...this.tools].filter(([, { pin }]) => pin !== null);
+    if (pins.some(([name, { pin }]) => tools.get(name) !== pin)) return true;
+    const same = pins.length === tools.size;
+    return this.whole && (!same || (!whole && pins.length === this.tools.size) || Date.now() - at > CURRENT_MS);
+  }
+}
+
+function seenOf(server: string, tool: unknown): Seen {
+  try {
+    return pinned(server, tool);
+  } catch (error) {
+    if (error instanceof RangeError) return { pin: null };
+    throw error;
+  }
+}

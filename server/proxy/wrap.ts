@@ -1,0 +1,83 @@
+import { pino } from 'pino';
+import { createLog } from '../lib/log.ts';
+import { ConfigError } from '../lib/settings.ts';
+import type { ProxyConfig } from './config.ts';
+import { start } from './core.ts';
+import { Failure } from './failure.ts';
+import { signedIn } from './login/use.ts';
+import { joinStdio, wrapStdio } from './mcp/stdio.ts';
+import type { McpOptions } from './options.ts';
+
+/** A running wrapper: `ended` when the session is over, or rejects when there is nothing to decide by. */
+export interface Wrapping {
+  ended: Promise<void>;
+  stop(): Promise<void>;
+}
+
+/**
+ * Wraps MCP servers for the agent of SVC_AGENT_KEY. Messages are read from the start; the first that needs the
+ * agent waits for the control plane's answer. When `interrupted` fires, that is no longer waited for.
+ */
+export async function wrap(
+  config: ProxyConfig,
+  { servers, joined }: McpOptions,
+  interrupted: AbortSignal,
+): Promise<Wrapping> {
+  const { agentKey } = config;
+  if (agentKey === undefined)
+    throw new ConfigError('Wrong settings:\n  SVC_AGENT_KEY or SVC_AGENT_KEY_FILE: is needed');
+  // standard output is the protocol's
+  const log = createLog(config.logLevel, pino.destination({ dest: 2, sync: true }));
+  const metered = config.metricsAddress !== undefined || config.metricsFile !== undefined;
+  const shown = metered
+    ? await (await import('./meters.ts')).showMeters(config, servers.map(({ name }) => name).join(','), log)
+    : undefined;
+  const parts = start(config, log, interrupted, shown?.meters);
+  const { governance, agents, enforcer, holds, tools, begun } = parts;
+  let stopping = false;
+  const governed = begun.then(() => {
+    if (governance.ready || interrupted.aborted || stopping) return;
+    throw new Failure(
+      `No policies: the control plane at ${config.url} gave none, and none are kept in ${config.dir}. Check SVC_URL and the proxy's key; the log above says what failed.`,
+    );
+  });
+  const members = servers.map(({ server, name, waitMs, value, others }) => ({
+    enforcer,
+    holds,
+    tools,
+    log,
+    server: name,
+    waitMs,
+    value,
+    others,
+    controlUrl: config.url,
+    place: 'url' in server ? { ...server, fetch: signedIn(server.url, config.dir, log) } : server,
+  }));
+  const client = {
+    log,
+    onPolicyChange: (listener: () => void) => governance.onChange(listener),
+    env: process.env,
+    maxMessageBytes: config.messageBytes,
+    secret: config.key,
+    // asked again for every call: a key that is revoked must not live on in a session
+    async agent() {
+      await governed;
+      return agents.identify(agentKey);
+    },
+  };
+  const wrapped = joined ? await joinStdio({ ...client, members }) : await wrapStdio({ ...client, ...members[0]! });
+  const stop = async () => {
+    stopping = true;
+    await wrapped.close();
+    await parts.stop();
+    await shown?.stop();
+  };
+  const failed = governed.then(
+    () => wrapped.ended,
+    async (error) => {
+      await stop();
+      throw error;
+    },
+  );
+  return { ended: Promise.race([wrapped.ended, failed]), stop };
+}

@@ -1,0 +1,323 @@
+import type { EntityManager } from '@mikro-orm/postgresql';
+import {
+  Agent,
+  type AgentRow,
+  type Proposal,
+  Tool,
+  ToolDefinitionEntity,
+  type ToolRow,
+  ToolServer,
+  type ToolServerSettings,
+} from '../../db/entities/index.ts';
+import type { Database } from '../../db/index.ts';
+import {
+  type BundleRegistry,
+  proposedLabels,
+  type RegisteredServer,
+  type ToolChange,
+  type ToolDefinition,
+  type ToolStatus,
+} from '../domain/tools.ts';
+import { AppError } from '../errors.ts';
+import { Where } from '../lib/where.ts';
+import { cursorOf, openCursor } from '../rpc/cursor.ts';
+import { type Rules, settingsOf, type ToolId } from './registry.ts';
+import { approvedPins, changeTo, definitionOf, seenAs } from './standing.ts';
+
+/** What lists show of a tool. */
+export interface ToolView {
+  server: string;
+  name: string;
+  status: ToolStatus;
+  pin: string;
+  approved_pin: string | null;
+  waiting_pin: string | null;
+  change: ToolChange;
+  labels: string[];
+  same_arguments_as: string[];
+  first_seen: string;
+  last_seen: string;
+}
+
+/** A definition of a tool, and what was decided about it. */
+export interface DefinitionView {
+  pin: string;
+  standing: 'approved' | 'accepted' | 'rejected' | 'undecided';
+  first_seen: string;
+  last_seen: string;
+  reported_by: string;
+  change: ToolChange;
+}
+
+export interface ToolDetail extends ToolView {
+  approved: { pin: string; definition: ToolDefinition; by: string | null; at: string | null } | null;
+  /** The one to decide on: that waits, or that was asked for. */
+  shown: { pin: string; definition: ToolDefinition; change: ToolChange } | null;
+  definitions: DefinitionView[];
+  proposed_labels: string[];
+  proposals: ToolRow['proposals'];
+  second_person_needed: boolean;
+}
+
+export interface ServerView extends ToolServerSettings {
+  id: string;
+  first_seen: string;
+  last_seen: string;
+  reviewed_at: string | null;
+  proposal: Proposal<ToolServerSettings> | null;
+  counts: Record<ToolStatus, number>;
+}
+
+/** The name of the list in its cursors. */
+const LIST = 'tools-1';
+
+/** Questions about tools; none of them changes one. */
+export class ToolQueries {
+  readonly #db: Database;
+  readonly #rules: (tenantId: string) => Promise<Rules>;
+
+  constructor(parts: { db: Database; rules: (tenantId: string) => Promise<Rules> }) {
+    this.#db = parts.db;
+    this.#rules = parts.rules;
+  }
+
+  /** By server and name. `review` finds those that somebody must look at. */
+  async list(
+    tenantId: string,
+    filter: {
+      server?: string | undefined;
+      status?: ToolStatus | undefined;
+      review?: boolean | undefined;
+      q?: string | undefined;
+      limit: number;
+      after?: string | undefined;
+    },
+  ): Promise<{ tools: ToolView[]; next: string | null }> {
+    const where = new Where('t.tenant_id = $1', [tenantId, filter.limit + 1])
+      .and(filter.server, (server) => `t.server = ${server}`)
+      .and(filter.status, (status) => `t.status = ${status}`)
+      .and(filter.q, (q) => `strpos(lower(t.name), lower(${q})) > 0`);
+    if (filter.review) where.always(`t.status in ('pending', 'changed')`);
+    if (filter.after !== undefined) {
+      const [server, name] = openCursor(LIST, filter.after, /^([\w%.~!*'()-]{1,2000}):([\w%.~!*'()-]{1,2000})$/).map(
+        part,
+      );
+      where.and([server, name], (last) => `(t.server, t.name) > ((${last}::text[])[1], (${last}::text[])[2])`);
+    }
+    const rows = await this.#db.query<Row>(
+      tenantId,
+      `select t.server, t.name, t.status, t.pin, t.approved_pin, t.waiting_pin, t.change, t.labels, t.first_seen,
+         t.last_seen, ${TWINS} as twins
+       from tool t where ${where.sql} order by t.server, t.name limit $2`,
+      where.values,
+    );
+    const tools = rows.slice(0, filter.limit);
+    const last = tools.at(-1);
+    const more = rows.length > filter.limit && last;
+    return {
+      tools: tools.map(toolView),
+      next: more ? cursorOf(LIST, encodeURIComponent(last.server), encodeURIComponent(last.name)) : null,
+    };
+  }
+
+  /** With the definition of `pin`, or else the one that waits, beside the approved one. */
+  async get(tenantId: string, { server, name }: ToolId, pin?: string): Promise<ToolDetail> {
+    const em = this.#db.reader(tenantId);
+    const [rules, [row], tool, stored, names] = await Promise.all([
+      this.#rules(tenantId),
+      this.#db.query<Row>(
+        tenantId,
+        `select t.*, ${TWINS} as twins from tool t where t.tenant_id = $1 and t.server = $2 and t.name = $3`,
+        [tenantId, server, name],
+      ),
+      em.findOne(Tool, { server, name }),
+      em.find(ToolDefinitionEntity, { server, tool: name }, { orderBy: { firstSeen: 'desc', pin: 'asc' } }),
+      this.#db.query<{ name: string }>(tenantId, 'select name from tool where tenant_id = $1 and server = $2', [
+        tenantId,
+        server,
+      ]),
+    ]);
+    if (!tool || !row) throw new AppError('NOT_FOUND', 'there is no such tool');
+    const others = names.map((one) => one.name);
+    const approvedRow = stored.find((one) => one.pin === tool.approvedPin);
+    const approved = approvedRow && definitionOf(approvedRow);
+    const wanted = pin ?? tool.waitingPin ?? stored.find((one) => one.pin !== tool.approvedPin)?.pin;
+    const shownRow = stored.find((one) => one.pin === wanted);
+    if (pin !== undefined && !shownRow) throw new AppError('NOT_FOUND', 'the tool has no definition with this pin');
+    const shown = shownRow && shownRow.pin !== tool.approvedPin ? shownRow : undefined;
+    const newest = stored.find((one) => one.pin === tool.pin) ?? stored[0];
+    return {
+      ...toolView(row),
+      approved: approved
+        ? {
+            pin: approvedRow.pin,
+            definition: approved,
+            by: tool.approvedBy ?? null,
+            at: tool.approvedAt?.toISOString() ?? null,
+          }
+        : null,
+      shown: shown
+        ? {
+            pin: shown.pin,
+            definition: definitionOf(shown),
+            change: changeTo(definitionOf(shown), approved, others),
+          }
+        : null,
+      definitions: stored.map((one) => ({
+        pin: one.pin,
+        standing: standingOf(tool, one.pin),
+        first_seen: one.firstSeen.toISOString(),
+        last_seen: one.lastSeen.toISOString(),
+        reported_by: one.reportedBy,
+        change:
+          one.pin === tool.approvedPin ? { kind: 'same', reasons: [] } : changeTo(definitionOf(one), approved, others),
+      })),
+      proposed_labels: newest ? proposedLabels(definitionOf(newest)) : [],
+      proposals: tool.proposals,
+      second_person_needed: rules.approval_required && !rules.self_approval,
+    };
+  }
+
+  /** The definition with this pin, for who must show the approved one. It is what its pin says, or it is not found. */
+  async definition(tenantId: string, pin: string): Promise<{ server: string; definition: ToolDefinition }> {
+    const row = await this.#db
+      .reader(tenantId)
+      .findOne(ToolDefinitionEntity, { pin }, { orderBy: { firstSeen: 'asc' } });
+    if (!row) throw new AppError('NOT_FOUND', 'no tool has this definition');
+    return { server: row.server, definition: definitionOf(row) };
+  }
+
+  /** The names of all tools, and the schemas of those with these names: the approved ones, else those that were seen last. */
+  async listed(tenantId: string, names: readonly string[]) {
+    const [all, rows] = await Promise.all([
+      this.#db.query<{ name: string }>(tenantId, 'select distinct name from tool where tenant_id = $1 limit 5000', [
+        tenantId,
+      ]),
+      this.#db.query<{ name: string; definition: string }>(
+        tenantId,
+        `select t.name, d.definition from tool t join tool_definition d
+           on d.tenant_id = t.tenant_id and d.server = t.server and d.tool = t.name and d.pin = coalesce(t.approved_pin, t.pin)
+         where t.tenant_id = $1 and t.name = any($2) and t.status <> 'gone' limit 200`,
+        [tenantId, names.slice(0, 100)],
+      ),
+    ]);
+    const schemas = Map.groupBy(rows, ({ name }) => name);
+    return {
+      names: all.map(({ name }) => name),
+      schemas: new Map([...schemas].map(([name, some]) => [name, some.map((row) => definitionOf(row).inputSchema)])),
+    };
+  }
+
+  async servers(tenantId: string): Promise<ServerView[]> {
+    const [servers, counts] = await Promise.all([
+      this.#db.reader(tenantId).find(ToolServer, {}, { orderBy: { id: 'asc' } }),
+      this.#db.query<{ server: string; status: ToolStatus; count: number }>(
+        tenantId,
+        'select server, status, count(*)::integer as count from tool where tenant_id = $1 group by server, status',
+        [tenantId],
+      ),
+    ]);
+    const of = Map.groupBy(counts, ({ server }) => server);
+    return servers.map((server) => {
+      const none = { pending: 0, approved: 0, changed: 0, gone: 0, rejected: 0 };
+      for (const { status, count } of of.get(server.id) ?? []) none[status] = count;
+      return {
+        id: server.id,
+        ...settingsOf(server),
+        first_seen: server.firstSeen.toISOString(),
+        last_seen: server.lastSeen.toISOString(),
+        reviewed_at: server.reviewedAt?.toISOString() ?? null,
+        proposal: server.proposal ?? null,
+        counts: none,
+      };
+    });
+  }
+
+  async agents(tenantId: string): Promise<AgentRow[]> {
+    return this.#db.reader(tenantId).find(Agent, {}, { orderBy: { id: 'asc' } });
+  }
+}
+
+/** What bundles say of the tools and agents of the tenant that the entity manager is for. */
+export async function registryOf(em: EntityManager): Promise<BundleRegistry> {
+  const agents = await em.find(Agent, { labels: { $ne: [] } });
+  const servers = await em.find(ToolServer, {});
+  const tools = await em.find(Tool, {
+    $or: [{ approvedPin: { $ne: null } }, { rejectedPins: { $ne: [] } }, { labels: { $ne: [] } }],
+  });
+  const of = Map.groupBy(tools, ({ server }) => server);
+  const by = <K extends string>(key: K) => {
+    return (a: Record<K, string>, b: Record<K, string>) => (a[key] < b[key] ? -1 : 1);
+  };
+  return {
+    agents: agents.map(({ id, labels }) => ({ id, labels })).sort(by('id')),
+    servers: servers
+      .map((server) => ({
+        id: server.id,
+        mode: server.mode ?? ('default' as const),
+        reviewed: server.reviewedAt != null,
+        trust: server.trust ?? null,
+        check_arguments: server.checkArguments,
+        tools: (of.get(server.id) ?? [])
+          .map((tool) => ({
+            name: tool.name,
+            pins: approvedPins(tool),
+            rejected: tool.rejectedPins,
+            seen: seenAs(tool),
+            labels: tool.labels,
+          }))
+          .sort(by('name')),
+      }))
+      .filter(decides)
+      .sort(by('id')),
+  };
+}
+
+/** A server of which nobody has decided anything changes no decision. */
+function decides({ mode, reviewed, trust, check_arguments, tools }: RegisteredServer): boolean {
+  return mode !== 'default' || reviewed || trust !== null || check_arguments || tools.length > 0;
+}
+
+/** Other tools of the server whose arguments have the same form. */
+const TWINS = `(select coalesce(array_agg(o.name order by o.name), '{}') from (
+    select o.name from tool o
+    where o.tenant_id = t.tenant_id and o.server = t.server and o.shape = t.shape and o.name <> t.name
+    order by o.name limit 5) o)`;
+
+interface Row {
+  server: string;
+  name: string;
+  status: ToolStatus;
+  pin: string;
+  approved_pin: string | null;
+  waiting_pin: string | null;
+  change: ToolChange;
+  labels: string[];
+  first_seen: Date;
+  last_seen: Date;
+  twins: string[];
+}
+
+function toolView({ twins, first_seen, last_seen, ...row }: Row): ToolView {
+  const { server, name, status, pin, approved_pin, waiting_pin, change, labels } = row;
+  return {
+    ...{ server, name, status, pin, approved_pin, waiting_pin, change, labels },
+    same_arguments_as: twins,
+    first_seen: first_seen.toISOString(),
+    last_seen: last_seen.toISOString(),
+  };
+}
+
+function standingOf(tool: ToolRow, pin: string): DefinitionView['standing'] {
+  if (tool.approvedPin === pin) return 'approved';
+  if (approvedPins(tool).includes(pin)) return 'accepted';
+  return tool.rejectedPins.includes(pin) ? 'rejected' : 'undecided';
+}
+
+function part(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}

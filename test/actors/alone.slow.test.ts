@@ -1,0 +1,77 @@
+import { execFile } from 'node:child_process';
+import path from 'node:path';
+import { promisify } from 'node:util';
+import { afterAll, expect, test } from 'vitest';
+import { readConfig } from '../../server/config.ts';
+import { useDatabase } from '../helpers/database.ts';
+import { MASTER_KEY, ServerProcess } from '../helpers/processes.ts';
+
+const box = useDatabase();
+const started: ServerProcess[] = [];
+afterAll(() => Promise.all(started.map((server) => server.dispose())));
+
+function server(name: string, env: Record<string, string> = {}): ServerProcess {
+  const made = new ServerProcess(name, { DATABASE_URL: box.url, ...env });
+  started.push(made);
+  return made;
+}
+
+test('without Redis one server has the database, commands work beside it, and the next one starts when it is gone', {
+  timeout: 90_000,
+}, async () => {
+  const [first, second] = [server('first'), server('second')];
+  await first.start();
+  await second.spawn({ PORT: '0' });
+  await second.exited();
+  expect(second.exitCode).toBe(1);
+  expect(second.output).toMatch(/Another server process runs on this database.*REDIS_URL/);
+  // a message for an operator, not a stack
+  expect(second.output).not.toContain('    at ');
+
+  const { stdout } = await promisify(execFile)(process.execPath, ['server/cli.ts', 'tenant', 'list', '--json'], {
+    cwd: path.resolve(import.meta.dirname, '../..'),
+    env: {
+      DATABASE_URL: box.url,
+      SVC_MASTER_KEY: MASTER_KEY,
+      NODE_COMPILE_CACHE: process.env.NODE_COMPILE_CACHE ?? '',
+    },
+  });
+  expect(JSON.parse(stdout)).toMatchObject({ tenants: [{ tenant_id: 'default' }] });
+
+  // the claim ends with the process, however that ends
+  await first.kill();
+  await second.start();
+  expect((await fetch(`${second.url}/v1/policies`)).status).toBe(401);
+
+  // a stop does not wait for those who wait for a change: they are answered, and ask the next one
+  const [, admin] = /Admin API key +(\S+)/.exec(first.output)!;
+  const as = (key: string | undefined) => ({ authorization: `Bearer ${key}`, 'content-type': 'application/json' });
+  const made = await fetch(`${second.url}/v1/keys`, {
+    method: 'POST',
+    headers: as(admin),
+    body: JSON.stringify({ label: 'proxy', scopes: ['proxy'] }),
+  });
+  const { key } = (await made.json()) as { key: string };
+  const bundle = `${second.url}/v1/policies/bundle`;
+  const etag = (await fetch(bundle, { headers: as(key) })).headers.get('etag')!;
+  const polls = Array.from({ length: 3 }, () =>
+    fetch(bundle, { headers: { ...as(key), 'if-none-match': etag, prefer: 'wait=60' } }),
+  );
+  // one that answers at once, on a connection of its own, is behind the others
+  expect((await fetch(bundle, { headers: { ...as(key), 'if-none-match': etag } })).status).toBe(304);
+  second.signal('SIGTERM');
+  expect((await Promise.all(polls)).map(({ status }) => status)).toEqual([304, 304, 304]);
+  await second.exited();
+  expect(second.exitCode, second.output).toBe(0);
+  await first.start();
+});
+
+test('a process takes only some roles where others can take the rest', () => {
+  expect(() => readConfig({ SVC_ROLES: 'worker' })).toThrow(/SVC_ROLES.*REDIS_URL/);
+  expect(() => readConfig({ SVC_ROLES: 'web', REDIS_URL: 'redis://x' })).toThrow(/SVC_ROLES/);
+  expect(() => readConfig({ SVC_ROLES: 'cook' })).toThrow(/SVC_ROLES/);
+  expect(() => readConfig({ REDIS_URL: 'http://x' })).toThrow(/REDIS_URL/);
+  expect(readConfig({}).roles).toEqual(['web', 'worker']);
+  const several = { REDIS_URL: 'redis://x', DATABASE_URL: 'postgres://x' };
+  expect(readConfig({ ...several, SVC_ROLES: 'worker' }).roles).toEqual(['worker']);
+});

@@ -1,0 +1,561 @@
+import { appendFile, mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
+import fc from 'fast-check';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import type { Database } from '../../db/index.ts';
+import { auditWriter } from '../../server/chain/audit.ts';
+import { Checkpoints } from '../../server/chain/checkpoint.ts';
+import { checkpointFile } from '../../server/chain/checkpoint-file.ts';
+import { signHead } from '../../server/chain/note.ts';
+import { AUDIT_COLUMNS, chainHash, decisionLine, idHash } from '../../server/chain/record.ts';
+import { verifyChain } from '../../server/chain/verification.ts';
+import { Verifications } from '../../server/chain/verifications.ts';
+import { OPERATOR } from '../../server/domain/audit.ts';
+import { DERIVED_COLUMNS } from '../../server/domain/decision.ts';
+import { systemClock } from '../../server/lib/clock.ts';
+import { sha256Tag } from '../../server/lib/crypto.ts';
+import { useDatabase } from '../helpers/database.ts';
+import { SIEGE } from '../siege/rounds.ts';
+import { appenderOn, event, eventsOf, newSigner, newTenant, rewrite, signer, silent, storedRows } from './helpers.ts';
+
+const box = useDatabase();
+const keys = [signer.publicKey];
+let directory: string;
+let checkpoints: Checkpoints;
+beforeAll(async () => {
+  directory = await mkdtemp(path.join(tmpdir(), 'svc-verify-'));
+  checkpoints = new Checkpoints({
+    db: box.db,
+    clock: systemClock,
+    log: silent,
+    host: 'svc.test',
+    signer: () => signer,
+    keys: () => keys,
+    directory,
+    everyRecords: 25,
+  });
+});
+afterAll(async () => {
+  await checkpoints.stop();
+  await rm(directory, { recursive: true });
+});
+
+/** A chain of 1 + 10 × 10 records with checkpoints at 31, 61, 91 and at its head. */
+async function newChain(batches = 10): Promise<string> {
+  const tenantId = await newTenant(box.db);
+  const writer = appenderOn(box.db, { checkpoints });
+  for (let i = 0; i < batches; i++) await writer.append(tenantId, eventsOf(10));
+  await writer.stop();
+  await checkpoints.take(tenantId, 'forensics');
+  await checkpoints.flushed();
+  return tenantId;
+}
+const LENGTH = 101;
+const verify = (tenantId: string, chunk = 40) => verifyChain(box.db, tenantId, 'forensics', { keys, directory, chunk });
+const sql = (text: string, ...values: unknown[]) => box.db.owner.query(text, values);
+
+describe('an intact chain', () => {
+  test('verifies in chunks of any size, to the head at the start', async () => {
+    const tenantId = await newChain();
+    for (const chunk of [1, 7, 64, LENGTH - 1, LENGTH, LENGTH + 1, 100_000]) {
+      const seen: number[] = [];
+      const options = { keys, directory, chunk, onProgress: (p: { checked: number }) => seen.push(p.checked) };
+      const result = await verifyChain(box.db, tenantId, 'forensics', options);
+      expect(result).toMatchObject({ verified: true, linear: true, records_checked: LENGTH, head: { seq: LENGTH } });
+      expect(result.last_checkpoint).toMatchObject({ seq: LENGTH, hash: result.head.hash });
+      expect(result).not.toHaveProperty('first_mismatch_id');
+      expect(seen).toHaveLength(Math.ceil(LENGTH / chunk));
+    }
+  });
+
+  test('that is empty verifies', async () => {
+    const tenantId = await newTenant(box.db);
+    expect(await verify(tenantId)).toMatchObject({ verified: true, records_checked: 0, last_checkpoint: null });
+  });
+
+  test('verifies while it grows', async () => {
+    const tenantId = await newChain(3);
+    const writer = appenderOn(box.db, { checkpoints });
+    let running = true;
+    const growing = (async () => {
+      while (running) {
+        await writer.append(tenantId, eventsOf(37));
+        await delay(2);
+      }
+    })();
+    for (let i = 0; i < 10; i++) {
+      const result = await verifyChain(box.db, tenantId, 'forensics', { keys, directory, chunk: 200 });
+      expect(result).toMatchObject({ verified: true });
+    }
+    running = false;
+    await growing;
+    await writer.stop();
+  });
+
+  test('of the audit log verifies too, and a changed one does not', async () => {
+    const tenantId = await newTenant(box.db);
+    const audit = auditWriter(systemClock, () => 'sha256:00');
+    for (let i = 0; i < 30; i++) {
+      await box.db.transaction(tenantId, (em) =>
+        audit(em, tenantId, {
+          action: 'key.created',
+          actor: { type: 'system', id: `a${i}` },
+          target: { type: 'key', id: `k${i}` },
+        } as Parameters<typeof audit>[2]),
+      );
+    }
+    await checkpoints.take(tenantId, 'audit');
+    await checkpoints.flushed();
+    const check = () => verifyChain(box.db, tenantId, 'audit', { keys, directory, chunk: 9 });
+    expect(await check()).toMatchObject({ verified: true, records_checked: 31, last_checkpoint: { seq: 31 } });
+    for (const column of AUDIT_COLUMNS) {
+      await sql(`update audit_record set ${column} = ${column} || 'x' where tenant_id = $1 and seq = 9`, tenantId);
+      const reason = expect.stringContaining(`column ${column} `);
+      expect(await check()).toMatchObject({ verified: false, first_mismatch_seq: 9, reason });
+      await sql(`update audit_record set ${column} = rtrim(${column}, 'x') where tenant_id = $1 and seq = 9`, tenantId);
+    }
+    expect(await check()).toMatchObject({ verified: true });
+    await sql(
+      `update audit_record set received_at = received_at + interval '1 ms' where tenant_id = $1 and seq = 12`,
+      tenantId,
+    );
+    const { rows } = await sql('select id from audit_record where tenant_id = $1 and seq = 12', tenantId);
+    expect(await check()).toMatchObject({ verified: false, first_mismatch_id: rows[0].id, first_mismatch_seq: 12 });
+  });
+});
+
+/** Each changes an intact chain at record `at` and says which seq is then the first that is wrong. */
+type Tampering = (
+  db: Database,
+  tenantId: string,
+  at: number,
+) => Promise<{ seq: number; id?: string | undefined; linear?: boolean }>;
+const idAt = async (tenantId: string, seq: number) =>
+  (await storedRows(box.db, tenantId)).find((row) => row.seq === seq)?.event_id;
+/** Of a forgery without a flaw the first checkpoint at or after it tells. */
+async function signedAfter(tenantId: string, seq: number) {
+  const { rows } = await sql(
+    'select min(seq) as seq from chain_checkpoint where tenant_id = $1 and seq >= $2',
+    tenantId,
+    seq,
+  );
+  return { seq: rows[0].seq as number, id: await idAt(tenantId, rows[0].seq) };
+}
+const TAMPERINGS: Record<string, Tampering> = {
+  'a word of the text': async (_, tenantId, at) => {
+    await sql(
+      `update forensic_record set line = replace(line, '"method"', '"methoe"') where tenant_id = $1 and seq = $2 and seq > 1`,
+      tenantId,
+      at,
+    );
+    await sql(
+      `update forensic_record set line = replace(line, 'genesis', 'genesiz') where tenant_id = $1 and seq = $2 and seq = 1`,
+      tenantId,
+      at,
+    );
+    return { seq: at, id: await idAt(tenantId, at) };
+  },
+  'a bit of the hash': async (_, tenantId, at) => {
+    await sql(
+      'update forensic_record set hash = set_bit(hash, $3, 1 - get_bit(hash, $3)) where tenant_id = $1 and seq = $2',
+      tenantId,
+      at,
+      at % 256,
+    );
+    return { seq: at, id: await idAt(tenantId, at) };
+  },
+  'the length of the hash': async (_, tenantId, at) => {
+    await sql(`update forensic_record set hash = hash || '\\x00' where tenant_id = $1 and seq = $2`, tenantId, at);
+    return { seq: at, id: await idAt(tenantId, at) };
+  },
+  'a record deleted': async (_, tenantId, at) => {
+    await sql('delete from forensic_record where tenant_id = $1 and seq = $2', tenantId, at);
+    // the mismatch shows at what now stands there
+    return at === LENGTH
+      ? { seq: at, linear: false }
+      : { seq: at + 1, id: await idAt(tenantId, at + 1), linear: false };
+  },
+  'the tail cut, head and checkpoints with it': async (_, tenantId, at) => {
+    const keep = Math.max(2, at - 1);
+    await sql('delete from forensic_record where tenant_id = $1 and seq > $2', tenantId, keep);
+    await sql('delete from chain_checkpoint where tenant_id = $1 and seq > $2', tenantId, keep);
+    const { hash } = (await storedRows(box.db, tenantId)).at(-1)!;
+    await sql(`update chain_head set seq = $2, hash = $3 where tenant_id = $1`, tenantId, keep, hash);
+    return { seq: keep + 1, linear: false };
+  },
+  'the beginning cut': async (_, tenantId, at) => {
+    await sql('delete from forensic_record where tenant_id = $1 and seq <= $2', tenantId, Math.min(at, LENGTH - 1));
+    const first = Math.min(at, LENGTH - 1) + 1;
+    return { seq: first, id: await idAt(tenantId, first), linear: false };
+  },
+  'two records exchanged': async (_, tenantId, at) => {
+    const one = Math.min(Math.max(at, 2), LENGTH - 1);
+    const swap = 'update forensic_record set seq = $3 where tenant_id = $1 and seq = $2';
+    await sql(swap, tenantId, one, -1);
+    await sql(swap, tenantId, one + 1, one);
+    await sql(swap, tenantId, -1, one + 1);
+    return { seq: one, id: await idAt(tenantId, one) };
+  },
+  'a record put in, the rest moved up and everything written and hashed again': async (_, tenantId, at) => {
+    const place = Math.max(at, 2);
+    await sql('update forensic_record set seq = -seq where tenant_id = $1 and seq >= $2', tenantId, place);
+    await sql('update forensic_record set seq = 1 - seq where tenant_id = $1 and seq < 0', tenantId);
+    const forged = event({ decision: 'allow' });
+    const time = (await storedRows(box.db, tenantId))[place - 2]!.received_at;
+    const line = decisionLine(tenantId, place, time.toISOString(), forged);
+    await sql(
+      'insert into forensic_record values ($2, $8, $4, $5, 0, $6, $1, $3, $7)',
+      tenantId,
+      place,
+      forged.event_id,
+      idHash(forged.agent_id),
+      idHash(forged.session_id),
+      Buffer.alloc(32),
+      line,
+      time,
+    );
+    await sql('update chain_head set seq = seq + 1 where tenant_id = $1', tenantId);
+    await rewrite(box.db, tenantId, place, (record, seq) => ({ ...record, seq }));
+    return { ...(await signedAfter(tenantId, place)), linear: false };
+  },
+  'everything from a record on rewritten with new hashes': async (_, tenantId, at) => {
+    const place = Math.max(at, 2);
+    await rewrite(box.db, tenantId, place, (record) =>
+      record.seq === place ? { ...record, method: 'forged' } : record,
+    );
+    return { ...(await signedAfter(tenantId, place)), linear: false };
+  },
+  'the same, and signed with another key': async (_, tenantId, at) => {
+    const place = Math.max(at, 2);
+    await rewrite(box.db, tenantId, place, (record) =>
+      record.seq === place ? { ...record, method: 'forged' } : record,
+    );
+    const forger = newSigner();
+    const rows = await storedRows(box.db, tenantId);
+    const { rows: signed } = await sql(
+      'select seq from chain_checkpoint where tenant_id = $1 and seq >= $2 order by seq',
+      tenantId,
+      place,
+    );
+    for (const { seq } of signed) {
+      const head = { origin: `svc.test/${tenantId}/forensics`, seq, hash: rows[seq - 1]!.hash.toString('hex') };
+      const note = signHead(head, forger.privateKey, forger.publicKey);
+      await sql('update chain_checkpoint set note = $3 where tenant_id = $1 and seq = $2', tenantId, seq, note);
+    }
+    return { seq: 0 };
+  },
+  'the same, and the checkpoints deleted': async (_, tenantId, at) => {
+    const place = Math.max(at, 2);
+    await rewrite(box.db, tenantId, place, (record) =>
+      record.seq === place ? { ...record, method: 'forged' } : record,
+    );
+    const signed = await signedAfter(tenantId, place);
+    await sql('delete from chain_checkpoint where tenant_id = $1', tenantId);
+    // the file still has every one of them
+    return { ...signed, linear: false };
+  },
+  'a record added behind the head': async (_, tenantId) => {
+    const last = (await storedRows(box.db, tenantId)).at(-1)!;
+    const forged = event();
+    const at = new Date();
+    const line = decisionLine(tenantId, LENGTH + 1, at.toISOString(), forged);
+    await sql(
+      'insert into forensic_record values ($2, $8, $4, $5, $9, $6, $1, $3, $7)',
+      tenantId,
+      LENGTH + 1,
+      forged.event_id,
+      idHash(forged.agent_id),
+      idHash(forged.session_id),
+      chainHash(last.hash, line),
+      line,
+      at,
+      1,
+    );
+    return { seq: LENGTH + 1, linear: false };
+  },
+  'the head set elsewhere': async (_, tenantId, at) => {
+    await sql(`update chain_head set hash = $2 where tenant_id = $1`, tenantId, Buffer.alloc(32, at));
+    return { seq: LENGTH, linear: false };
+  },
+};
+const COLUMNS: Record<string, string> = {
+  ...Object.fromEntries(
+    DERIVED_COLUMNS.map(({ column, hashed }) => [column, hashed ? `${column} + 1` : `(${column} + 1) % 5`]),
+  ),
+  received_at: `received_at - interval '1 ms'`,
+  event_id: `event_id || 'x'`,
+};
+for (const [column, value] of Object.entries(COLUMNS)) {
+  TAMPERINGS[`the column ${column}`] = async (_, tenantId, at) => {
+    const row = (await storedRows(box.db, tenantId))[at - 1]!;
+    await sql(`update forensic_record set ${column} = ${value} where tenant_id = $1 and seq = $2`, tenantId, at);
+    return { seq: at, id: row.event_id };
+  };
+}
+
+describe('tampering is found, at the record where it starts', () => {
+  test.each(Object.entries(TAMPERINGS))('%s', async (kind, tamper) => {
+    const places = fc.sample(fc.integer({ min: 1, max: LENGTH }), { numRuns: 2, seed: kind.length });
+    for (const at of new Set([1, LENGTH, ...places])) {
+      const tenantId = await newChain();
+      const expected = await tamper(box.db, tenantId, at);
+      const result = await verify(tenantId);
+      expect(result, `at ${at}`).toMatchObject({ verified: false, reason: expect.any(String) });
+      if (expected.linear !== undefined) expect(result.linear).toBe(expected.linear);
+      if (expected.seq > 0) expect(result.first_mismatch_seq).toBe(expected.seq);
+      if (expected.id !== undefined) expect(result.first_mismatch_id).toBe(expected.id);
+    }
+  });
+
+  test('an edited, swapped or deleted checkpoint', async () => {
+    const edits = [
+      `update chain_checkpoint set note = replace(note, 'svc-chain-head/v1', 'svc-chain-head/v2') where tenant_id = $1 and seq = 61`,
+      `update chain_checkpoint c set note = d.note from chain_checkpoint d where c.tenant_id = $1 and d.tenant_id = $1 and c.seq = 61 and d.seq = 91`,
+      `update chain_checkpoint set seq = 62 where tenant_id = $1 and seq = 61`,
+      `delete from chain_checkpoint where tenant_id = $1 and seq >= 91`,
+    ];
+    for (const edit of edits) {
+      const tenantId = await newChain();
+      expect((await sql(edit, tenantId)).rowCount).toBeGreaterThan(0);
+      const result = await verify(tenantId);
+      expect(result).toMatchObject({ verified: false, reason: expect.stringMatching(/checkpoint/) });
+    }
+  });
+
+  test('a checkpoint at the end of a chunk, at the start of the next and at the end of the chain', async () => {
+    for (const seq of [1, 19, 20, 21, 40, 41, LENGTH - 1, LENGTH]) {
+      for (const inFile of [true, false]) {
+        const tenantId = await newChain();
+        const head = { origin: `svc.test/${tenantId}/forensics`, seq, hash: 'ab'.repeat(32) };
+        const note = signHead(head, signer.privateKey, signer.publicKey);
+        if (inFile) await appendFile(checkpointFile(directory, tenantId, 'forensics'), `${note}\n`);
+        else {
+          await sql(`delete from chain_checkpoint where tenant_id = $1 and seq = $2`, tenantId, seq);
+          await sql(`insert into chain_checkpoint values ($1, 'forensics', $2, 'k', $3, now())`, tenantId, seq, note);
+        }
+        // in the file there are two of the last record, and a late one of each that went by
+        const result = await verify(tenantId, 20);
+        expect(result, `${seq} ${inFile}`).toMatchObject({ verified: false, first_mismatch_seq: seq });
+      }
+    }
+  });
+
+  test('a row before record 1', async () => {
+    for (const seq of [0, -1, -7]) {
+      const tenantId = await newChain(2);
+      await sql(
+        `insert into forensic_record select $2, received_at, agent_h, session_h, decision, hash, tenant_id, 'before', line
+         from forensic_record where tenant_id = $1 and seq = 2`,
+        tenantId,
+        seq,
+      );
+      expect(await verify(tenantId, 10)).toMatchObject({
+        verified: false,
+        linear: false,
+        records_checked: 22,
+        first_mismatch_seq: seq,
+      });
+    }
+  });
+
+  test('an input other than the one decided on, or whose record names none', async () => {
+    const tenantId = await newTenant(box.db);
+    const writer = appenderOn(box.db, { checkpoints });
+    const events = Array.from({ length: 30 }, (_, n) => {
+      const input = JSON.stringify({ amount: n, note: 'ünïcode \u2028' });
+      return { event: event({ input_hash: sha256Tag(input) }), input };
+    });
+    await writer.append(tenantId, events);
+    await writer.stop();
+    expect(await verify(tenantId)).toMatchObject({ verified: true });
+    // one that retention erased is not missed
+    const ids = events.map(({ event }) => event.event_id);
+    await sql('delete from decision_input where tenant_id = $1 and event_id = any($2)', tenantId, ids.slice(0, 5));
+    expect(await verify(tenantId)).toMatchObject({ verified: true });
+    await sql(
+      `update decision_input set input = replace(input, '"amount":2', '"amount":9') where tenant_id = $1 and event_id = any($2)`,
+      tenantId,
+      [ids[20], ids[25]],
+    );
+    expect(await verify(tenantId)).toMatchObject({
+      verified: false,
+      linear: true,
+      first_mismatch_id: ids[20],
+      first_mismatch_seq: 22,
+      reason: expect.stringMatching(/the input that is kept with it has another hash/),
+    });
+  });
+
+  test('of the audit log is reported with the record; a cut tail with its position', async () => {
+    const tenantId = await newTenant(box.db);
+    const audit = auditWriter(systemClock, () => 'sha256:00');
+    for (let i = 0; i < 9; i++) {
+      await box.db.transaction(tenantId, (em) =>
+        audit(em, tenantId, { action: 'key.created', actor: OPERATOR, target: { type: 'key', id: `k${i}` } }),
+      );
+    }
+    await checkpoints.take(tenantId, 'audit');
+    await checkpoints.flushed();
+    const check = () => verifyChain(box.db, tenantId, 'audit', { keys, directory });
+    const { rows } = await sql('select id, line from audit_record where tenant_id = $1 order by seq', tenantId);
+    await sql(`update audit_record set line = replace(line, 'k5', 'k6') where tenant_id = $1 and seq = 7`, tenantId);
+    expect(await check()).toMatchObject({ verified: false, first_mismatch_id: rows[6].id, first_mismatch_seq: 7 });
+    await sql('update audit_record set line = $2 where tenant_id = $1 and seq = 7', tenantId, rows[6].line);
+    expect(await check()).toMatchObject({ verified: true });
+    await sql('delete from audit_record where tenant_id = $1 and seq > 8', tenantId);
+    const cut = await check();
+    expect(cut).toMatchObject({
+      verified: false,
+      first_mismatch_seq: 9,
+      reason: expect.stringMatching(/the last is 8/),
+    });
+    expect(cut).not.toHaveProperty('first_mismatch_id');
+  });
+
+  test('the chain of another tenant in place of this one', async () => {
+    const [mine, other] = [await newChain(), await newChain()];
+    for (const table of ['forensic_record', 'chain_checkpoint', 'chain_head']) {
+      await sql(`delete from ${table} where tenant_id = $1`, mine);
+      await sql(`update ${table} set tenant_id = $1 where tenant_id = $2`, mine, other);
+    }
+    const result = await verifyChain(box.db, mine, 'forensics', { keys, chunk: 64 });
+    expect(result).toMatchObject({ verified: false, first_mismatch_id: 'genesis_forensics', first_mismatch_seq: 1 });
+  });
+
+  test('a forged or unreadable checkpoint file', async () => {
+    const tenantId = await newChain();
+    const file = checkpointFile(directory, tenantId, 'forensics');
+    const ahead = signHead(
+      { origin: `svc.test/${tenantId}/forensics`, seq: LENGTH + 5, hash: 'ab'.repeat(32) },
+      signer.privateKey,
+      signer.publicKey,
+    );
+    await appendFile(file, `${ahead}\n`);
+    expect(await verify(tenantId)).toMatchObject({ verified: false, linear: false, first_mismatch_seq: LENGTH + 1 });
+    const other = await newChain(2);
+    await appendFile(checkpointFile(directory, other, 'forensics'), `${ahead.replace('ab', 'ba')}\n`);
+    expect(await verify(other)).toMatchObject({ verified: false, reason: expect.stringMatching(/checkpoint file/) });
+  });
+});
+
+describe('verifications', () => {
+  const verifications = () => new Verifications(box.db, () => ({ keys, directory, chunk: 20 }));
+
+  test('waiting callers share one run, which began after their call', async () => {
+    const tenantId = await newChain();
+    const all = verifications();
+    const first = all.verify(tenantId, 'forensics');
+    let runs = 0;
+    const shared = [1, 2, 3].map(() =>
+      all.verify(tenantId, 'forensics', { onProgress: ({ checked }) => (checked === 20 ? runs++ : undefined) }),
+    );
+    const [a, b, c] = await Promise.all(shared);
+    expect(await first).toMatchObject({ verified: true });
+    expect(b).toBe(a);
+    expect(c).toBe(a);
+    expect(runs).toBe(3);
+    await sql(`update forensic_record set decision = (decision + 1) % 5 where tenant_id = $1 and seq = 50`, tenantId);
+    expect(await all.verify(tenantId, 'forensics')).toMatchObject({ verified: false, first_mismatch_seq: 50 });
+  });
+
+  test('an aborted caller leaves immediately; the work continues for the others and ends when none is left', async () => {
+    const tenantId = await newChain();
+    const all = verifications();
+    const [stay, leave, last] = [undefined, new AbortController(), new AbortController()];
+    const kept = all.verify(tenantId, 'forensics', { signal: stay });
+    const left = all.verify(tenantId, 'forensics', { signal: leave.signal });
+    leave.abort(new Error('gone'));
+    await expect(left).rejects.toThrow('gone');
+    expect(await kept).toMatchObject({ verified: true });
+    const alone = all.verify(tenantId, 'forensics', {
+      signal: last.signal,
+      onProgress: () => last.abort(new Error('enough')),
+    });
+    await expect(alone).rejects.toThrow('enough');
+    expect(await all.verify(tenantId, 'forensics')).toMatchObject({ verified: true });
+    await expect(all.verify(tenantId, 'forensics', { signal: AbortSignal.abort(new Error('before')) })).rejects.toThrow(
+      'before',
+    );
+  });
+
+  test('a caller that joins a verification whose callers have all left still gets an answer', async () => {
+    const tenantId = await newChain();
+    const all = verifications();
+    for (const later of [() => undefined, () => Promise.resolve(), () => delay(5)]) {
+      const first = all.verify(tenantId, 'forensics');
+      const leave = new AbortController();
+      const left = all.verify(tenantId, 'forensics', { signal: leave.signal });
+      left.catch(() => undefined);
+      leave.abort(new Error('gone'));
+      await later();
+      const joined = all.verify(tenantId, 'forensics');
+      await expect(left).rejects.toThrow('gone');
+      expect(await joined).toMatchObject({ verified: true });
+      expect(await first).toMatchObject({ verified: true });
+      // and one that joins while the last caller leaves a run that has begun
+      const end = new AbortController();
+      const alone = all.verify(tenantId, 'forensics', {
+        signal: end.signal,
+        onProgress: () => end.abort(new Error('enough')),
+      });
+      await expect(alone).rejects.toThrow('enough');
+      await later();
+      expect(await all.verify(tenantId, 'forensics')).toMatchObject({ verified: true });
+    }
+  });
+
+  test('many concurrent tenants all get their answer', async () => {
+    const tenants = await Promise.all(Array.from({ length: 6 }, () => newChain(2)));
+    const all = verifications();
+    const results = await Promise.all(tenants.map((tenantId) => all.verify(tenantId, 'forensics')));
+    expect(results.every((result) => result.verified && result.records_checked === 21)).toBe(true);
+  });
+
+  test('a database failure is an error, not a verdict', async () => {
+    const tenantId = await newChain(2);
+    let pid = 0;
+    const db = {
+      connectOwner: async () => {
+        const client = await box.db.connectOwner();
+        pid = (await client.query('select pg_backend_pid() as pid')).rows[0].pid;
+        return client;
+      },
+    };
+    const onProgress = () => void sql('select pg_terminate_backend($1)', pid);
+    await expect(verifyChain(db, tenantId, 'forensics', { keys, chunk: 1, onProgress })).rejects.toThrow();
+  });
+});
+
+setFlagsFromString('--expose-gc');
+const collect = runInNewContext('gc') as () => void;
+
+const LONG = SIEGE ? 20_000 : 8000;
+
+test(`memory stays flat: a chain of ${LONG} records costs no more than one of 2000`, async () => {
+  const sizes = [2000, LONG];
+  const tenants: string[] = [];
+  for (const size of sizes) {
+    const tenantId = await newTenant(box.db);
+    const writer = appenderOn(box.db);
+    for (let i = 0; i < size; i += 1000) await writer.append(tenantId, eventsOf(1000));
+    await writer.stop();
+    tenants.push(tenantId);
+  }
+  const peaks: number[] = [];
+  for (const tenantId of [tenants[0]!, ...tenants]) {
+    let peak = 0;
+    // what is held, not what waits to be collected
+    const onProgress = () => {
+      collect();
+      peak = Math.max(peak, process.memoryUsage().arrayBuffers);
+    };
+    await verifyChain(box.db, tenantId, 'forensics', { keys, chunk: 1000, onProgress });
+    peaks.push(peak);
+  }
+  // a chunk or two of lines may be under way at either peak; the 6000 more would be 4 MB
+  expect(peaks[2]! - peaks[1]!).toBeLessThan(3 * 1000 * 700);
+});

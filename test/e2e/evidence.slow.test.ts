@@ -1,0 +1,138 @@
+import { expect, test } from 'vitest';
+import { deploy, event, GUARD, sql } from '../helpers/api.ts';
+import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { useServer } from '../helpers/server.ts';
+
+const server = useServer({}, { shared: true });
+
+async function tenantWithDecisions() {
+  const tenant = await server.tenant();
+  await server.call(202, 'POST /v1/events/ingest', await tenant.key('proxy'), {
+    events: Array.from({ length: 40 }, (_, n) => event({ event_id: `e-${n}`, session_id: 'case-1' })),
+  });
+  return tenant;
+}
+
+describeInBrowser('evidence', () => {
+  const browser = useBrowser(() => server.url);
+
+  test('a whole chain turns green; a tampered one turns red, and shows the first mismatch with its neighbors', async () => {
+    const tenant = await tenantWithDecisions();
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('viewer'));
+    await open('/forensics');
+    await page.getByText('No one has verified it yet').waitFor();
+    await assertAccessible();
+    await page.getByRole('button', { name: 'Verify now' }).click();
+    await page.getByText('The chain is intact').waitFor();
+    // another person sees it without running it again
+    const other = await browser.visitor(await tenant.person('viewer'));
+    await other.open('/forensics');
+    await other.page.getByText('The chain was intact').waitFor();
+    await other.page.getByText(/@\S+ verified 41 records\./).waitFor();
+    await other.assertAccessible();
+    await sql(
+      server,
+      `update forensic_record set line = replace(line, '"decision":"allow"', '"decision":"deny"')
+       where tenant_id = $1 and seq = 17`,
+      [tenant.id],
+    );
+    await page.getByRole('button', { name: 'Verify again' }).click();
+    await page.getByText('The chain is broken').waitFor();
+    const around = page.getByRole('region', { name: 'Records around the break' });
+    await around.getByText('first mismatch').waitFor();
+    expect(await around.getByRole('listitem').count()).toBe(5);
+    expect(await around.locator('[data-tone="bad"]').first().textContent()).toContain('Record 17');
+    await assertAccessible();
+    await other.open('/forensics');
+    await other.page.getByText('The chain was broken').waitFor();
+    await other.page.getByText('the first mismatch is record 17').waitFor();
+  });
+
+  test('a chain that lacks what was acknowledged is shown closed, and an accepted loss with what it kept', async () => {
+    const tenant = await tenantWithDecisions();
+    const rows = await sql<{ hash: Buffer }>(
+      server,
+      'select hash from forensic_record where tenant_id = $1 and seq = 30',
+      [tenant.id],
+    );
+    await sql(server, 'delete from forensic_record where tenant_id = $1 and seq > 30', [tenant.id]);
+    await sql(server, `update chain_head set seq = 30, hash = $2 where tenant_id = $1 and chain = 'forensics'`, [
+      tenant.id,
+      rows[0]!.hash,
+    ]);
+    await server.core.checkpoints.inspectAll();
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('viewer'));
+    await open('/forensics');
+    await page.getByRole('alert').getByText('record 41 is not there').waitFor();
+    await page.getByRole('button', { name: 'Verify now' }).click();
+    await page.getByText('The chain is broken').waitFor();
+    await assertAccessible();
+    await server.core.acceptLoss(tenant.id, 'forensics', 'the drill', { actor: { type: 'operator', id: 'operator' } });
+    await open('/forensics');
+    await page.getByRole('button', { name: 'Verify now' }).click();
+    await page.getByText('except for losses that an operator accepted').waitFor();
+    await page.getByText('after record 30, known up to 41: the drill').waitFor();
+    expect(await page.getByRole('alert').count()).toBe(0);
+    await assertAccessible();
+  });
+
+  test('an export tells how many records it holds before it is made, and is downloaded as it was signed', async () => {
+    const tenant = await tenantWithDecisions();
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('viewer'));
+    await open('/forensics');
+    await page.getByText('41 records').waitFor();
+    await page.getByRole('button', { name: 'By session' }).click();
+    await page.getByLabel('Session id').fill('case-1');
+    await page.getByText('40 records').waitFor();
+    await page.getByLabel('Purpose').fill('A complaint');
+    await page.getByRole('button', { name: 'Sign and export' }).click();
+    const link = page.getByRole('link', { name: 'Download the package A complaint' });
+    const [download] = await Promise.all([page.waitForEvent('download'), link.click()]);
+    expect(download.suggestedFilename()).toMatch(/^pkg_\w+\.tar$/);
+    await assertAccessible();
+  });
+
+  test('the audit log is filtered in the address, opened, verified and saved as a file', async () => {
+    const tenant = await tenantWithDecisions();
+    await tenant.set({ self_approval: true });
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('viewer'));
+    await open('/audit');
+    await page.getByLabel('Action').selectOption({ value: 'settings.changed' });
+    await page.waitForURL(/action=settings\.changed/);
+    const row = page.getByRole('button', { name: 'settings.changed' });
+    await row.waitFor();
+    expect(await page.getByRole('table', { name: 'Audit records' }).getByRole('row').count()).toBe(2);
+    await assertAccessible();
+    await row.click();
+    await page.getByRole('dialog').getByText('self_approval: false → true').waitFor();
+    await assertAccessible();
+    // its address opens it again, and going back closes it
+    await page.waitForURL(/record=aud_/);
+    const address = page.url();
+    await page.goBack();
+    await page.getByRole('dialog').waitFor({ state: 'detached' });
+    await row.waitFor();
+    await page.goto(address);
+    await page.getByRole('dialog').getByText('self_approval: false → true').waitFor();
+    await page.getByRole('button', { name: 'Close' }).click();
+    await page.getByRole('dialog').waitFor({ state: 'detached' });
+    const [download] = await Promise.all([
+      page.waitForEvent('download'),
+      page.getByRole('link', { name: 'CSV', exact: true }).click(),
+    ]);
+    expect(download.suggestedFilename()).toMatch(/\.csv$/);
+    await page.getByRole('button', { name: 'Verify now' }).click();
+    await page.getByText('The chain is intact').waitFor();
+    await open('/audit?action=forensics.verified');
+    await page.getByText('The chain was intact').waitFor();
+    await page.getByRole('button', { name: 'forensics.verified' }).waitFor();
+
+    await deploy(server, tenant.admin, 'guard', GUARD);
+    await server.call(200, 'PUT /v1/policies/guard', tenant.admin, { dsl_source: GUARD.replace('"read"', '"write"') });
+    await open('/audit?target_id=guard&action=policy.updated');
+    await page.getByRole('button', { name: 'policy.updated' }).click();
+    await page.getByRole('link', { name: 'What changed from version 1 to 2' }).click();
+    await page.waitForURL(/policies\/guard\?tab=diff&from=1&to=2/);
+    await page.getByText('version 1 → version 2').first().waitFor();
+  });
+});

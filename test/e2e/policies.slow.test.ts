@@ -1,0 +1,229 @@
+import { expect, test } from 'vitest';
+import { deploy, GUARD } from '../helpers/api.ts';
+import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { useServer } from '../helpers/server.ts';
+import { evaluate, write } from './act.ts';
+
+const server = useServer({}, { shared: true });
+
+describeInBrowser('a policy', () => {
+  const browser = useBrowser(() => server.url);
+
+  test('is written, submitted, approved by someone else, and a decision changes', async () => {
+    const tenant = await server.tenant();
+    await tenant.set({ approval_required: true });
+    const author = await browser.visitor(await tenant.person('author', 'approver'));
+    const approver = await browser.visitor(await tenant.person('approver'));
+    await approver.open('/review');
+    await approver.page.getByRole('heading', { name: 'Nothing to review' }).waitFor();
+    expect(await evaluate(server, tenant, 'read')).toMatchObject({ decision: 'deny' });
+
+    const { page } = author;
+    await author.open('/policies/new?template=blank');
+    await page.getByLabel('Id').fill('reading');
+    await write(author, '@reson("x")\npermit(principal, action, resource == Tool::"read");');
+    await page.getByRole('button', { name: /did you mean @reason/ }).waitFor();
+    expect(await page.getByRole('button', { name: 'Create draft' }).isDisabled()).toBe(true);
+    await author.assertAccessible();
+    await write(author, 'permit(principal in AgentRole::"clerk", action, resource == Tool::"read");');
+    await page.getByText('no problems').waitFor();
+    await page.getByRole('textbox', { name: 'Agent role' }).fill('clerk');
+    await page.getByRole('textbox', { name: 'Tool' }).fill('read');
+    await page.getByRole('button', { name: 'Try this request' }).click();
+    await page.getByText('this text changes it').waitFor();
+    await page.getByRole('button', { name: 'reading#0, line 1' }).waitFor();
+    await page.getByRole('button', { name: 'Create draft' }).click();
+    await page.getByRole('button', { name: 'Submit for review' }).click();
+    await page.getByLabel('Note for the reviewer').fill('clerks read');
+    await page.getByRole('button', { name: 'Submit', exact: true }).click();
+    await page.getByText('In review').first().waitFor();
+    await author.assertAccessible();
+
+    // their own version: not theirs to approve, and the page says why
+    await page.getByRole('link', { name: 'Review', exact: true }).last().click();
+    await page.getByText('the person who wrote or submitted a version cannot approve it').waitFor();
+    expect(await page.getByRole('button', { name: 'Approve version 1' }).isDisabled()).toBe(true);
+    await author.assertAccessible();
+
+    // it came to the approver's open page by itself
+    await approver.page.getByRole('link', { name: 'reading' }).click();
+    await approver.page.getByText('clerks read').waitFor();
+    await approver.assertAccessible();
+    await approver.page.getByRole('button', { name: 'Approve version 1' }).click();
+    await approver.page.getByRole('dialog').getByRole('button', { name: 'Approve' }).click();
+    await page.getByText('approved', { exact: true }).waitFor();
+    expect(await evaluate(server, tenant, 'read')).toMatchObject({ decision: 'allow' });
+  });
+
+  test('has tests that run while they are written, and that its reviewer sees', async () => {
+    const tenant = await server.tenant();
+    await tenant.set({ approval_required: true, tests_required: true });
+    const [author, approver] = [await tenant.person('author'), await tenant.person('approver')];
+    const dsl_source = '@id("reads") permit(principal, action, resource == Tool::"read");';
+    await server.call(201, 'POST /v1/policies', author, { id: 'tested', dsl_source });
+    const visitor = await browser.visitor(author);
+    const { page } = visitor;
+    await visitor.open('/policies/tested?tab=tests');
+    await page.getByText('There are no tests.').waitFor();
+    const head = 'defaults: { agent_role: clerk, action_type: tool_call, tool_name: read }';
+    const name = '<img src=x onerror=alert(1)>';
+    const suite = (decision: string) =>
+      `${head}\ntests: [{ name: "${name}", expect: { decision: ${decision} } }, { name: other, expect: { decision: allow } }]`;
+    await write(visitor, `${head}\ntests: &a []`);
+    await page.getByRole('button', { name: /anchors are not accepted/ }).waitFor();
+    expect(await page.getByRole('button', { name: 'Save draft' }).isDisabled()).toBe(true);
+    await write(visitor, suite('deny'));
+    await page.getByText('1 of 2 tests failed').waitFor();
+    await page.getByText('decision: expected "deny", got "allow"', { exact: true }).waitFor();
+    await page.getByRole('button', { name: /^error 2:9 <img/ }).waitFor();
+    await visitor.assertAccessible();
+    await write(visitor, suite('allow'));
+    await page.getByText('2 tests passed').waitFor();
+    await page.getByText('100 % of the statements covered').waitFor();
+    await page.getByRole('button', { name: 'Save draft' }).click();
+    await page.getByText('Version 2 saved').waitFor();
+    await server.call(200, 'POST /v1/policies/tested/submit', author, {});
+
+    const reviewer = await browser.visitor(approver);
+    await reviewer.open('/review/tested');
+    const checks = reviewer.page.getByRole('region', { name: 'Tests' });
+    await checks.getByText('2 tests passed').waitFor();
+    await checks.getByText(name).waitFor();
+    await reviewer.page.getByText('tests of nothing → version 2').waitFor();
+    await reviewer.assertAccessible();
+    await reviewer.page.getByRole('button', { name: 'Approve version 2' }).click();
+    await reviewer.page.getByRole('dialog').getByRole('button', { name: 'Approve' }).click();
+    await reviewer.page.getByText('Nothing to decide').waitFor();
+  });
+
+  test('has an editor that completes, explains and formats', async () => {
+    const tenant = await server.tenant();
+    const author = await browser.visitor(await tenant.person('author'));
+    const { page } = author;
+    await author.open('/policies/new?template=blank');
+    await write(author, '');
+    await page.keyboard.type('@esc');
+    await page.getByRole('option', { name: /escrow/ }).click();
+    const text = page.locator('.cm-content');
+    await text.getByText('@escrow', { exact: true }).hover();
+    await page.locator('.editor-help').getByText('Holds the action').waitFor();
+    expect(await text.innerText()).toContain('@escrow("single")');
+    await write(author, 'permit( principal,action ,resource) ;');
+    await page.getByRole('button', { name: 'Format' }).click();
+    await text.getByText('permit (principal, action, resource);').waitFor();
+    await page.getByText('no problems').waitFor();
+  });
+
+  test('that changes under review says so, shows what changed, and is not approved unseen', async () => {
+    const tenant = await server.tenant();
+    await tenant.set({ approval_required: true });
+    const author = await tenant.person('author');
+    const put = (line: string, source: string) => server.call(line.startsWith('PUT') ? 200 : 201, line, author, source);
+    await put('POST /v1/policies', JSON.stringify({ id: 'guard', dsl_source: GUARD }));
+    await server.call(200, 'POST /v1/policies/guard/submit', author, {});
+    const approver = await browser.visitor(await tenant.person('approver'));
+    await approver.open('/review/guard');
+    await approver.page.getByRole('button', { name: 'Approve version 1' }).waitFor();
+
+    await put('PUT /v1/policies/guard', JSON.stringify({ dsl_source: GUARD.replace('"read"', '"write"') }));
+    await server.call(200, 'POST /v1/policies/guard/submit', author, {});
+    await approver.page.getByText('Version 2 is newer than the one you are reviewing', { exact: true }).waitFor();
+    expect(await approver.page.getByRole('button', { name: 'Approve version 1' }).isDisabled()).toBe(true);
+    await approver.assertAccessible();
+    await approver.page.getByRole('button', { name: 'Review version 2' }).click();
+    const { page } = approver;
+    await page.getByRole('button', { name: 'Approve version 2' }).waitFor();
+
+    // everyone sees comments; a version that is sent back or rejected becomes a draft again
+    await page.getByRole('textbox', { name: 'Comment' }).fill('Who writes?');
+    await page.getByRole('button', { name: 'Add comment' }).click();
+    await page.getByText('Who writes?').and(page.locator(':not(textarea)')).waitFor();
+    const dialog = page.getByRole('dialog');
+    await page.getByRole('button', { name: 'Request changes' }).click();
+    expect(await dialog.getByRole('button', { name: 'Send back to the author' }).isDisabled()).toBe(true);
+    await dialog.getByLabel('What should change').fill('Name the role.');
+    await dialog.getByRole('button', { name: 'Send back to the author' }).click();
+    await page.getByRole('heading', { name: 'Nothing to decide' }).waitFor();
+    const stands = async () => (await server.call(200, 'GET /v1/policies/guard', author)).body;
+    expect(await stands()).toMatchObject({ status: 'draft', live_version: null });
+
+    await server.call(200, 'POST /v1/policies/guard/submit', author, {});
+    await page.getByRole('button', { name: 'Reject' }).click();
+    await dialog.getByLabel('Reason').fill('Nobody needs it.');
+    await dialog.getByRole('button', { name: 'Reject' }).click();
+    await page.getByRole('heading', { name: 'Nothing to decide' }).waitFor();
+    await page.getByText('Nobody needs it.').waitFor();
+    expect(await stands()).toMatchObject({ status: 'draft', live_version: null });
+  });
+
+  test('is rolled back, revoked behind its typed name, and the glass is broken with a reason', async () => {
+    const tenant = await server.tenant();
+    await deploy(server, tenant.admin, 'guard', GUARD);
+    await server.call(200, 'PUT /v1/policies/guard', tenant.admin, { dsl_source: GUARD.replace('"read"', '"write"') });
+    const admin = await browser.visitor(await tenant.person('admin'));
+    const { page } = admin;
+    await admin.open('/policies/guard?tab=history');
+    await admin.assertAccessible();
+    await page.getByRole('button', { name: 'Roll back to this' }).click();
+    await page.getByRole('dialog').getByText('It changes the following').waitFor();
+    await page.getByRole('dialog').getByRole('button', { name: 'Roll back' }).click();
+    await page.getByText('Version 3', { exact: true }).waitFor();
+
+    await page.getByRole('button', { name: 'Revoke' }).click();
+    const dialog = page.getByRole('dialog');
+    await dialog.getByLabel('Reason').fill('no longer used');
+    const sure = dialog.getByRole('button', { name: 'Revoke the policy' });
+    await dialog.getByLabel('Type guard to confirm').fill('gard');
+    expect(await sure.isDisabled()).toBe(true);
+    await dialog.getByLabel('Type guard to confirm').fill('guard');
+    await admin.assertAccessible();
+    await sure.click();
+    await page.getByText('not enforced').waitFor();
+    expect(await evaluate(server, tenant, 'read')).toMatchObject({ decision: 'deny' });
+
+    await tenant.set({ approval_required: true });
+    await page.getByRole('button', { name: 'Break glass' }).click();
+    await dialog.getByLabel('Reason').fill('incident 7');
+    await dialog.getByLabel('Type guard to confirm').fill('guard');
+    await dialog.getByRole('button', { name: 'Enforce version 3 now' }).click();
+    await page.getByText('Deployed by break glass').waitFor();
+    expect(await evaluate(server, tenant, 'read')).toMatchObject({ decision: 'allow' });
+
+    // it is on top of what waits for a second person, and not for the one who did it
+    const author = await tenant.person('author');
+    await server.call(201, 'POST /v1/policies', author, { id: 'other', dsl_source: GUARD });
+    await server.call(200, 'POST /v1/policies/other/submit', author, {});
+    const approver = await browser.visitor(await tenant.person('approver'));
+    const queue = approver.page.getByRole('table', { name: 'Policies to review' }).getByRole('row');
+    await approver.open('/policies');
+    await approver.page.getByRole('row').filter({ hasText: 'guard' }).getByText('Break glass').waitFor();
+    await approver.open('/');
+    await approver.page.getByText('break glass: guard').waitFor();
+    await approver.page.getByRole('link', { name: 'Review 2 waiting' }).click();
+    await queue.nth(1).getByText('Break glass').waitFor();
+    await queue.nth(1).getByText('incident 7').waitFor();
+    await queue.nth(2).getByText('In review').waitFor();
+    await approver.assertAccessible();
+    await page.getByRole('link', { name: 'close the review' }).click();
+    await page.getByText('the person who used break glass cannot close its review').waitFor();
+    await approver.page.getByRole('link', { name: 'guard' }).click();
+    // also when the policy has gone on since
+    await server.call(200, 'PUT /v1/policies/guard', author, { dsl_source: GUARD });
+    await approver.page.getByRole('heading', { name: 'Close the review of version 3' }).waitFor();
+    await approver.assertAccessible();
+    await approver.page.getByRole('button', { name: 'Close the review' }).click();
+    await approver.page.getByRole('dialog').getByRole('button', { name: 'Close the review' }).click();
+    await approver.page.getByText('Nothing to decide').waitFor();
+    await approver.page.getByRole('link', { name: 'Review 1 waiting' }).click();
+    await queue.nth(1).getByText('other').waitFor();
+    expect(await queue.count()).toBe(2);
+    // a page and a filter that nothing is on lead back
+    await approver.open('/review?page=9');
+    await approver.page.getByRole('link', { name: 'The first page' }).click();
+    await queue.nth(1).getByText('other').waitFor();
+    await approver.open('/policies?scope=none');
+    await approver.page.getByRole('heading', { name: 'No policies match the filters' }).waitFor();
+    await approver.page.getByRole('button', { name: 'Clear the filters' }).click();
+    await approver.page.getByRole('link', { name: 'guard' }).waitFor();
+  });
+});

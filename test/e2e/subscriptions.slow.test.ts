@@ -1,0 +1,126 @@
+import { Webhook } from 'standardwebhooks';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { Receiver } from '../helpers/receiver.ts';
+import { type TestTenant, useServer } from '../helpers/server.ts';
+
+const server = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }, { browsed: true });
+let receiver: Receiver;
+const SECRET = 'whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw';
+
+async function subscribe(tenant: TestTenant): Promise<string> {
+  const { body } = await server.call<{ id: string }>(201, 'POST /v1/subscriptions', tenant.admin, {
+    url: receiver.url(),
+    secret: SECRET,
+  });
+  return body.id;
+}
+
+beforeEach(async () => {
+  receiver = await Receiver.start();
+});
+afterEach(() => receiver.stop());
+
+describeInBrowser('subscriptions', () => {
+  const browser = useBrowser(() => server.url);
+
+  test('a webhook is created and tested, and the result is shown in plain words', async () => {
+    const tenant = await server.tenant();
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
+    await open('/subscriptions');
+    await page.getByRole('heading', { name: 'No subscriptions yet' }).waitFor();
+    await assertAccessible();
+    await page.getByRole('button', { name: 'New subscription' }).first().click();
+    await page.getByLabel('URL').fill(receiver.url());
+    const secret = await page.getByLabel('Secret').first().inputValue();
+    await page.getByLabel('All events').uncheck();
+    await page.getByLabel('policy.created').check();
+    await assertAccessible();
+    await page.getByRole('button', { name: 'Subscribe' }).click();
+    await page.getByRole('heading', { name: 'Webhook subscription' }).waitFor();
+
+    await page.getByRole('button', { name: 'Send a test' }).click();
+    await page.getByText('Test delivered').waitFor();
+    const [sent] = receiver.received;
+    expect(new Webhook(secret).verify(sent!.body, sent!.headers as Record<string, string>)).toMatchObject({
+      event: 'svc.test',
+    });
+    await page.getByText('Payload sent').click();
+    await page.getByText('"svc.test"').first().waitFor();
+    await assertAccessible();
+
+    receiver.behavior = 403;
+    await page.getByRole('button', { name: 'Send a test' }).click();
+    await page.getByText('Test not delivered: refused: not allowed (401 or 403)').waitFor();
+  });
+
+  test('a failed delivery is shown with its answer and sent again by hand', async () => {
+    const tenant = await server.tenant();
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('admin'));
+    await open(`/subscriptions/${await subscribe(tenant)}`);
+    receiver.behavior = 403;
+    await server.call(201, 'POST /v1/policies', tenant.admin, {
+      id: 'desk',
+      dsl_source: 'permit(principal in AgentRole::"support", action, resource);',
+    });
+    const row = page.getByRole('row').filter({ hasText: 'policy.created' });
+    await row.getByText('retrying').waitFor();
+    await row.getByText('403', { exact: true }).waitFor();
+    await assertAccessible();
+    receiver.behavior = 200;
+    await row.getByRole('button', { name: 'Send again' }).click();
+    await row.getByText('delivered').waitFor();
+
+    // its attempts, and where it stands
+    await row.getByRole('button', { name: 'policy.created: details' }).click();
+    const drawer = page.getByRole('dialog', { name: 'Delivery' });
+    await drawer.getByRole('heading', { name: /^[2-9] attempts$/ }).waitFor();
+    const attempts = drawer.getByRole('list', { name: 'Attempts, newest first' }).getByRole('listitem');
+    expect(await attempts.first().innerText()).toMatch(/accepted.*status 200/s);
+    expect(await attempts.last().innerText()).toMatch(/not allowed.*status 403.*access was denied/s);
+    await drawer.getByRole('heading', { name: 'Now delivered: next steps' }).waitFor();
+    const next = drawer.getByRole('listitem').filter({ hasText: 'send again' });
+    await next.getByText('allowed for you').waitFor();
+    await assertAccessible();
+    expect(page.url()).toContain('delivery=dlv_');
+    await page.keyboard.press('Escape');
+    await drawer.waitFor({ state: 'detached' });
+    expect(page.url()).not.toContain('delivery=');
+    await expect
+      .poll(() => page.evaluate('document.activeElement.getAttribute("aria-label")'))
+      .toBe('policy.created: details');
+  });
+
+  test('a secret is rotated with an overlap; a subscription is paused and deleted', async () => {
+    const tenant = await server.tenant();
+    const { page, open } = await browser.visitor(await tenant.person('admin'));
+    await open(`/subscriptions/${await subscribe(tenant)}`);
+    await page.getByRole('button', { name: 'Rotate secret' }).click();
+    const next = await page.getByLabel('New secret').inputValue();
+    await page.getByRole('button', { name: 'Rotate', exact: true }).click();
+    await page.getByText('the previous secret also signs').waitFor();
+    await page.getByRole('button', { name: 'Send a test' }).click();
+    await page.getByText('Test delivered').waitFor();
+    const last = receiver.received.at(-1)!;
+    for (const known of [SECRET, next]) {
+      new Webhook(known).verify(last.body, last.headers as Record<string, string>);
+    }
+    await page.getByRole('button', { name: 'Pause' }).click();
+    await page.getByText('paused').first().waitFor();
+    await page.getByRole('button', { name: 'Delete' }).click();
+    await page.getByRole('button', { name: 'Delete subscription' }).click();
+    await page.getByRole('heading', { name: 'No subscriptions yet' }).waitFor();
+  });
+
+  test('a private address is refused at its field', async () => {
+    const tenant = await server.tenant();
+    const { page, open, expectFault, assertAccessible } = await browser.visitor(await tenant.person('admin'));
+    await open('/subscriptions');
+    await page.getByRole('button', { name: 'New subscription' }).first().click();
+    await page.getByLabel('URL').fill('http://169.254.169.254/latest');
+    expectFault(/400/);
+    await page.getByRole('button', { name: 'Subscribe' }).click();
+    await page.getByRole('dialog').locator('[data-error], [role=alert]').first().waitFor();
+    await assertAccessible();
+  });
+});

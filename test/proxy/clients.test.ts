@@ -1,0 +1,339 @@
+import { execFileSync } from 'node:child_process';
+import {
+  chmodSync,
+  existsSync,
+  lstatSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
+import path from 'node:path';
+import { describe, expect, test } from 'vitest';
+import { newSecret } from '../../server/domain/secret.ts';
+import { manage } from '../../server/proxy/clients/install.ts';
+import { CLIENTS, type Place } from '../../server/proxy/clients/table.ts';
+import { temporaryDirectory } from './support.ts';
+
+const PROXY_KEY = newSecret('key');
+const AGENT_KEY = newSecret('agent');
+
+test('each client has its file where its documentation says, on each system', () => {
+  const on = (platform: NodeJS.Platform, home: string, env: Place['env'] = {}) =>
+    Object.fromEntries(CLIENTS.map(({ id, file }) => [id, file({ platform, home, env })]));
+  expect(on('linux', '/home/ada')).toEqual({
+    'claude-desktop': '/home/ada/.config/Claude/claude_desktop_config.json',
+    'claude-code': '/home/ada/.claude.json',
+    cursor: '/home/ada/.cursor/mcp.json',
+    vscode: '/home/ada/.config/Code/User/mcp.json',
+    windsurf: '/home/ada/.codeium/windsurf/mcp_config.json',
+    zed: '/home/ada/.config/zed/settings.json',
+    cline: '/home/ada/.config/Code/User/globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json',
+    'gemini-cli': '/home/ada/.gemini/settings.json',
+  });
+  expect(on('darwin', '/Users/ada')).toMatchObject({
+    'claude-desktop': '/Users/ada/Library/Application Support/Claude/claude_desktop_config.json',
+    vscode: '/Users/ada/Library/Application Support/Code/User/mcp.json',
+    zed: '/Users/ada/.config/zed/settings.json',
+    cursor: '/Users/ada/.cursor/mcp.json',
+  });
+  expect(on('win32', 'C:\\Users\\ada', { APPDATA: 'C:\\Users\\ada\\AppData\\Roaming' })).toMatchObject({
+    'claude-desktop': 'C:\\Users\\ada\\AppData\\Roaming\\Claude\\claude_desktop_config.json',
+    'claude-code': 'C:\\Users\\ada\\.claude.json',
+    vscode: 'C:\\Users\\ada\\AppData\\Roaming\\Code\\User\\mcp.json',
+    windsurf: 'C:\\Users\\ada\\.codeium\\windsurf\\mcp_config.json',
+    zed: 'C:\\Users\\ada\\AppData\\Roaming\\Zed\\settings.json',
+  });
+  expect(on('linux', '/home/ada', { XDG_CONFIG_HOME: '/cfg' }).zed).toBe('/cfg/zed/settings.json');
+});
+
+/** A home with these files, and the three commands in it. */
+function home(files: Record<string, string>) {
+  const dir = temporaryDirectory();
+  for (const [name, text] of Object.entries(files)) {
+    mkdirSync(path.dirname(path.join(dir, name)), { recursive: true });
+    writeFileSync(path.join(dir, name), text, { mode: 0o600 });
+  }
+  const env = { SVC_PROXY_KEY: PROXY_KEY, SVC_AGENT_KEY: AGENT_KEY, SVC_URL: 'https://control.example' };
+  const place: Place = { platform: 'linux', home: dir, env };
+  return {
+    dir,
+    at: (name: string) => path.join(dir, name),
+    read: (name: string) => readFileSync(path.join(dir, name), 'utf8'),
+    json: (name: string) => JSON.parse(readFileSync(path.join(dir, name), 'utf8')),
+    async run(mode: 'install' | 'uninstall' | 'status', ...argv: string[]) {
+      let output = '';
+      const out = (text: string) => {
+        output += text;
+      };
+      const code = await manage(mode, argv, { env, script: '/opt/svc-proxy/svc-proxy.js', place, out });
+      return { code, output, outcomes: argv.includes('--json') ? JSON.parse(output).outcomes : [] };
+    },
+  };
+}
+
+const DESKTOP = '.config/Claude/claude_desktop_config.json';
+const CODE = '.claude.json';
+const VSCODE = '.config/Code/User/mcp.json';
+const ZED = '.config/zed/settings.json';
+const CURSOR = '.cursor/mcp.json';
+
+/** As the clients and their people write them: odd spacing, comments, tabs, Windows line ends, a byte order mark. */
+const FILES = {
+  [DESKTOP]: `{
+    "globalShortcut": "Ctrl+Space",
+    "mcpServers": {
+        "files": { "command": "npx",  "args": ["-y", "@modelcontextprotocol/server-filesystem", "/home/ada/notes"] },
+        "github": {
+            "command": "docker",
+            "args": ["run", "-i", "--rm", "--", "ghcr.io/github/github-mcp-server"],
+            "env": { "GITHUB_TOKEN": "ghp_secret" }
+        }
+    }
+}
+`,
+  [CODE]: `{"numStartups":12,"mcpServers":{"time":{"type":"stdio","command":"uvx","args":["mcp-server-time"],"env":{}}},"projects":{"/home/ada/a.b":{"allowedTools":[],"mcpServers":{"db":{"command":"db-mcp"}}},"/home/ada/c":{}}}`,
+  [VSCODE]: `\ufeff{\r\n\t// my servers\r\n\t"servers": {\r\n\t\t"files": {\r\n\t\t\t"type": "stdio",\r\n\t\t\t"command": "npx", // the public one\r\n\t\t\t"args": ["server-files"],\r\n\t\t},\r\n\t\t"remote": { "type": "http", "url": "https://mcp.example/mcp", "headers": { "Authorization": "Bearer sekrit" } },\r\n\t\t"old": { "type": "sse", "url": "https://mcp.example/sse" },\r\n\t\t"asks": { "url": "https://mcp.example/mcp", "headers": { "Authorization": "Bearer \${input:token}" } },\r\n\t},\r\n\t"inputs": [],\r\n}\r\n`,
+  [ZED]: `// Zed settings\n{\n  "theme": "One Dark", /* dark */\n  "context_servers": {\n    "local": { "command": "some-command", "args": [], "env": {} }, // mine\n  },\n}\n`,
+};
+
+describe('install', () => {
+  test('puts the proxy in front of every server it can, uninstall puts every byte back', async () => {
+    const at = home(FILES);
+    const { code, outcomes } = await at.run('install', '--json');
+    expect(code).toBe(0);
+    expect(outcomes.map((one: Record<string, string>) => `${one.client} ${one.server}: ${one.state}`)).toEqual([
+      'claude-desktop files: governed',
+      'claude-desktop github: governed',
+      'claude-code time: governed',
+      'claude-code db: governed',
+      'vscode files: governed',
+      'vscode remote: governed',
+      'vscode old: skipped',
+      'vscode asks: skipped',
+      'zed local: governed',
+    ]);
+    const own = at.at('.svc-proxy');
+    const env = {
+      SVC_URL: 'https://control.example',
+      SVC_PROXY_KEY_FILE: path.join(own, 'proxy.key'),
+      SVC_AGENT_KEY_FILE: path.join(own, 'agent.key'),
+      SVC_PROXY_DIR: own,
+    };
+    const start = (name: string) => ['/opt/svc-proxy/svc-proxy.js', 'mcp', `--name=${name}`];
+    expect(at.json(DESKTOP)).toEqual({
+      globalShortcut: 'Ctrl+Space',
+      mcpServers: {
+        files: {
+          command: process.execPath,
+          args: [
+            ...start('files'),
+            ...['--', 'npx', '-y', '@modelcontextprotocol/server-filesystem', '/home/ada/notes'],
+          ],
+          env,
+        },
+        github: {
+          command: process.execPath,
+          args: [
+            ...start('github'),
+            ...['--', 'docker', 'run', '-i', '--rm', '--', 'ghcr.io/github/github-mcp-server'],
+          ],
+          env: { GITHUB_TOKEN: 'ghp_secret', ...env },
+        },
+      },
+    });
+    expect(at.json(CODE).projects['/home/ada/a.b'].mcpServers.db.args).toEqual([...start('db'), '--', 'db-mcp']);
+    expect(at.read(VSCODE)).toContain('// my servers\r\n');
+    expect(at.read(VSCODE)).toContain('"old": { "type": "sse", "url": "https://mcp.example/sse" },\r\n');
+    expect(at.read(VSCODE).startsWith('\ufeff')).toBe(true);
+    expect(at.read(ZED)).toContain('"theme": "One Dark", /* dark */\n');
+
+    const everything = readdirSync(own, { recursive: true, encoding: 'utf8' }).filter((name) =>
+      statSync(path.join(own, name)).isFile(),
+    );
+    for (const name of everything) expect(statSync(path.join(own, name)).mode & 0o777, name).toBe(0o600);
+    expect(at.read('.svc-proxy/agent.key').trim()).toBe(AGENT_KEY);
+    for (const file of Object.keys(FILES)) expect(at.read(file)).not.toMatch(/svc_(key|agent)_/);
+    // a header that was in the client's file is in none that the client reads now
+    expect(at.read(VSCODE)).not.toContain('sekrit');
+
+    const installed = Object.keys(FILES).map((name) => at.read(name));
+    const again = await at.run('install', '--json');
+    expect(again.outcomes.some((one: { changed: boolean }) => one.changed)).toBe(false);
+    expect(Object.keys(FILES).map((name) => at.read(name))).toEqual(installed);
+
+    await at.run('uninstall');
+    for (const [name, text] of Object.entries(FILES)) expect(at.read(name), name).toBe(text);
+    expect(existsSync(path.join(own, 'clients.json'))).toBe(false);
+  });
+
+  test('keeps the mode of a file, and what its client adds later; takes back a server that was changed since', async () => {
+    const at = home({ [CURSOR]: '{\n  "mcpServers": { "a": { "command": "one", "args": ["x"] } }\n}\n' });
+    chmodSync(at.at(CURSOR), 0o640);
+    await at.run('install');
+    expect(statSync(at.at(CURSOR)).mode & 0o777).toBe(0o640);
+    const file = at.json(CURSOR);
+    file.other = true;
+    file.mcpServers.a.args.push('y');
+    file.mcpServers.a.env.OWN = '1';
+    file.mcpServers.b = { command: 'two' };
+    writeFileSync(at.at(CURSOR), JSON.stringify(file));
+    await at.run('uninstall');
+    expect(at.json(CURSOR)).toEqual({
+      mcpServers: { a: { command: 'one', args: ['x', 'y'], env: { OWN: '1' } }, b: { command: 'two' } },
+      other: true,
+    });
+  });
+
+  test('takes one server of one client where it is told so', async () => {
+    const at = home(FILES);
+    await at.run('install', '--client', 'claude-desktop', '--server', 'github');
+    expect(at.json(DESKTOP).mcpServers.files.command).toBe('npx');
+    expect(at.json(DESKTOP).mcpServers.github.command).toBe(process.execPath);
+    expect(at.read(ZED)).toBe(FILES[ZED]);
+    const { outcomes } = await at.run('status', '--json', '--client', 'claude-desktop');
+    expect(outcomes.map(({ server, state }: Record<string, string>) => `${server} ${state}`)).toEqual([
+      'files not governed',
+      'github governed',
+    ]);
+  });
+
+  test('shows with --dry-run what would change, without secrets, and changes nothing', async () => {
+    const at = home(FILES);
+    const { output, code } = await at.run('install', '--dry-run');
+    expect(code).toBe(0);
+    expect(output).toContain('+        "files": {');
+    expect(output).toContain('would be governed');
+    expect(output).not.toMatch(/ghp_secret|sekrit|svc_agent_/);
+    for (const [name, text] of Object.entries(FILES)) expect(at.read(name)).toBe(text);
+    expect(existsSync(at.at('.svc-proxy'))).toBe(false);
+  });
+
+  test('keeps a copy of each file as it was', async () => {
+    const at = home(FILES);
+    await at.run('install');
+    const copies = readdirSync(at.at('.svc-proxy/backups'));
+    expect(copies).toHaveLength(4);
+    const desktop = copies.find((name) => name.startsWith('claude-desktop'))!;
+    expect(at.read(`.svc-proxy/backups/${desktop}`)).toBe(FILES[DESKTOP]);
+  });
+
+  test('a copy that npx will throw away is not what clients start', async () => {
+    const at = home({ [CURSOR]: '{"mcpServers": {"a": {"command": "one"}}}' });
+    const cache = at.at('.npm/_npx/0123abcd/node_modules/svc-proxy/dist');
+    mkdirSync(cache, { recursive: true });
+    writeFileSync(path.join(cache, 'svc-proxy.js'), '// program');
+    const env = { SVC_PROXY_KEY: PROXY_KEY, SVC_AGENT_KEY: AGENT_KEY };
+    const place: Place = { platform: 'linux', home: at.dir, env };
+    await manage('install', [], { env, place, script: path.join(cache, 'svc-proxy.js'), out: () => {} });
+    const [script] = at.json(CURSOR).mcpServers.a.args;
+    expect(script).toBe(at.at('.svc-proxy/app/node_modules/svc-proxy/dist/svc-proxy.js'));
+    expect(readFileSync(script, 'utf8')).toBe('// program');
+  });
+});
+
+test('each server has its own headers, however its name and its place are written', async () => {
+  const remote = (token: string) => ({
+    type: 'http',
+    url: `https://${token}.example/mcp`,
+    headers: { Authorization: token },
+  });
+  const project = `/home/ada/${'deep/'.repeat(30)}`;
+  const at = home({
+    [CODE]: JSON.stringify({
+      mcpServers: { 'a b': remote('one'), a_b: remote('two') },
+      projects: { [project]: { mcpServers: { first: remote('three'), second: remote('four') } } },
+    }),
+  });
+  expect((await at.run('install')).code).toBe(0);
+  const { mcpServers, projects } = at.json(CODE);
+  for (const entry of [...Object.values(mcpServers), ...Object.values(projects[project].mcpServers)]) {
+    const { args } = entry as { args: string[] };
+    const headers = JSON.parse(readFileSync(args[args.indexOf('--headers') + 1]!, 'utf8'));
+    expect(args[args.indexOf('--url') + 1]).toBe(`https://${headers.Authorization}.example/mcp`);
+  }
+});
+
+test('a server with a command and an address, of which the client chooses one, does not pass for governed', async () => {
+  const both = { command: 'one', url: 'https://mcp.example/mcp' };
+  const text = JSON.stringify({
+    mcpServers: { a: both, b: { url: 'https://a.example', httpUrl: 'https://b.example' } },
+  });
+  const at = home({ '.gemini/settings.json': text });
+  const { outcomes } = await at.run('install', '--json');
+  expect(outcomes).toMatchObject([{ state: 'skipped' }, { state: 'skipped' }]);
+  const governed = { ...both, args: ['s.js', 'mcp', '--', 'one'], env: { SVC_PROXY_DIR: '/x' } };
+  const other = home({ '.gemini/settings.json': JSON.stringify({ mcpServers: { a: governed } }) });
+  expect((await other.run('status', '--json')).outcomes).toMatchObject([{ state: 'skipped' }]);
+});
+
+describe('a file that', () => {
+  const one = '{"mcpServers": {"a": {"command": "one"}}}';
+  const refused = async (at: ReturnType<typeof home>, why: RegExp) => {
+    const { code, outcomes } = await at.run('install', '--json');
+    expect(code).toBe(1);
+    expect(outcomes).toMatchObject([{ client: 'cursor', state: 'failed', detail: expect.stringMatching(why) }]);
+  };
+
+  test('is a link is changed where it leads, and stays a link', async () => {
+    const at = home({ 'dotfiles/cursor.json': one });
+    mkdirSync(at.at('.cursor'));
+    symlinkSync(at.at('dotfiles/cursor.json'), at.at(CURSOR));
+    expect((await at.run('install')).code).toBe(0);
+    expect(lstatSync(at.at(CURSOR)).isSymbolicLink()).toBe(true);
+    expect(at.json('dotfiles/cursor.json').mcpServers.a.command).toBe(process.execPath);
+  });
+
+  test.for([
+    ['is malformed', '{"mcpServers": {"a": {"command": "one"}}', /line 1 is not valid JSON/],
+    ['has a server twice', '{"mcpServers": {"a": {"command": "one"}, "a": {"command": "two"}}}', /"a" twice/],
+    ['has its servers twice', '{"mcpServers": {}, "mcpServers": {"a": {"command": "one"}}}', /"mcpServers" twice/],
+    ['is no object', '[]', /does not hold a JSON object/],
+  ] as const)('%s is left as it is', async ([, text, why]) => {
+    const at = home({ [CURSOR]: text });
+    await refused(at, why);
+    expect(at.read(CURSOR)).toBe(text);
+    expect(readdirSync(at.at('.cursor'))).toEqual(['mcp.json']);
+  });
+
+  test('others may write to, or lies where they may, is left as it is', async () => {
+    const at = home({ [CURSOR]: one });
+    chmodSync(at.at(CURSOR), 0o606);
+    await refused(at, /others can write/);
+    chmodSync(at.at(CURSOR), 0o600);
+    chmodSync(at.at('.cursor'), 0o707);
+    await refused(at, /others can write/);
+    expect(at.read(CURSOR)).toBe(one);
+  });
+
+  test('is a folder or a pipe is left as it is', async () => {
+    const at = home({});
+    mkdirSync(at.at('.cursor'));
+    execFileSync('mkfifo', [at.at(CURSOR)]);
+    await refused(at, /not a file/);
+  });
+
+  test('is in another encoding is left as it is', async () => {
+    const at = home({});
+    mkdirSync(at.at('.cursor'));
+    writeFileSync(at.at(CURSOR), Buffer.from(one, 'utf16le').fill(0xff, 0, 1));
+    await refused(at, /not UTF-8/);
+  });
+});
+
+test('keys that are none, an unknown client and a missing file are refused, and no key is shown', async () => {
+  const at = home({ [CURSOR]: '{}' });
+  const place: Place = { platform: 'linux', home: at.dir, env: {} };
+  const tried = (env: Record<string, string>, ...argv: string[]) =>
+    manage('install', argv, { env, place, script: '/s.js', out: () => {} });
+  const wrong = `${AGENT_KEY.slice(0, -1)}_`;
+  const error = await tried({ SVC_PROXY_KEY: PROXY_KEY, SVC_AGENT_KEY: wrong }).catch((one) => one);
+  expect(error.message).toContain('SVC_AGENT_KEY: is not an agent key');
+  expect(error.message).not.toContain(wrong);
+  await expect(at.run('install', '--client', 'emacs')).rejects.toThrow('emacs is unknown');
+  const { code, outcomes } = await at.run('install', '--json', '--client', 'zed');
+  expect(code).toBe(1);
+  expect(outcomes).toMatchObject([{ state: 'failed', detail: expect.stringContaining('there is no such file') }]);
+});

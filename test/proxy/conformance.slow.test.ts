@@ -1,0 +1,87 @@
+import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { readdirSync, readFileSync } from 'node:fs';
+import http from 'node:http';
+import type { AddressInfo } from 'node:net';
+import path from 'node:path';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { atEnd } from '../helpers/cleanups.ts';
+import { freePort } from '../helpers/ports.ts';
+import { useServer } from '../helpers/server.ts';
+import { until } from '../helpers/until.ts';
+import { governed, ProxyProcess, temporaryDirectory } from './support.ts';
+
+/** The official conformance suite for servers, asked of a server through the proxy, with policies that permit everything. */
+
+const server = useServer({ SVC_POLL_SECONDS: '1' });
+let bare: string;
+let through: string;
+let child: ChildProcess;
+
+beforeAll(async () => {
+  const port = await freePort();
+  child = spawn(process.execPath, ['test/proxy/mcp-server.ts', String(port), 'both'], { stdio: 'ignore' });
+  bare = `http://127.0.0.1:${port}/mcp`;
+  await until(async () => (await fetch(bare).catch(() => undefined)) !== undefined, 'the server listens');
+  const world = await governed(server, { all: 'permit(principal, action, resource);' });
+  const proxy = await new ProxyProcess([{ path: '/mcp', mcp: bare, server: 'fixture' }], world.env).start();
+  await proxy.ready();
+  // the suite has no credential to send
+  const front = http.createServer((request, response) => {
+    const headers = { ...request.headers, 'x-svc-agent-key': world.agentKey };
+    const sent = http.request(proxy.url + request.url, { method: request.method, headers }, (answer) => {
+      response.writeHead(answer.statusCode!, answer.headers);
+      answer.pipe(response);
+    });
+    sent.on('error', () => response.destroy());
+    response.on('close', () => sent.destroy());
+    request.pipe(sent);
+  });
+  await new Promise<void>((listening) => front.listen(0, '127.0.0.1', listening));
+  atEnd(() => {
+    front.close();
+    front.closeAllConnections();
+  });
+  through = `http://127.0.0.1:${(front.address() as AddressInfo).port}/mcp`;
+});
+afterAll(() => {
+  child.kill('SIGKILL');
+});
+
+/** Runs what a revision requires; the checks by name, with `ok` where all that is scored has passed. */
+async function conform(url: string, revision: string): Promise<{ ok: boolean; text: string; checks: string[] }> {
+  const dir = temporaryDirectory();
+  const args = ['server', '--url', url, '--requirements', revision, '-o', dir];
+  const { ok, text } = await new Promise<{ ok: boolean; text: string }>((resolve) => {
+    const options = { maxBuffer: 64 * 1024 * 1024 };
+    execFile(path.resolve('node_modules/.bin/conformance'), args, options, (error, out, err) =>
+      resolve({ ok: !error, text: out + err }),
+    );
+  });
+  const checks = readdirSync(dir).flatMap((scenario) =>
+    (JSON.parse(readFileSync(path.join(dir, scenario, 'checks.json'), 'utf8')) as { id: string; status: string }[])
+      .filter(({ status }) => status === 'SUCCESS' || status === 'FAILURE')
+      .map(({ id, status }) => `${scenario.replace(/-\d{4}-\d{2}-\d{2}T.*$/, '')}: ${id}: ${status}`),
+  );
+  return { ok, text: text.slice(text.indexOf('=== SUMMARY ===')), checks: checks.sort() };
+}
+
+test.each([
+  ['2026-07-28', 37],
+  ['2025-11-25', 30],
+])(
+  'what %s requires of a server holds through the proxy, check by check as without it',
+  async (revision, scenarios) => {
+    const [own, proxied] = [await conform(bare, revision), await conform(through, revision)];
+    expect(own.ok, own.text).toBe(true);
+    expect(proxied.ok, proxied.text).toBe(true);
+    // of the optional tasks the proxy has some that the server has not; nothing else differs
+    const optional = (check: string) => check.startsWith('server-tasks-');
+    const required = (checks: string[]) => checks.filter((check) => !optional(check));
+    expect(required(proxied.checks)).toEqual(required(own.checks));
+    const passes = (checks: string[]) => checks.filter((check) => check.endsWith('SUCCESS'));
+    expect(passes(proxied.checks)).toEqual(expect.arrayContaining(passes(own.checks)));
+    const passed = new Set(own.checks.filter((check) => check.endsWith('SUCCESS')).map((check) => check.split(':')[0]));
+    expect(passed.size).toBeGreaterThanOrEqual(scenarios);
+  },
+  120_000,
+);

@@ -1,0 +1,333 @@
+import { Button, Group, Paper, Text, TextInput, Title } from '@mantine/core';
+import { useQuery } from '@tanstack/react-query';
+import { getRouteApi, Navigate } from '@tanstack/react-router';
+import { useState } from 'react';
+import type { ToolDefinition } from '../../../server/domain/tools.ts';
+import { confirmed, toastDone } from '../../lib/errors.tsx';
+import { filled } from '../../lib/form.ts';
+import { usePeople } from '../../lib/people.ts';
+import { queryClient } from '../../lib/query.ts';
+import { useMe } from '../../lib/session.ts';
+import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { Broken } from '../../ui/broken.tsx';
+import { ConfirmDialog } from '../../ui/confirm.tsx';
+import { Id } from '../../ui/copy.tsx';
+import { Diff } from '../../ui/editor/diff.tsx';
+import { ButtonLink, PageLink } from '../../ui/link.tsx';
+import { Notice } from '../../ui/notice.tsx';
+import { Page } from '../../ui/page.tsx';
+import { Loading } from '../../ui/states.tsx';
+import { Tag, type Tone } from '../../ui/status.tsx';
+import { When } from '../../ui/time.tsx';
+import { definitionText, Hostile } from './hostile.tsx';
+import { Reasons, ToolTag } from './words.tsx';
+
+const route = getRouteApi('/app/tools/tool');
+
+type Tool = Answers['tools']['get'];
+
+/** One tool: the approved definition next to the pending one, and the decision. */
+export function ToolPage() {
+  const { server, name } = route.useSearch();
+  return server && name ? <ToolDetail server={server} name={name} /> : <Navigate to="/tools" replace />;
+}
+
+function ToolDetail({ server, name }: { server: string; name: string }) {
+  const query = useQuery(trpc.tools.get.queryOptions({ server, name }));
+  if (query.error && !query.data) return <Broken error={query.error} reset={() => void query.refetch()} />;
+  if (!query.data) {
+    return (
+      <Page title="Tool">
+        <Loading lines={10} />
+      </Page>
+    );
+  }
+  return <Shown tool={query.data} key={`${server} ${name}`} />;
+}
+
+function Shown({ tool }: { tool: Tool }) {
+  const { server, name, approved, shown, change, same_arguments_as } = tool;
+  const person = usePeople();
+  /** The definition that this person looks at: another one that comes meanwhile is not what they decide on. */
+  const [read] = useState(shown);
+  const moved = shown && read && shown.pin !== read.pin;
+  const before = definitionText(approved?.definition as ToolDefinition | undefined);
+  const after = definitionText((read?.definition ?? approved?.definition) as ToolDefinition | undefined);
+  const decided = tool.definitions.find(({ pin }) => pin === read?.pin)?.standing;
+  return (
+    <Page
+      title={
+        <>
+          <Hostile text={name} /> <ToolTag status={tool.status} />
+        </>
+      }
+      tab="Tool"
+      lead={
+        <>
+          of the server <Hostile text={server} />.{' '}
+          <PageLink to="/tools" search={{ server }}>
+            Its tools
+          </PageLink>
+        </>
+      }
+      docs={[['tools', 'About tools']]}
+      actions={
+        <ButtonLink to="/policies/new" search={{ server, tool: name }} variant="default">
+          Draft a rule for it
+        </ButtonLink>
+      }
+    >
+      {moved ? (
+        <Notice tone="wait" title="The definition has changed again while you read" urgent>
+          What you see can no longer be decided.{' '}
+          <Button size="compact-xs" onClick={() => window.location.reload()}>
+            Read the newest
+          </Button>
+        </Notice>
+      ) : null}
+      {read && decided === 'undecided' && approved ? (
+        <Notice
+          tone={change.kind === 'introduced' ? 'bad' : 'wait'}
+          title={
+            change.kind === 'introduced'
+              ? 'This is not the tool that was approved'
+              : 'The tool says in other words what was approved'
+          }
+        >
+          <Reasons change={read.change} />
+        </Notice>
+      ) : null}
+      {read && decided === 'undecided' && !approved ? (
+        <Notice tone="wait" title="Nobody has reviewed this tool">
+          Policies may permit it by its name or its server all the same. Read what it says of itself.
+          {read.change.reasons.length > 0 ? <Reasons change={read.change} /> : null}
+        </Notice>
+      ) : null}
+      {same_arguments_as.length > 0 ? (
+        <Notice tone="wait" title="Another tool of the server has arguments of the same form">
+          {same_arguments_as.map((twin) => (
+            <span key={twin} style={{ marginRight: 8 }}>
+              <PageLink to="/tools/tool" search={{ server, name: twin }}>
+                <Hostile text={twin} />
+              </PageLink>
+            </span>
+          ))}
+          A tool that comes back under another name looks like this.
+        </Notice>
+      ) : null}
+      <Paper mb="md" component="section" aria-labelledby="definition">
+        <Title order={2} id="definition" size="h3" mb="xs">
+          {approved ? (read ? 'Approved, and now' : 'Approved definition') : 'Definition'}
+        </Title>
+        <Text size="sm" c="dimmed" mb="xs">
+          In the words of the tool server. Characters that cannot be seen are shown with their codes.
+        </Text>
+        <Diff
+          before={read ? before : ''}
+          after={after}
+          label={approved && read ? 'approved → now' : 'definition'}
+          plain
+        />
+        {approved ? (
+          <Text size="sm" c="dimmed" mt="xs">
+            Approved by {person(approved.by ?? '')}, {approved.at ? <When at={approved.at} /> : null}
+          </Text>
+        ) : null}
+      </Paper>
+      <div className="tool-halves">
+        <div>
+          <Decide tool={tool} read={read} moved={Boolean(moved)} />
+          <Labels tool={tool} />
+        </div>
+        <Definitions tool={tool} />
+      </div>
+    </Page>
+  );
+}
+
+const again = () => queryClient.invalidateQueries(trpc.tools.pathFilter());
+
+function Decide({ tool, read, moved }: { tool: Tool; read: Tool['shown']; moved: boolean }) {
+  const me = useMe();
+  const name = usePeople();
+  const [opened, open] = useState<'approve' | 'reject'>();
+  const { server, name: tool_name, proposals, second_person_needed } = tool;
+  const pin = read?.pin ?? tool.approved?.pin;
+  const own = proposals.approve?.by === me.id && proposals.approve.what.pin === pin;
+  const standing = tool.definitions.find((one) => one.pin === pin)?.standing;
+  if (!pin) return null;
+  const decide = (verdict: 'approve' | 'reject') => async (words: string) => {
+    const id = { server, name: tool_name, pin };
+    const after = await confirmed(() =>
+      verdict === 'approve'
+        ? api.tools.approve.mutate({ ...id, comment: filled(words) })
+        : api.tools.reject.mutate({ ...id, reason: words }),
+    );
+    await again();
+    toastDone(
+      verdict === 'reject' ? 'Rejected' : after.approved?.pin === pin ? 'Approved' : 'Waits for a second person',
+    );
+  };
+  return (
+    <Paper component="section" aria-labelledby="decision" mb="md">
+      <Title order={2} id="decision" size="h3" mb="xs">
+        Decision
+      </Title>
+      {second_person_needed ? (
+        <Text size="sm" mb="xs">
+          An approval takes two people.{' '}
+          {proposals.approve ? (
+            <>
+              <strong>{name(proposals.approve.by)}</strong> approved{' '}
+              {proposals.approve.what.pin === pin ? 'this definition' : 'another definition'},{' '}
+              <When at={proposals.approve.at} />. {own ? 'Another person must do so too.' : null}
+            </>
+          ) : null}
+        </Text>
+      ) : null}
+      {me.has('approver') ? (
+        <Group gap="xs">
+          {standing === 'approved' ? null : (
+            <Button onClick={() => open('approve')} disabled={moved || own}>
+              Approve
+            </Button>
+          )}
+          {standing === 'rejected' ? null : (
+            <Button variant="default" onClick={() => open('reject')} disabled={moved}>
+              {standing === 'approved' ? 'Take the approval back' : 'Reject'}
+            </Button>
+          )}
+        </Group>
+      ) : (
+        <Text size="sm" c="dimmed">
+          Approvers decide.
+        </Text>
+      )}
+      <ConfirmDialog
+        opened={opened === 'approve'}
+        onClose={() => open(undefined)}
+        title="Approve this definition"
+        action="Approve"
+        danger={false}
+        reason={{ label: 'Comment' }}
+        onConfirm={decide('approve')}
+      >
+        Calls of exactly this definition are decided by policies alone. What was approved before is not approved any
+        more.
+        <div className="mono dim">{pin.slice(0, 23)}…</div>
+      </ConfirmDialog>
+      <ConfirmDialog
+        opened={opened === 'reject'}
+        onClose={() => open(undefined)}
+        title="Reject this definition"
+        action="Reject"
+        reason={{ label: 'Reason', required: true }}
+        onConfirm={decide('reject')}
+      >
+        Calls of it are denied, whatever policies say.
+      </ConfirmDialog>
+    </Paper>
+  );
+}
+
+function Labels({ tool }: { tool: Tool }) {
+  const me = useMe();
+  const name = usePeople();
+  const { server, name: tool_name, proposals } = tool;
+  const [text, setText] = useState((proposals.labels?.what.labels ?? tool.labels).join(', '));
+  const labels = text.split(/[\s,]+/).filter(Boolean);
+  const [busy, setBusy] = useState(false);
+  const proposed = tool.proposed_labels.filter((label) => !labels.includes(label));
+  const changed = JSON.stringify([...labels].sort()) !== JSON.stringify(tool.labels);
+  const save = async () => {
+    setBusy(true);
+    try {
+      const after = await confirmed(() => api.tools.label.mutate({ server, name: tool_name, labels }));
+      await again();
+      toastDone(after.proposals.labels ? 'Waits for a second person' : 'Labels saved');
+    } catch {
+      // it was told
+    } finally {
+      setBusy(false);
+    }
+  };
+  return (
+    <Paper component="section" aria-labelledby="labels">
+      <Title order={2} id="labels" size="h3" mb="xs">
+        Labels
+      </Title>
+      <Text size="sm" c="dimmed" mb="xs">
+        Policies read them as resource.labels. Only people set them.
+      </Text>
+      {proposals.labels ? (
+        <Text size="sm" mb="xs">
+          <strong>{name(proposals.labels.by)}</strong> asked for {proposals.labels.what.labels.join(', ') || 'none'}; a
+          second person sets the same.
+        </Text>
+      ) : null}
+      {me.has('approver') ? (
+        <>
+          <TextInput
+            label="Labels, separated by commas"
+            value={text}
+            onChange={(event) => setText(event.currentTarget.value)}
+            spellCheck={false}
+          />
+          {proposed.length > 0 ? (
+            <Group gap={6} mt="xs">
+              <Text size="sm" c="dimmed">
+                The tool’s own annotations suggest:
+              </Text>
+              {proposed.map((label) => (
+                <Button
+                  key={label}
+                  size="compact-xs"
+                  variant="default"
+                  onClick={() => setText([...labels, label].join(', '))}
+                >
+                  Add {label}
+                </Button>
+              ))}
+            </Group>
+          ) : null}
+          <Button mt="xs" size="xs" onClick={() => void save()} disabled={!changed} loading={busy}>
+            Save the labels
+          </Button>
+        </>
+      ) : (
+        <Text>{tool.labels.join(', ') || 'none'}</Text>
+      )}
+    </Paper>
+  );
+}
+
+const STANDING: Record<Tool['definitions'][number]['standing'], [word: string, tone: Tone]> = {
+  approved: ['approved', 'ok'],
+  accepted: ['same in other words', 'ok'],
+  rejected: ['rejected', 'bad'],
+  undecided: ['not decided', 'wait'],
+};
+
+function Definitions({ tool }: { tool: Tool }) {
+  return (
+    <Paper component="section" aria-labelledby="definitions">
+      <Title order={2} id="definitions" size="h3" mb="xs">
+        Definitions that were seen
+      </Title>
+      <ul className="plain-list">
+        {tool.definitions.map(({ pin, standing, first_seen }) => (
+          <li key={pin} style={{ marginBottom: 8 }}>
+            <Tag tone={STANDING[standing][1]}>{STANDING[standing][0]}</Tag>{' '}
+            <span className="dim">
+              since <When at={first_seen} />
+              {pin === tool.pin ? ', seen last' : ''}
+            </span>
+            <div>
+              <Id value={pin} length={24} />
+            </div>
+          </li>
+        ))}
+      </ul>
+    </Paper>
+  );
+}
