@@ -190,7 +190,7 @@ describe.each(versions)('as the role of requests, on %s, a statement', (_, missi
       }
       // no more than the records of the five policies, which are a hundredth
       const live = await plansOf('audit_record', async (own) => {
-        const rows = await own.query<{ enforced_hash: string }>('a', LIVE_POLICIES);
+        const rows = await own.query<{ enforced_hash: string }>('a', LIVE_POLICIES.replace('?', '$1'), ['a']);
         expect(rows.map(({ enforced_hash }) => enforced_hash)).toEqual(Array(5).fill(sha256Tag(POLICY)));
       });
       for (const plan of live) expectBounded('audit_record', plan, RECORDS / 100);

@@ -359,7 +359,7 @@ describe('a client that writes messages of its own', () => {
     tool(4, 'masked', { _meta: { progressToken: 'same' } });
     await answers(4);
     tool(5, 'go-on');
-    await answers(3);
+    await Promise.all([answers(3), answers(5)]);
     expect(received.filter(({ method }) => method === 'notifications/progress').length).toBeGreaterThan(2);
     expect(JSON.stringify(received)).not.toContain('secret of masked');
   });
