@@ -20,6 +20,8 @@ import {
   settingsHelp,
 } from '../lib/settings.ts';
 import { CredentialError, filledHeaders } from './credentials.ts';
+import { UsageError } from './failure.ts';
+import { isSafe } from './login/safe.ts';
 
 const key = (kind: string, form: RegExp) =>
   z.string().trim().regex(form, `is not ${kind} (a secret is not shown here)`).optional();
@@ -115,6 +117,13 @@ export const Value = z.strictObject({
 });
 export type ValueRule = z.infer<typeof Value>;
 
+/** The upstream wants OAuth: the proxy sends the access token of `svc-proxy login --route`, and nothing without it. */
+const SignInRule = z.strictObject({
+  issuer: httpUrl,
+  scope: z.string().min(1).max(1000).optional(),
+  client_id: z.string().min(1).max(1000).optional(),
+});
+
 const common = {
   path: z
     .string()
@@ -124,6 +133,7 @@ const common = {
   headers: z.record(Header, z.string()).default({}),
   timeout_seconds: z.number().positive().max(3600).optional(),
   value: Value.optional(),
+  sign_in: SignInRule.optional(),
 };
 const HttpRoute = z.strictObject({
   ...common,
@@ -270,8 +280,18 @@ function readTls(env: Environment): { cert: string; key: string } | undefined {
   return { cert, key };
 }
 
-function readRoutes(text: string, env: Environment): Route[] {
-  const faults: string[] = [];
+/** The route table of SVC_PROXY_ROUTES, without the credentials that it names. Throws a UsageError. */
+export function routesOf(env: Environment): z.infer<typeof RouteTable>['routes'] {
+  try {
+    const text = fileOf(env, 'SVC_PROXY_ROUTES');
+    if (text === undefined) throw new Error('SVC_PROXY_ROUTES: is needed');
+    return parseRoutes(text);
+  } catch (error) {
+    throw new UsageError((error as Error).message);
+  }
+}
+
+function parseRoutes(text: string) {
   let json: unknown;
   try {
     json = JSON.parse(text);
@@ -279,15 +299,18 @@ function readRoutes(text: string, env: Environment): Route[] {
     throw new Error(`SVC_PROXY_ROUTES: ${(error as Error).message}`);
   }
   const parsed = RouteTable.safeParse(json, { error: unionError });
-  if (!parsed.success) {
-    throw new Error(
-      faultLines(parsed.error, 'the table')
-        .map((line) => `SVC_PROXY_ROUTES: ${line}`)
-        .join('\n  '),
-    );
-  }
+  if (parsed.success) return parsed.data.routes;
+  throw new Error(
+    faultLines(parsed.error, 'the table')
+      .map((line) => `SVC_PROXY_ROUTES: ${line}`)
+      .join('\n  '),
+  );
+}
+
+function readRoutes(text: string, env: Environment): Route[] {
+  const faults: string[] = [];
   const seen = new Set<string>();
-  const routes = parsed.data.routes.map((route, n): Route => {
+  const routes = parseRoutes(text).map((route, n): Route => {
     const fault = (what: string) => faults.push(`SVC_PROXY_ROUTES: routes.${n}.${what}`);
     if (seen.has(route.path)) fault(`path: ${route.path} is there twice`);
     seen.add(route.path);
@@ -305,6 +328,12 @@ function readRoutes(text: string, env: Environment): Route[] {
       } catch (error) {
         if (!(error instanceof CredentialError)) throw error;
         fault(`headers.${name}: ${error.detail}`);
+      }
+    }
+    if (route.sign_in) {
+      if (Object.hasOwn(headers, 'authorization')) fault('sign_in: the route has a header authorization already');
+      for (const address of [target, new URL(route.sign_in.issuer)]) {
+        if (!isSafe(address, target)) fault('sign_in: needs https, except where the upstream is on this machine');
       }
     }
     const name = route.path.replace(/\/?\*$/, '').slice(1) || target.hostname;

@@ -5,10 +5,11 @@ import { sha256Tag } from '../lib/crypto.ts';
 import type { Log } from '../lib/log.ts';
 import { applyMasks } from '../policy/evaluation/masks.ts';
 import { type Agent, AgentError, type Agents, isPlain } from './agents.ts';
-import type { HttpRoute, McpRoute, ProxyConfig } from './config.ts';
+import type { HttpRoute, McpRoute, ProxyConfig, Route } from './config.ts';
 import { CredentialError } from './credentials.ts';
 import type { Enforcer, Ruling } from './decide.ts';
 import { retryAfter } from './holds.ts';
+import type { SignIn } from './login/use.ts';
 import { Refusal, sendProblem } from './problem.ts';
 import {
   type CodingError,
@@ -50,6 +51,7 @@ export class HttpFront {
   readonly #enforcer: Enforcer;
   readonly #agents: Agents;
   readonly #mcp: ServeMcp;
+  readonly #signIns: ReadonlyMap<Route, SignIn>;
   readonly #own: ReadonlyMap<string, OwnPage>;
   readonly #log: Log;
   readonly #trusted: BlockList;
@@ -63,6 +65,8 @@ export class HttpFront {
     enforcer: Enforcer;
     agents: Agents;
     mcp: ServeMcp;
+    /** Of the routes that have one. */
+    signIns: ReadonlyMap<Route, SignIn>;
     own: ReadonlyMap<string, OwnPage>;
     log: Log;
   }) {
@@ -70,6 +74,7 @@ export class HttpFront {
     this.#enforcer = parts.enforcer;
     this.#agents = parts.agents;
     this.#mcp = parts.mcp;
+    this.#signIns = parts.signIns;
     this.#own = parts.own;
     this.#log = parts.log;
     this.#trusted = trustedAddresses(parts.config.trust);
@@ -197,7 +202,7 @@ export class HttpFront {
       ...(streamed && { body: { streamed: true } }),
     };
     // before anything is decided: a request that cannot be forwarded is not to be permitted
-    const call: Call = { ...came, own: this.#ownHeaders(route) };
+    const call: Call = { ...came, ...(await this.#ownHeaders(route)) };
     const ruled = this.#enforcer.rule({
       agent,
       action_type: route.action_type,
@@ -235,9 +240,21 @@ export class HttpFront {
     await this.#upstreams.forward({ call, url, headers, bytes, masks, done });
   }
 
-  #ownHeaders(route: HttpRoute): Record<string, string> {
+  /** What the route adds to a request, as it is now. Throws a Refusal: without it nothing is decided or sent. */
+  async #ownHeaders(route: HttpRoute): Promise<Pick<Call, 'own' | 'renew'>> {
+    const signIn = this.#signIns.get(route);
+    const token = async (refused?: string) => {
+      try {
+        return await signIn!.required(refused);
+      } catch (error) {
+        if (!(error instanceof CredentialError)) throw error;
+        this.#log.error({ path: route.path, detail: error.detail }, error.message);
+        throw new Refusal(502, 'UPSTREAM_SIGN_IN', 'the proxy is not signed in at the upstream');
+      }
+    };
     try {
-      return { ...route.headers };
+      const own = { ...route.headers };
+      return signIn ? { own: { ...own, authorization: `Bearer ${await token()}` }, renew: token } : { own };
     } catch (error) {
       if (!(error instanceof CredentialError)) throw error;
       this.#log.error({ path: route.path, detail: error.detail }, error.message);

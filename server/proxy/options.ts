@@ -31,7 +31,7 @@ ${proxySettingsHelp()
 `;
 
 export const MCP_HELP = `Usage: svc-proxy mcp [--name NAME] [--wait SECONDS] [--value KEY [--currency CODE]] [--others WHAT] [--] COMMAND [ARGUMENT…]
-       svc-proxy mcp --name NAME --url URL [--headers FILE] [--wait SECONDS] [--value KEY [--currency CODE]] [--others WHAT]
+       svc-proxy mcp --name NAME (--url URL | --url-file FILE) [--headers FILE] [--wait SECONDS] [--value KEY [--currency CODE]] [--others WHAT]
        svc-proxy mcp --config FILE
 
 Wraps an MCP server: each tool call, and whatever else is an action, is decided and recorded before it is made. The client
@@ -40,6 +40,7 @@ address. Both may be of any revision of MCP.
 
   --name NAME       the tool server's name in policies (ToolServer::"NAME"); default: the name of COMMAND
   --url URL         the address of a server that speaks Streamable HTTP
+  --url-file FILE   file that holds this address, where it is a secret
   --headers FILE    JSON object of the headers to send there, such as its credential; read at each use
   --config FILE     several servers as one (JSON): their tools are SERVER__TOOL for the client
   --wait SECONDS    how long a held call waits for its release before it is answered; default 0
@@ -76,6 +77,7 @@ export function mcpOptions(argv: string[], env: NodeJS.ProcessEnv): McpOptions {
     options: {
       name: { type: 'string' },
       url: { type: 'string' },
+      'url-file': { type: 'string' },
       headers: { type: 'string' },
       wait: { type: 'string', default: '0' },
       value: { type: 'string' },
@@ -112,8 +114,11 @@ export function mcpOptions(argv: string[], env: NodeJS.ProcessEnv): McpOptions {
 function serverOf(
   command: string | undefined,
   args: string[],
-  { url, headers }: { url?: string | undefined; headers?: string | undefined },
+  options: { url?: string | undefined; 'url-file'?: string | undefined; headers?: string | undefined },
 ): McpServer {
+  const { headers, 'url-file': file } = options;
+  if (file !== undefined && options.url !== undefined) throw new UsageError('--url-file: give either it or --url');
+  const url = file === undefined ? options.url : readAddress(file);
   if (url === undefined) {
     if (headers !== undefined) throw new UsageError('--headers: goes with --url');
     if (command === undefined) {
@@ -124,12 +129,27 @@ function serverOf(
     return { command, args };
   }
   if (command !== undefined) throw new UsageError('svc-proxy mcp: give either --url or a command');
-  if (!/^https?:\/\//.test(url) || !URL.canParse(url)) throw new UsageError('--url: must be an http or https address');
+  if (!/^https?:\/\//.test(url) || !URL.canParse(url)) {
+    throw new UsageError(
+      file === undefined
+        ? '--url: must be an http or https address'
+        : `--url-file: ${file} holds no http or https address`,
+    );
+  }
   const address = new URL(url);
   if (address.username || address.password) throw new UsageError('--url: a credential goes into the file of --headers');
   const read = () => (headers === undefined ? {} : readHeaders(headers));
   read();
   return { url: address, headers: read };
+}
+
+/** Throws a UsageError that shows nothing of what is in the file. */
+function readAddress(file: string): string {
+  try {
+    return readFileSync(file, 'utf8').trim();
+  } catch (error) {
+    throw new UsageError(`--url-file: ${file} cannot be read (${(error as NodeJS.ErrnoException).code})`);
+  }
 }
 
 /** Throws a UsageError that shows nothing of what is in the file. */

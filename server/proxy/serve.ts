@@ -1,8 +1,9 @@
 import { Gauge } from 'prom-client';
-import { createLog } from '../lib/log.ts';
-import type { ProxyConfig } from './config.ts';
+import { createLog, type Log } from '../lib/log.ts';
+import type { ProxyConfig, Route } from './config.ts';
 import { start } from './core.ts';
 import { HttpFront, type OwnPage } from './front.ts';
+import { SignIn, signedInRoute } from './login/use.ts';
 import { McpFront } from './mcp/http.ts';
 import { newMeters } from './meters.ts';
 
@@ -19,7 +20,12 @@ export async function serve(config: ProxyConfig, interrupted: AbortSignal): Prom
   const parts = start(config, log, interrupted, meters);
   await parts.begun;
   const { governance, agents, enforcer, holds, spool, tools } = parts;
+  const signIns = signInsOf(config, log);
   const mcp = new McpFront({
+    fetchOf: (route) => {
+      const signIn = signIns.get(route);
+      return signIn && signedInRoute(new URL(route.mcp), signIn, log);
+    },
     enforcer,
     holds,
     tools,
@@ -63,7 +69,7 @@ export async function serve(config: ProxyConfig, interrupted: AbortSignal): Prom
       async () => ({ status: 200, type: meters.registry.contentType, body: await meters.registry.metrics() }),
     ],
   ]);
-  const front = new HttpFront({ config, enforcer, agents, own, log, mcp: (...call) => mcp.serve(...call) });
+  const front = new HttpFront({ config, enforcer, agents, own, log, signIns, mcp: (...call) => mcp.serve(...call) });
   front.onRefusal = meters.refused;
   const address = await front.listen();
   log.info({ address, routes: config.routes.length }, `listening on ${address}`);
@@ -81,4 +87,19 @@ export async function serve(config: ProxyConfig, interrupted: AbortSignal): Prom
     await Promise.all([front.stop(STOP_MS), mcp.stop()]);
     await parts.stop();
   };
+}
+
+/** The sign-ins of the routes that have one; says which of them nobody has made yet. */
+function signInsOf(config: ProxyConfig, log: Log): Map<Route, SignIn> {
+  const signIns = new Map<Route, SignIn>();
+  for (const route of config.routes) {
+    if (!route.sign_in) continue;
+    const url = new URL('to' in route ? route.to : route.mcp);
+    const signIn = new SignIn({ url, route: { path: route.path, issuer: route.sign_in.issuer } }, config.dir, log);
+    signIns.set(route, signIn);
+    signIn
+      .required()
+      .catch((error) => log.warn({ path: route.path, detail: error.detail }, 'the route is not signed in'));
+  }
+  return signIns;
 }

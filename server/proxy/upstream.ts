@@ -74,6 +74,8 @@ export interface Call {
   credential: Credential;
   /** The route's own headers, as they were when the call came. */
   own: Readonly<Record<string, string>>;
+  /** Of a route with a sign-in: another token than the one that was refused. Rejects with a Refusal. */
+  renew?: ((refused: string) => Promise<string>) | undefined;
   sourceIp: string;
 }
 
@@ -174,7 +176,7 @@ export class Upstreams {
       noted = true;
     };
     try {
-      const upstream = await this.#send(forwarding);
+      const upstream = await this.#signedIn(forwarding);
       const status = upstream.statusCode ?? 502;
       if (masks.length > 0) {
         await this.#answerMasked(upstream, forwarding, note);
@@ -189,7 +191,8 @@ export class Upstreams {
       await passOn(upstream, response);
     } catch (error) {
       const clientGone = response.destroyed && !response.writableFinished;
-      note(clientGone ? 'the client has gone' : timedOut ? 'upstream timeout' : 'upstream unreachable');
+      const refused = error instanceof Refusal && error.code === 'UPSTREAM_SIGN_IN' && 'the sign-in was refused';
+      note(clientGone ? 'the client has gone' : timedOut ? 'upstream timeout' : refused || 'upstream unreachable');
       if (clientGone || response.headersSent) {
         response.destroy();
         return;
@@ -202,6 +205,25 @@ export class Upstreams {
       clearTimeout(timer);
       response.off('close', gone);
     }
+  }
+
+  /** Sends the request, and again with another token where the upstream refuses the one of the proxy's sign-in. */
+  async #signedIn(forwarding: Forwarding): Promise<IncomingMessage> {
+    const first = await this.#send(forwarding);
+    const { call, bytes } = forwarding;
+    if (!call.renew || first.statusCode !== 401) return first;
+    first.resume();
+    const refused = call.own.authorization!.replace(/^Bearer /, '');
+    const token = await call.renew(refused);
+    const withheld = new Refusal(502, 'UPSTREAM_SIGN_IN', 'the upstream refuses the sign-in of the proxy');
+    // what was streamed is gone
+    if (!bytes) throw withheld;
+    forwarding.headers = { ...forwarding.headers, authorization: `Bearer ${token}` };
+    const second = await this.#send(forwarding);
+    if (second.statusCode !== 401) return second;
+    // that is between the proxy and the upstream: the agent can do nothing about it, and is not to be told how to
+    second.resume();
+    throw withheld;
   }
 
   /** Sends the request; resolves to the head of the answer. */
@@ -259,6 +281,7 @@ export class Upstreams {
   #answerHeaders(upstream: IncomingMessage, { route, rest, request }: Call, url: URL): OutgoingHttpHeaders {
     const headers: OutgoingHttpHeaders = endToEnd(upstream.headers);
     for (const name of Object.keys(headers)) if (name.startsWith('x-svc-')) delete headers[name];
+    if (route.sign_in) delete headers['www-authenticate'];
     const { location } = upstream.headers;
     if (location !== undefined && URL.canParse(location, url.href)) {
       // within the upstream: rewritten to the proxy's path, or the agent would bypass the proxy

@@ -6,6 +6,7 @@ import {
   mkdirSync,
   readdirSync,
   readFileSync,
+  rmSync,
   statSync,
   symlinkSync,
   writeFileSync,
@@ -13,8 +14,9 @@ import {
 import path from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { newSecret } from '../../server/domain/secret.ts';
-import { manage } from '../../server/proxy/clients/install.ts';
+import { addressesOf, manage } from '../../server/proxy/clients/install.ts';
 import { CLIENTS, type Place } from '../../server/proxy/clients/table.ts';
+import { mcpOptions } from '../../server/proxy/options.ts';
 import { temporaryDirectory } from './support.ts';
 
 const PROXY_KEY = newSecret('key');
@@ -57,9 +59,13 @@ function home(files: Record<string, string>) {
     writeFileSync(path.join(dir, name), text, { mode: 0o600 });
   }
   const env = { SVC_PROXY_KEY: PROXY_KEY, SVC_AGENT_KEY: AGENT_KEY, SVC_URL: 'https://control.example' };
+  const script = path.join(dir, 'program/svc-proxy.js');
+  mkdirSync(path.dirname(script));
+  writeFileSync(script, '// program');
   const place: Place = { platform: 'linux', home: dir, env };
   return {
     dir,
+    script,
     at: (name: string) => path.join(dir, name),
     read: (name: string) => readFileSync(path.join(dir, name), 'utf8'),
     json: (name: string) => JSON.parse(readFileSync(path.join(dir, name), 'utf8')),
@@ -68,7 +74,7 @@ function home(files: Record<string, string>) {
       const out = (text: string) => {
         output += text;
       };
-      const code = await manage(mode, argv, { env, script: '/opt/svc-proxy/svc-proxy.js', place, out });
+      const code = await manage(mode, argv, { env, script, place, out });
       return { code, output, outcomes: argv.includes('--json') ? JSON.parse(output).outcomes : [] };
     },
   };
@@ -122,7 +128,7 @@ describe('install', () => {
       SVC_AGENT_KEY_FILE: path.join(own, 'agent.key'),
       SVC_PROXY_DIR: own,
     };
-    const start = (name: string) => ['/opt/svc-proxy/svc-proxy.js', 'mcp', `--name=${name}`];
+    const start = (name: string) => [at.script, 'mcp', `--name=${name}`];
     expect(at.json(DESKTOP)).toEqual({
       globalShortcut: 'Ctrl+Space',
       mcpServers: {
@@ -204,7 +210,9 @@ describe('install', () => {
     const at = home(FILES);
     const { output, code } = await at.run('install', '--dry-run');
     expect(code).toBe(0);
-    expect(output).toContain('+        "files": {');
+    expect(output).toContain(`+      "${at.script}",`);
+    expect(output).toContain('"SVC_URL": "https://control.example"');
+    expect(output).not.toContain('One Dark');
     expect(output).toContain('would be governed');
     expect(output).not.toMatch(/ghp_secret|sekrit|svc_agent_/);
     for (const [name, text] of Object.entries(FILES)) expect(at.read(name)).toBe(text);
@@ -231,6 +239,133 @@ describe('install', () => {
     const [script] = at.json(CURSOR).mcpServers.a.args;
     expect(script).toBe(at.at('.svc-proxy/app/node_modules/svc-proxy/dist/svc-proxy.js'));
     expect(readFileSync(script, 'utf8')).toBe('// program');
+  });
+});
+
+describe('an address that holds a secret', () => {
+  const SECRET = 'https://mcp.example/mcp?api_key=qu3ry-s3cret';
+  const PATH = 'https://mcp.example/s/NDk3ZjQ5ZmQtOTk3YS00/mcp';
+  const text = JSON.stringify({
+    mcpServers: { query: { url: SECRET }, path: { url: PATH }, plain: { url: 'https://mcp.example/mcp' } },
+  });
+
+  test('is in a file that only its owner reads, and in none that the client reads; uninstall puts it back', async () => {
+    const at = home({ [CURSOR]: text });
+    expect((await at.run('install')).code).toBe(0);
+    expect(at.read(CURSOR)).not.toMatch(/qu3ry|NDk3/);
+    const { mcpServers } = at.json(CURSOR);
+    const fileOf = (name: string) => mcpServers[name].args[mcpServers[name].args.indexOf('--url-file') + 1];
+    expect(readFileSync(fileOf('query'), 'utf8')).toBe(`${SECRET}\n`);
+    expect(readFileSync(fileOf('path'), 'utf8')).toBe(`${PATH}\n`);
+    expect(statSync(fileOf('query')).mode & 0o777).toBe(0o600);
+    expect(mcpServers.plain.args.slice(-2)).toEqual(['--url', 'https://mcp.example/mcp']);
+    const options = mcpOptions(mcpServers.query.args.slice(2), {});
+    expect(options.servers[0]!.server).toMatchObject({ url: new URL(SECRET) });
+    expect((await at.run('status', '--json')).outcomes.map(({ state }: { state: string }) => state)).toEqual(
+      Array(3).fill('governed'),
+    );
+    const { dir, place } = { dir: at.at('.svc-proxy'), place: { platform: 'linux' as const, home: at.dir, env: {} } };
+    expect(addressesOf('query', place, dir)).toEqual([SECRET]);
+    await at.run('uninstall');
+    expect(at.read(CURSOR)).toBe(text);
+    expect(existsSync(fileOf('query'))).toBe(false);
+  });
+
+  test('with a user or a password is refused, and the way to do it is said', async () => {
+    const with1 = text.replace(SECRET, 'https://ada:p4ss@mcp.example/mcp');
+    const at = home({ [CURSOR]: with1 });
+    const { outcomes, output } = await at.run('install', '--json');
+    expect(outcomes[0]).toMatchObject({ state: 'skipped', detail: expect.stringContaining('a header Authorization') });
+    expect(output).not.toContain('p4ss');
+    expect(at.json(CURSOR).mcpServers.query).toEqual({ url: 'https://ada:p4ss@mcp.example/mcp' });
+    await expect(at.run('install', '--url', 'https://u:p4ss@control.example')).rejects.toThrow('keys are in files');
+  });
+});
+
+test('--dry-run shows no secret, wherever people put them', async () => {
+  const secrets = ['s3cret-1', 'ghp_abcdefghijklmnop', 'plainword', 'aB3dE6gH9jK2mN5pQ8', 'hunter2', 'opensesame'];
+  const [a, b, c, d, e, f] = secrets;
+  const server = {
+    command: 'npx',
+    args: [
+      '-y',
+      'mcp-remote',
+      `https://mcp.example/x?k=${a}`,
+      '--header',
+      `Authorization: Bearer ${b}`,
+      '--token',
+      c,
+      d,
+    ],
+    env: { SVC_PROXY_KEY: 'svc_key_secret', API: a },
+    auth: { deep: [{ password: f }] },
+  };
+  const remote = { url: `https://mcp.example/mcp?token=${e}`, headers: { 'X-Key': f } };
+  const db = { command: 'db-mcp', args: [`postgres://u:${e}@db.example/x`, `--password=${f}`, '-e', `KEY=${c}`] };
+  const at = home({ [CURSOR]: JSON.stringify({ primaryApiKey: b, mcpServers: { server, remote, db } }) });
+  const { output } = await at.run('install', '--dry-run');
+  for (const secret of [...secrets, 'svc_key_secret']) expect(output).not.toContain(secret);
+  for (const plain of ['"-y"', '"mcp-remote"', '"https://mcp.example/x?[hidden]"', '"--token"', '"db-mcp"', '"X-Key"'])
+    expect(output).toContain(plain);
+});
+
+describe('status takes for governed', () => {
+  const one = { command: 'one', args: ['x'], env: { OWN: '1' } };
+  const installed = async () => {
+    const at = home({ [CURSOR]: JSON.stringify({ mcpServers: { a: one } }) });
+    await at.run('install');
+    return at;
+  };
+  const state = async (at: ReturnType<typeof home>) => (await at.run('status', '--json')).outcomes[0];
+
+  test('nothing that only looks like the proxy', async () => {
+    const impostor = {
+      command: '/tmp/evil',
+      args: ['s.js', 'mcp', '--name=a', '--', 'one'],
+      env: { SVC_PROXY_DIR: '/x' },
+    };
+    const at = home({ [CURSOR]: JSON.stringify({ mcpServers: { a: impostor } }) });
+    expect(await state(at)).toMatchObject({
+      state: 'not governed',
+      detail: expect.stringContaining('svc-proxy install'),
+    });
+    await at.run('install');
+    expect(await state(at)).toMatchObject({ state: 'governed' });
+    expect(at.json(CURSOR).mcpServers.a.command).toBe(process.execPath);
+  });
+
+  type Wrapped = { command: string; args: string[]; env: Record<string, string>; [more: string]: unknown };
+  test.for<[string, (entry: Wrapped) => void]>([
+    ['command', (entry) => (entry.command = '/tmp/evil')],
+    ['script', (entry) => (entry.args[0] = '/tmp/evil.js')],
+    ['options', (entry) => entry.args.splice(3, 0, '--others', 'record')],
+    ['control plane', (entry) => (entry.env.SVC_URL = 'https://evil.example')],
+    ['settings', (entry) => (entry.env.SVC_PROXY_STALE = 'keep')],
+    ['loader', (entry) => (entry.env.NODE_OPTIONS = '--require /tmp/evil.js')],
+    ['type', (entry) => (entry.type = 'http')],
+    ['file of its environment', (entry) => (entry.envFile = '/tmp/evil.env')],
+  ])('none of which somebody changed the %s; install puts it right', async ([, change]) => {
+    const at = await installed();
+    expect(await state(at)).toMatchObject({ state: 'governed' });
+    const before = at.json(CURSOR);
+    const file = at.json(CURSOR);
+    change(file.mcpServers.a);
+    writeFileSync(at.at(CURSOR), JSON.stringify(file));
+    expect(await state(at)).toMatchObject({ state: 'not governed', detail: expect.stringContaining('changed') });
+    await at.run('install');
+    expect(at.json(CURSOR)).toEqual(before);
+    expect(await state(at)).toMatchObject({ state: 'governed' });
+  });
+
+  test('one to whose server its owner gave another argument, but none whose program is gone', async () => {
+    const at = await installed();
+    const file = at.json(CURSOR);
+    file.mcpServers.a.args.push('y');
+    file.mcpServers.a.env.OWN = '2';
+    writeFileSync(at.at(CURSOR), JSON.stringify(file));
+    expect(await state(at)).toMatchObject({ state: 'governed' });
+    rmSync(at.script);
+    expect(await state(at)).toMatchObject({ state: 'failed', detail: expect.stringContaining('not there any more') });
   });
 });
 

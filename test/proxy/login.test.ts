@@ -1,118 +1,22 @@
 import { createHash } from 'node:crypto';
-import { once } from 'node:events';
 import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
-import http, { type IncomingMessage, type ServerResponse } from 'node:http';
-import type { AddressInfo } from 'node:net';
 import path from 'node:path';
-import Provider from 'oidc-provider';
+import { auth } from '@modelcontextprotocol/client';
 import { pino } from 'pino';
 import { afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { login } from '../../server/proxy/login/command.ts';
+import { Provider as ProxyProvider } from '../../server/proxy/login/provider.ts';
 import { Logins } from '../../server/proxy/login/store.ts';
 import { signedIn } from '../../server/proxy/login/use.ts';
-import { atEnd } from '../helpers/cleanups.ts';
-import { Visitor } from '../helpers/visitor.ts';
+import { listen, oauthWorld, person } from './oauth.ts';
 import { temporaryDirectory } from './support.ts';
 
-type Handler = (request: IncomingMessage, response: ServerResponse) => void;
-
-async function listen(): Promise<{ url: string; use: (handler: Handler) => void }> {
-  const server = http.createServer();
-  await once(server.listen(0, '127.0.0.1'), 'listening');
-  atEnd(() => {
-    server.closeAllConnections();
-    server.close();
-  });
-  let handle: Handler = (_, response) => void response.writeHead(404).end();
-  server.on('request', (request, response) => handle(request, response));
-  return {
-    url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
-    use: (handler) => {
-      handle = handler;
-    },
-  };
-}
-
-/** An MCP server as a resource that wants OAuth, and a certified authorization server for it. */
-const world = {
-  mcp: '',
-  issuer: '',
-  seen: [] as (string | undefined)[],
-  valid: new Set<string>(),
-  resource: '',
-  asked: [] as string[],
-  authorization: '',
-};
-
-beforeAll(async () => {
-  const as = await listen();
-  const rs = await listen();
-  world.mcp = `${rs.url}/mcp`;
-  world.resource = world.mcp;
-  world.issuer = as.url;
-  world.authorization = as.url;
-  const provider = new Provider(as.url, {
-    cookies: { keys: ['a key for cookies of the test'] },
-    pkce: { required: () => true },
-    scopes: ['openid', 'offline_access', 'tools'],
-    features: {
-      registration: { enabled: true },
-      resourceIndicators: {
-        enabled: true,
-        defaultResource: () => world.mcp,
-        useGrantedResource: () => true,
-        getResourceServerInfo: () => ({ scope: 'tools', audience: world.mcp, accessTokenTTL: 600 }),
-      },
-    },
-    issueRefreshToken: async () => true,
-    rotateRefreshToken: true,
-    findAccount: (_, sub) => ({ accountId: sub, claims: () => ({ sub }) }),
-  });
-  provider.on('access_token.saved', (token) => {
-    world.asked.push(String(token.aud));
-  });
-  const callback = provider.callback();
-  as.use((request, response) => void callback(request, response));
-  rs.use((request, response) => {
-    if (request.url === '/.well-known/oauth-protected-resource/mcp') {
-      response.setHeader('content-type', 'application/json');
-      response.end(
-        JSON.stringify({
-          resource: world.resource,
-          authorization_servers: [world.authorization],
-          scopes_supported: ['tools'],
-        }),
-      );
-      return;
-    }
-    const token = request.headers.authorization?.replace('Bearer ', '');
-    world.seen.push(token);
-    if (token !== undefined && !token.startsWith('refused') && !world.valid.has(`not ${token}`)) response.end('{}');
-    else {
-      const metadata = `${rs.url}/.well-known/oauth-protected-resource/mcp`;
-      response.writeHead(401, { 'www-authenticate': `Bearer resource_metadata="${metadata}"` }).end();
-    }
-  });
-});
+const world = await oauthWorld();
 afterEach(() => {
   world.resource = world.mcp;
   world.authorization = world.issuer;
   world.seen.length = 0;
 });
-
-/** The person: signs in and consents on the pages of the provider, and comes back to the loopback address. */
-async function person(address: URL, back: (url: URL) => URL = (url) => url): Promise<void> {
-  const visitor = new Visitor();
-  const start = (await visitor.follow(address.href)).url;
-  const form = (body: string) => ({
-    method: 'POST',
-    body,
-    headers: { 'content-type': 'application/x-www-form-urlencoded' },
-  });
-  const consent = (await visitor.follow(start, form('prompt=login&login=ada&password=x'))).url;
-  const done = await visitor.follow(consent, form('prompt=consent'), address.searchParams.get('redirect_uri')!);
-  await fetch(back(new URL(done.url)));
-}
 
 async function signIn(dir: string, open: (address: URL) => void = (address) => void person(address)): Promise<string> {
   let output = '';
@@ -123,8 +27,17 @@ async function signIn(dir: string, open: (address: URL) => void = (address) => v
   return output;
 }
 
+async function signOut(dir: string): Promise<string> {
+  let output = '';
+  const out = (text: string) => {
+    output += text;
+  };
+  await login('logout', ['--url', world.mcp], { env: { SVC_PROXY_DIR: dir }, out });
+  return output;
+}
+
 const silent = pino({ level: 'silent' });
-const stored = (dir: string) => new Logins(dir).read(new URL(world.mcp))!;
+const stored = (dir: string) => new Logins(dir).read({ url: new URL(world.mcp) })!;
 
 describe('svc-proxy login', () => {
   test('signs in with PKCE for this very server, keeps the tokens where only their owner reads them, and shows none', async () => {
@@ -139,7 +52,8 @@ describe('svc-proxy login', () => {
     expect(asked!.searchParams.get('state')!.length).toBeGreaterThan(40);
     expect(asked!.searchParams.get('redirect_uri')).toMatch(/^http:\/\/127\.0\.0\.1:\d+\/callback$/);
     expect(world.asked.at(-1)).toBe(world.mcp);
-    const { tokens } = stored(dir);
+    const login1 = stored(dir);
+    const { tokens } = login1;
     expect(tokens!.refresh_token).toBeTruthy();
     expect(output).toContain('Signed in');
     for (const secret of [tokens!.access_token, tokens!.refresh_token!]) expect(output).not.toContain(secret);
@@ -151,8 +65,87 @@ describe('svc-proxy login', () => {
     expect(response.status).toBe(200);
     expect(world.seen.at(-1)).toBe(tokens!.access_token);
 
-    await login('logout', ['--url', world.mcp], { env: { SVC_PROXY_DIR: dir }, out: () => {} });
+    expect(await signOut(dir)).toContain(`${world.issuer} has revoked the tokens`);
     expect(stored(dir)).toBeUndefined();
+    // by the authorization server, which both tokens are dead at now
+    const { client } = login1;
+    const body = { grant_type: 'refresh_token', refresh_token: tokens!.refresh_token!, client_id: client!.client_id };
+    const again = await fetch(`${world.issuer}/token`, { method: 'POST', body: new URLSearchParams(body) });
+    expect([again.status, await again.json()]).toMatchObject([400, { error: 'invalid_grant' }]);
+    expect(world.revoked).toEqual(['RefreshToken']);
+    expect(await signOut(dir)).toContain('There was no sign-in');
+  });
+
+  test('signs out here whatever becomes of the revocation, and says what did', async () => {
+    const dir = temporaryDirectory();
+    const spoiled = async (change: (metadata: Record<string, unknown>) => void) => {
+      await signIn(dir);
+      const login = stored(dir);
+      change(login.discovery!.authorizationServerMetadata as Record<string, unknown>);
+      new Logins(dir).write(login);
+      const error = await signOut(dir).catch((one: Error) => one.message);
+      expect(stored(dir)).toBeUndefined();
+      expect(error).toContain('the tokens are forgotten here');
+      expect(error).not.toContain(login.tokens!.access_token);
+      return error;
+    };
+    expect(await spoiled((metadata) => delete metadata.revocation_endpoint)).toContain('offers no revocation');
+    const at = (url: string) => (metadata: Record<string, unknown>) => {
+      metadata.revocation_endpoint = url;
+    };
+    expect(await spoiled(at('http://evil.example/revoke'))).toContain('neither https nor on this machine');
+    expect(await spoiled(at(`${world.issuer}/nothing`))).toContain('did not revoke them (404)');
+    expect(await spoiled(at('http://127.0.0.1:1/revoke'))).toContain('could not be reached');
+  });
+
+  test('gives the secret of a client to the configured authorization server alone', async () => {
+    const evil = await listen();
+    const asked: string[] = [];
+    evil.use((request, response) => {
+      asked.push(`${request.method} ${request.url}`);
+      const metadata = {
+        issuer: evil.url,
+        authorization_endpoint: `${evil.url}/auth`,
+        token_endpoint: `${evil.url}/token`,
+        registration_endpoint: `${evil.url}/register`,
+        response_types_supported: ['code'],
+        code_challenge_methods_supported: ['S256'],
+      };
+      response.setHeader('content-type', 'application/json').end(JSON.stringify(metadata));
+    });
+    world.authorization = evil.url;
+    const env = { SVC_PROXY_DIR: temporaryDirectory(), SVC_LOGIN_CLIENT_SECRET: 'the-secret-of-the-client' };
+    const run = (...more: string[]) =>
+      login('login', ['--url', world.mcp, '--client-id', 'known', ...more], { env, out: () => {} });
+    await expect(run()).rejects.toThrow('SVC_LOGIN_CLIENT_SECRET: needs --issuer');
+    let opened: URL | undefined;
+    const stopped = login('login', ['--url', world.mcp, '--client-id', 'known', '--issuer', world.issuer], {
+      env,
+      out: () => {},
+      open(address) {
+        opened = address;
+        const back = new URL(address.searchParams.get('redirect_uri')!);
+        back.search = `error=access_denied&state=${address.searchParams.get('state')}`;
+        void fetch(back);
+      },
+    });
+    await expect(stopped).rejects.toThrow('access_denied');
+    expect(opened!.origin).toBe(world.issuer);
+    expect(asked).toEqual([]);
+    // a state on the disk that names another one than it is bound to is not used
+    const login1 = {
+      url: world.mcp,
+      issuer: world.issuer,
+      tokens: { access_token: 'x', token_type: 'Bearer', issuer: evil.url },
+    };
+    new Logins(env.SVC_PROXY_DIR).write(login1);
+    expect(stored(env.SVC_PROXY_DIR)).toBeUndefined();
+    const provider = new ProxyProvider(new Logins(env.SVC_PROXY_DIR), {
+      ...{ url: world.mcp, issuer: world.issuer },
+      client: { client_id: 'known', client_secret: env.SVC_LOGIN_CLIENT_SECRET },
+    });
+    await expect(auth(provider, { serverUrl: world.mcp })).rejects.toThrow('names another authorization server');
+    expect(asked.every((line) => line.startsWith('GET '))).toBe(true);
   });
 
   test('takes no answer but its own: not one without its state, and not one of another server', async () => {

@@ -29,7 +29,8 @@ export interface Entry {
   value: Record<string, unknown>;
   /** `other`: nothing that can be wrapped; `why` says so. */
   kind: 'stdio' | 'http' | 'other';
-  governed: boolean;
+  /** It has the form of one that `install` writes. Whether `install` wrote it, and it is as written, is another question. */
+  wrapped: boolean;
   why?: string;
 }
 
@@ -67,7 +68,7 @@ function entryOf(text: string, path: readonly string[], node: Node): Entry {
     text: text.slice(node.offset, node.offset + node.length),
     value: isObject(value) ? value : {},
   };
-  const other = (why: string): Entry => ({ ...found, kind: 'other', governed: false, why });
+  const other = (why: string): Entry => ({ ...found, kind: 'other', wrapped: false, why });
   if (found.name === '' || found.name.length > 200) return other('its name has not 1 to 200 characters');
   const { command, args, env, type } = found.value;
   const url = urlOf(found.value);
@@ -77,9 +78,15 @@ function entryOf(text: string, path: readonly string[], node: Node): Entry {
   if (typeof command === 'string') {
     if (args !== undefined && !isTexts(args)) return other('its arguments are not a list of texts');
     if (env !== undefined && !isObject(env)) return other('its environment is not an object');
-    return { ...found, kind: 'stdio', governed: isGoverned(found.value) };
+    return { ...found, kind: 'stdio', wrapped: isWrapped(found.value) };
   }
   if (url === undefined) return other('it has neither a command nor an address');
+  const { username, password } = new URL(url);
+  if (username || password) {
+    return other(
+      'its address has a user or a password: take them out, and give the server a header Authorization instead',
+    );
+  }
   if (type === 'sse' || /\/sse\/?$/.test(url)) return other('its transport (SSE) was replaced by Streamable HTTP');
   const { headers } = found.value;
   if (headers !== undefined && !(isObject(headers) && Object.values(headers).every((one) => typeof one === 'string'))) {
@@ -87,33 +94,61 @@ function entryOf(text: string, path: readonly string[], node: Node): Entry {
   }
   if (/\$\{/.test(JSON.stringify([url, headers ?? {}])))
     return other('its address or headers use variables of the client');
-  return { ...found, kind: 'http', governed: false };
+  return { ...found, kind: 'http', wrapped: false };
 }
 
 /** The address of a remote server, by the names that clients have for it. */
-function urlOf(value: Record<string, unknown>): string | undefined {
+export function urlOf(value: Record<string, unknown>): string | undefined {
   const url = value.url ?? value.serverUrl ?? value.httpUrl;
   return typeof url === 'string' && /^https?:\/\//.test(url) && URL.canParse(url) ? url : undefined;
 }
 
-function isGoverned({ args, env }: Record<string, unknown>): boolean {
-  return isTexts(args) && args.includes('mcp') && isObject(env) && typeof env.SVC_PROXY_DIR === 'string';
+function isWrapped({ args, env }: Record<string, unknown>): boolean {
+  if (!isTexts(args) || !isObject(env) || typeof env.SVC_PROXY_DIR !== 'string') return false;
+  const at = args.indexOf('mcp');
+  return at >= 0 && args[at + 1]?.startsWith('--name=') === true;
+}
+
+/** With these, a program is another one than its command says. */
+const LOADERS = /^(?:NODE_|LD_|DYLD_)/;
+
+/**
+ * What in this entry is not as `install` wrote it and decides what a client starts; undefined where nothing is. The
+ * server's own arguments and environment belong to their owner.
+ */
+export function deviation({ value }: Entry, written: string): string | undefined {
+  const then = objectOf(written) as Record<string, unknown>;
+  const [args, first] = [value.args, then.args] as [string[], string[]];
+  const own = first.includes('--') ? first.indexOf('--') + 1 : first.length;
+  const fixed = first.includes('--') ? args.slice(0, own) : args;
+  if (value.command !== then.command) return 'its command';
+  if (fixed.length !== own || fixed.some((word, n) => word !== first[n])) return 'its arguments';
+  const [env, before] = [value.env, then.env] as [Record<string, unknown>, Record<string, unknown>];
+  const names = [...new Set([...Object.keys(env), ...Object.keys(before)])];
+  const name = names.find((one) => (one.startsWith('SVC_') || LOADERS.test(one)) && env[one] !== before[one]);
+  if (name !== undefined) return `${name} in its environment`;
+  // by these some clients choose what they start, or fill in more of the environment
+  return ['type', 'transport', 'url', 'serverUrl', 'httpUrl', 'envFile', 'cwd', 'shell', 'inputs', 'sandbox'].find(
+    (member) => JSON.stringify(value[member]) !== JSON.stringify(then[member]),
+  );
 }
 
 /**
  * The file with one of its servers wrapped. Of an entry with a command, only `command`, `args` and the proxy's own `env`
- * change; one with an address is replaced. `headersFile` is where the headers of an address are kept.
+ * change; one with an address is replaced. `headersFile` is where the headers of an address are kept, `urlFile` the address
+ * itself where it is a secret.
  */
 export function wrapEntry(
   text: string,
   entry: Entry,
   program: Program,
-  more: { typed: boolean; headersFile?: string | undefined },
+  more: { typed: boolean; headersFile?: string | undefined; urlFile?: string | undefined },
 ): string {
   const { value, name } = entry;
   const front = [...program.args, 'mcp', `--name=${name}`];
   if (entry.kind === 'http') {
-    const args = [...front, '--url', urlOf(value)!, ...(more.headersFile ? ['--headers', more.headersFile] : [])];
+    const address = more.urlFile ? ['--url-file', more.urlFile] : ['--url', urlOf(value)!];
+    const args = [...front, ...address, ...(more.headersFile ? ['--headers', more.headersFile] : [])];
     const { url: _u, serverUrl: _s, httpUrl: _h, headers: _hs, type: _t, ...rest } = value;
     const wrapped = { ...(more.typed && { type: 'stdio' }), command: program.command, args, env: program.env, ...rest };
     return set(text, entry.path, wrapped);
@@ -127,14 +162,17 @@ export function wrapEntry(
   return next;
 }
 
-/** The file with one wrapped server as it was: by what was kept of it, or else by what the wrapped entry says. */
+/**
+ * The file with one wrapped server as it was: by what was kept of it, or else by what the wrapped entry says. Of one that
+ * somebody has turned into something else, nothing is taken over.
+ */
 export function unwrapEntry(
   text: string,
   entry: Entry,
   kept: { original: string; wrapped: string } | undefined,
 ): string {
-  if (kept && (kept.wrapped === entry.text || !('command' in objectOf(kept.original))))
-    return splice(text, entry, kept.original);
+  const whole = kept && (kept.wrapped === entry.text || !('command' in objectOf(kept.original)));
+  if (whole || (kept && deviation(entry, kept.wrapped) !== undefined)) return splice(text, entry, kept.original);
   const { args, env } = entry.value as { args: string[]; env: Record<string, unknown> };
   const [command, ...rest] = args.slice(args.indexOf('--') + 1);
   if (!args.includes('--') || command === undefined) {
@@ -152,19 +190,6 @@ function objectOf(text: string): object {
   const node = parseTree(text, [], { allowTrailingComma: true });
   const value = node && read(node);
   return isObject(value) ? value : {};
-}
-
-/** The text with its secrets hidden: values of `env` and `headers`, but for the proxy's own settings. */
-export function hideSecrets(text: string, client: Pick<McpClient, 'roots' | 'comments'>): string {
-  let hidden = text;
-  for (const { path, value } of readEntries(text, client)) {
-    for (const part of ['env', 'headers']) {
-      for (const key of Object.keys(isObject(value[part]) ? value[part] : {})) {
-        if (!key.startsWith('SVC_')) hidden = set(hidden, [...path, part, key], '[hidden]');
-      }
-    }
-  }
-  return hidden;
 }
 
 function splice(text: string, entry: Entry, replacement: string): string {

@@ -9,7 +9,8 @@ import { createTwoFilesPatch } from 'diff';
 import { secretKind } from '../../domain/secret.ts';
 import { Failure, UsageError } from '../failure.ts';
 import { writeAtomically } from '../files.ts';
-import { type Entry, hideSecrets, type Program, readEntries, unwrapEntry, wrapEntry } from './entries.ts';
+import { deviation, type Entry, type Program, readEntries, unwrapEntry, urlOf, wrapEntry } from './entries.ts';
+import { holdsSecret, printable } from './printable.ts';
 import { CLIENTS, type McpClient, type Place } from './table.ts';
 
 const DEFAULT_URL = 'http://localhost:8080';
@@ -27,12 +28,14 @@ as it was. A client reads its file when it starts: restart it afterwards.
   --file FILE       a file of another place, such as a project's .mcp.json
   --server NAME     only this MCP server; default: all
   --url URL         address of the control plane; default: SVC_URL, or ${DEFAULT_URL}
-  --dry-run         show what would change, and change nothing; secrets in it are hidden
+  --dry-run         show what would change, and change nothing. Of values only what is plainly no secret is shown
   --json            the result as JSON
 
 Keys come from SVC_PROXY_KEY and SVC_AGENT_KEY, from the files of SVC_PROXY_KEY_FILE and SVC_AGENT_KEY_FILE, or are
 asked for. They are kept in SVC_PROXY_DIR (default ~/.svc-proxy) in files that only you can read; clients' files name
-those files.
+those files. So are the headers of a server with an address, and an address that holds a secret.
+
+\`status\` calls a server governed only where its entry is as \`install\` wrote it.
 
 Exit codes: 0 done, 1 something could not be done (the rest was), 2 wrong usage.
 `;
@@ -155,6 +158,8 @@ function handle(
   let { text } = before;
   const outcomes: Outcome[] = [];
   const secrets: { file: string; content: string }[] = [];
+  const unused: string[] = [];
+  const shown: { at: readonly string[]; from: string; to: string }[] = [];
   let keeping = kept;
   for (const { path: at, name } of entries) {
     if (only && !only.includes(name)) continue;
@@ -162,34 +167,50 @@ function handle(
     const entry = readEntries(text, client).find((one) => one.path.join('\0') === at.join('\0')) as Entry;
     const said = { client: client.id, file: before.target, server: name };
     const known = keeping.find((one) => isOf(one, before.target, at));
-    if (mode === 'status' || entry.kind === 'other') {
-      const state = entry.governed ? 'governed' : entry.kind === 'other' ? 'skipped' : 'not governed';
-      outcomes.push({ ...said, state, changed: false, ...(entry.why !== undefined && { detail: entry.why }) });
+    if (entry.kind === 'other') {
+      outcomes.push({
+        ...said,
+        state: 'skipped',
+        changed: false,
+        ...(entry.why !== undefined && { detail: entry.why }),
+      });
+      continue;
+    }
+    if (mode === 'status') {
+      outcomes.push({ ...said, ...standing(entry, known, dir), changed: false });
       continue;
     }
     const was = text;
     try {
-      if (entry.governed) text = unwrapEntry(text, entry, known);
+      if (entry.wrapped) text = unwrapEntry(text, entry, known);
+      const files = secretFiles(dir, client.id, before.target, at);
       if (program) {
         const plain = readEntries(text, client).find((one) => one.path.join('\0') === at.join('\0')) as Entry;
         const headers = plain.kind === 'http' && plain.value.headers;
-        const headersFile = headers ? path.join(dir, 'headers', headersName(client.id, before.target, at)) : undefined;
+        const headersFile = headers ? files.headers : undefined;
         if (headersFile) secrets.push({ file: headersFile, content: `${JSON.stringify(headers, null, 2)}\n` });
-        text = wrapEntry(text, plain, program, { typed: client.typed, headersFile });
+        const url = plain.kind === 'http' ? urlOf(plain.value)! : undefined;
+        const urlFile = url !== undefined && holdsSecret(url) ? files.address : undefined;
+        if (urlFile) secrets.push({ file: urlFile, content: `${url}\n` });
+        text = wrapEntry(text, plain, program, { typed: client.typed, headersFile, urlFile });
         const wrapped = readEntries(text, client).find((one) => one.path.join('\0') === at.join('\0')) as Entry;
         // of an entry that was wrapped before, what it was at first is what counts
-        const original = entry.governed && known ? known.original : plain.text;
+        const original = entry.wrapped && known ? known.original : plain.text;
         keeping = [
           ...keeping.filter((one) => one !== known),
           { file: before.target, path: at, original, wrapped: wrapped.text },
         ];
-      } else keeping = keeping.filter((one) => one !== known);
+      } else {
+        keeping = keeping.filter((one) => one !== known);
+        unused.push(files.headers, files.address);
+      }
     } catch (error) {
       if (!(error instanceof Failure)) throw error;
       text = was;
       outcomes.push({ ...said, state: 'failed', changed: false, detail: error.message });
       continue;
     }
+    if (text !== was) shown.push({ at, ...bothPrintable(entry, text, client, program) });
     const http = entry.kind === 'http' && program !== undefined;
     outcomes.push({
       ...said,
@@ -200,11 +221,12 @@ function handle(
   }
   if (text === before.text) return { outcomes };
   if (dryRun) {
-    const [from, to] = [hideSecrets(before.text, client), hideSecrets(text, client)];
-    return {
-      outcomes,
-      patch: createTwoFilesPatch(before.target, before.target, from, to, 'now', 'then', { context: 2 }),
-    };
+    // of the file itself nothing: clients keep more than servers in it
+    const patches = shown.map(({ at, from, to }) => {
+      const title = `${before.target} ${at.join('.')}`;
+      return createTwoFilesPatch(title, title, from, to, 'now', 'then', { context: 100 });
+    });
+    return { outcomes, patch: patches.join('') };
   }
   for (const secret of secrets) {
     mkdirSync(path.dirname(secret.file), { recursive: true, mode: 0o700 });
@@ -222,18 +244,61 @@ function handle(
   writeAtomically(before.target, before.mark + text, before.mode);
   kept.splice(0, kept.length, ...keeping);
   writeKept(dir, keeping);
+  for (const one of unused) rmSync(one, { force: true });
   return { outcomes };
 }
 
-/** The addresses that clients have for a server of this name behind the proxy. What cannot be read has none. */
-export function addressesOf(name: string, place: Place): string[] {
+/** Is this certainly what `install` wrote, so that a client starts this proxy by it, and nothing else? */
+function standing(entry: Entry, known: Kept | undefined, dir: string): Pick<Outcome, 'state' | 'detail'> {
+  if (!entry.wrapped) return { state: 'not governed' };
+  if (!known) {
+    const detail = `it looks like svc-proxy, but nothing in ${dir} says that it was installed: run svc-proxy install`;
+    return { state: 'not governed', detail };
+  }
+  const changed = deviation(entry, known.wrapped);
+  if (changed !== undefined) {
+    return { state: 'not governed', detail: `since svc-proxy install somebody changed ${changed}: run it again` };
+  }
+  const { command, args } = entry.value as { command: string; args: string[] };
+  const missing = [command, args[0]!].find((file) => !existsSync(file));
+  if (missing === undefined) return { state: 'governed' };
+  return {
+    state: 'failed',
+    detail: `${missing} is not there any more, so the client cannot start it: run svc-proxy install`,
+  };
+}
+
+/** The entry before and after, as it may be printed. */
+function bothPrintable(entry: Entry, after: string, client: McpClient, program: Program | undefined) {
+  const now = readEntries(after, client).find((one) => one.path.join('\0') === entry.path.join('\0')) as Entry;
+  const { SVC_URL: url = '', ...files } = program?.env ?? {};
+  const own = [program?.command ?? '', ...(program?.args ?? []), ...Object.values(files), url];
+  const text = ({ name, value }: Entry) => {
+    const args = Array.isArray(value.args) ? (value.args as string[]) : [];
+    const named = ['--headers', '--url-file'].flatMap((option) =>
+      args.includes(option) ? [String(args[args.indexOf(option) + 1])] : [],
+    );
+    const plain = new Set([...own, ...named, `--name=${name}`].filter((word) => word !== ''));
+    return `${JSON.stringify({ [name]: printable(value, plain) }, null, 2)}\n`;
+  };
+  return { from: text(entry), to: text(now) };
+}
+
+/** The addresses that clients have for a server of this name behind the proxy of this directory. What cannot be read has none. */
+export function addressesOf(name: string, place: Place, dir: string): string[] {
+  const kept = readKept(dir);
   return chosen(undefined, place).flatMap(({ client, file }) => {
     try {
       if (!existsSync(file)) return [];
-      return readEntries(readFile(file).text, client).flatMap((entry) => {
-        const args = entry.governed && entry.name === name ? (entry.value.args as string[]) : [];
-        const at = args.indexOf('--url');
-        return at >= 0 && !args.slice(0, at).includes('--') ? [args[at + 1]!] : [];
+      const { text, target } = readFile(file);
+      return readEntries(text, client).flatMap((entry) => {
+        const known = kept.find((one) => isOf(one, target, entry.path));
+        if (entry.name !== name || standing(entry, known, dir).state === 'not governed') return [];
+        const args = entry.value.args as string[];
+        const option = args.find((word) => word === '--url' || word === '--url-file' || word === '--');
+        if (option === undefined || option === '--') return [];
+        const said = args[args.indexOf(option) + 1]!;
+        return [option === '--url' ? said : readFileSync(said, 'utf8').trim()];
       });
     } catch (error) {
       if (error instanceof Failure || (error as NodeJS.ErrnoException).code !== undefined) return [];
@@ -305,6 +370,8 @@ async function prepare(
   const control = url ?? (env.SVC_URL || DEFAULT_URL);
   if (!/^https?:\/\//.test(control) || !URL.canParse(control))
     throw new UsageError('--url: must be an http or https address');
+  // it is in each client's file, and in the log
+  if (holdsSecret(control)) throw new UsageError('--url: must hold no user, password, query or key: keys are in files');
   if (!dryRun) mkdirSync(dir, { recursive: true, mode: 0o700 });
   const proxyKey = await keyFile('SVC_PROXY_KEY', 'key', 'a proxy key (svc_key_…)', dir, env, dryRun);
   const agentKey = await keyFile('SVC_AGENT_KEY', 'agent', 'an agent key (svc_agent_…)', dir, env, dryRun);
@@ -366,16 +433,18 @@ function lasting(script: string, dir: string, dryRun: boolean): string {
   return path.join(app, script.slice(cached[1]!.length));
 }
 
-/** A file name for each server of each file: one that two shared would send the credential of one to the other. */
-function headersName(client: string, file: string, at: readonly string[]): string {
+/** Files of each server of each file: one that two shared would send the credential of one to the other. */
+function secretFiles(dir: string, client: string, file: string, at: readonly string[]) {
   const hash = createHash('sha256')
     .update(JSON.stringify([client, file, at]))
     .digest('hex')
     .slice(0, 32);
-  return `${client}-${at
+  const name = at
     .at(-1)!
     .replace(/[^\w.-]/g, '_')
-    .slice(0, 50)}-${hash}.json`;
+    .slice(0, 50);
+  const base = `${client}-${name}-${hash}`;
+  return { headers: path.join(dir, 'headers', `${base}.json`), address: path.join(dir, 'addresses', base) };
 }
 
 function report(mode: Mode, outcomes: readonly Outcome[], dryRun: boolean): string {

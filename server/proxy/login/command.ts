@@ -5,32 +5,39 @@ import type { AddressInfo } from 'node:net';
 import { homedir } from 'node:os';
 import path from 'node:path';
 import { parseArgs } from 'node:util';
-import { auth, extractWWWAuthenticateParams } from '@modelcontextprotocol/client';
+import { auth, extractWWWAuthenticateParams, type OAuthMetadata } from '@modelcontextprotocol/client';
 import { equalSecret } from '../../lib/crypto.ts';
 import { addressesOf } from '../clients/install.ts';
+import { printableAddress } from '../clients/printable.ts';
+import { routesOf } from '../config.ts';
 import { Failure, UsageError } from '../failure.ts';
-import { assertSafe, Provider, safeFetch } from './provider.ts';
-import { type LoginState, Logins } from './store.ts';
+import { Provider, safeFetch } from './provider.ts';
+import { assertSafe } from './safe.ts';
+import { type LoginPlace, type LoginState, Logins } from './store.ts';
 
 /** How long a person may take to sign in. */
 const PATIENCE_MS = 5 * 60_000;
 
-export const LOGIN_HELP = `Usage: svc-proxy login [--url URL] [--client-id ID] [--port PORT] [--scope SCOPE] [--no-browser] [SERVER]
-       svc-proxy logout [--url URL] [SERVER]
+export const LOGIN_HELP = `Usage: svc-proxy login [--issuer ISSUER] [--client-id ID] [--port PORT] [--scope SCOPE] [--no-browser] (SERVER | --url URL)
+       svc-proxy login --route PATH [--port PORT] [--no-browser]
+       svc-proxy logout (SERVER | --url URL | --route PATH)
 
 Signs in at an MCP server that wants OAuth, in the browser. The proxy keeps the tokens, in SVC_PROXY_DIR (default
 ~/.svc-proxy) in a file that only you can read, renews them, and sends them to that server alone. Agents never get them.
-\`logout\` forgets them.
+\`logout\` has the tokens revoked where the authorization server can do that, and forgets them.
 
   SERVER            name of the server in a client's file, as \`svc-proxy install\` has wrapped it
   --url URL         its address, where it is in no client's file
+  --route PATH      the upstream of this route of SVC_PROXY_ROUTES, which has \`sign_in\` (default of SVC_PROXY_DIR: ./.proxy)
+  --issuer ISSUER   the authorization server, which is used alone; default: the one that the MCP server names
   --client-id ID    a client that is registered at the authorization server; default: one is registered now. The secret
-                    of a confidential client is read from SVC_LOGIN_CLIENT_SECRET
+                    of a confidential client is read from SVC_LOGIN_CLIENT_SECRET, and needs --issuer: no MCP server may
+                    choose who gets it
   --port PORT       where the browser comes back to on this machine; default: any free port
   --scope SCOPE     what to ask for; default: what the server says
   --no-browser      only print the address to open
 
-Exit codes: 0 done, 1 the sign-in failed, 2 wrong usage.
+Exit codes: 0 done, 1 the sign-in failed, or tokens could not be revoked (they are forgotten), 2 wrong usage.
 `;
 
 export interface LoginParts {
@@ -50,28 +57,45 @@ export async function login(mode: 'login' | 'logout', argv: string[], parts: Log
       'client-id': { type: 'string' },
       port: { type: 'string', default: '0' },
       scope: { type: 'string' },
+      issuer: { type: 'string' },
+      route: { type: 'string' },
       'no-browser': { type: 'boolean' },
     },
   });
   const out = parts.out ?? ((text) => void process.stderr.write(text));
-  const dir = path.resolve(parts.env.SVC_PROXY_DIR || path.join(homedir(), '.svc-proxy'));
-  const url = serverUrl(values.url, positionals, parts.env);
+  const local = values.route === undefined ? path.join(homedir(), '.svc-proxy') : './.proxy';
+  const dir = path.resolve(parts.env.SVC_PROXY_DIR || local);
   const logins = new Logins(dir);
-  if (mode === 'logout') {
-    out(logins.remove(url) ? `Signed out of ${url.origin}.\n` : `There was no sign-in at ${url.origin}.\n`);
-    return;
-  }
+  const route = values.route === undefined ? undefined : routeOf(values.route, values, positionals, parts.env);
+  const url = route?.url ?? serverUrl(values.url, positionals, parts.env, dir);
+  const place: LoginPlace = { url, ...(route && { route: { path: values.route!, issuer: route.issuer } }) };
+  if (mode === 'logout') return logout(logins, place, out);
   const port = Number(values.port);
   if (!Number.isInteger(port) || port < 0 || port > 65535) throw new UsageError('--port: must be a port');
   assertSafe(url, url.href);
+  const issuer = route?.issuer ?? values.issuer;
+  if (issuer !== undefined) {
+    if (!URL.canParse(issuer)) throw new UsageError('--issuer: must be the https address of an authorization server');
+    assertSafe(new URL(issuer), url.href);
+  }
+  const id = route?.client_id ?? values['client-id'];
+  const secret = id === undefined ? undefined : parts.env.SVC_LOGIN_CLIENT_SECRET;
+  if (secret && issuer === undefined) {
+    throw new UsageError(
+      'SVC_LOGIN_CLIENT_SECRET: needs --issuer, the authorization server that it is for: the MCP server must not choose who gets it',
+    );
+  }
 
   const back = await listenForBrowser(port);
   try {
-    const id = values['client-id'];
-    const secret = parts.env.SVC_LOGIN_CLIENT_SECRET;
     const state: LoginState = {
       url: url.href,
-      ...(id !== undefined && { client: { client_id: id, ...(secret && { client_secret: secret }) } }),
+      ...(route && { route: values.route! }),
+      // with a configured issuer the server is not asked for one
+      ...(issuer !== undefined && { issuer, discovery: { authorizationServerUrl: issuer } }),
+      ...(id !== undefined && {
+        client: { client_id: id, ...(secret && { client_secret: secret }), ...(issuer !== undefined && { issuer }) },
+      }),
     };
     const provider = new Provider(logins, state, {
       redirectUrl: back.url,
@@ -82,7 +106,7 @@ export async function login(mode: 'login' | 'logout', argv: string[], parts: Log
     });
     const fetchFn = safeFetch(url.href);
     const challenge = await challengeOf(url, fetchFn);
-    const scope = values.scope ?? challenge.scope;
+    const scope = route?.scope ?? values.scope ?? challenge.scope;
     const options = {
       serverUrl: url,
       fetchFn,
@@ -103,7 +127,23 @@ export async function login(mode: 'login' | 'logout', argv: string[], parts: Log
   }
 }
 
-function serverUrl(given: string | undefined, [name, ...more]: string[], env: NodeJS.ProcessEnv): URL {
+function routeOf(
+  wanted: string,
+  options: { url?: string; issuer?: string; scope?: string; 'client-id'?: string },
+  positionals: readonly string[],
+  env: NodeJS.ProcessEnv,
+): { url: URL; issuer: string; scope?: string | undefined; client_id?: string | undefined } {
+  const { url, issuer, scope, 'client-id': id } = options;
+  if (positionals.length > 0 || [url, issuer, scope, id].some((one) => one !== undefined)) {
+    throw new UsageError('--route: stands alone; the route table says the rest');
+  }
+  const route = routesOf(env).find((one) => one.path === wanted);
+  if (!route) throw new UsageError(`--route: SVC_PROXY_ROUTES has no route with the path ${wanted}`);
+  if (!route.sign_in) throw new UsageError(`--route: the route ${wanted} has no sign_in`);
+  return { ...route.sign_in, url: new URL('to' in route ? route.to : route.mcp) };
+}
+
+function serverUrl(given: string | undefined, [name, ...more]: string[], env: NodeJS.ProcessEnv, dir: string): URL {
   if (more.length > 0) throw new UsageError('svc-proxy login: give one server');
   if (given !== undefined) {
     if (!/^https?:\/\//.test(given) || !URL.canParse(given))
@@ -112,13 +152,78 @@ function serverUrl(given: string | undefined, [name, ...more]: string[], env: No
   }
   if (name === undefined)
     throw new UsageError('svc-proxy login: what is missing is the server (see svc-proxy login --help)');
-  const found = [...new Set(addressesOf(name, { platform: process.platform, home: homedir(), env }))];
+  const found = [...new Set(addressesOf(name, { platform: process.platform, home: homedir(), env }, dir))];
   if (found.length === 1) return new URL(found[0]!);
   throw new UsageError(
     found.length === 0
       ? `No client has a server ${name} with an address behind the proxy. \`svc-proxy status\` lists them; or give --url.`
-      : `Clients have several servers ${name}: ${found.join(', ')}. Choose one with --url.`,
+      : `Clients have several servers ${name}: ${found.map(printableAddress).join(', ')}. Choose one with --url.`,
   );
+}
+
+/**
+ * Forgets a sign-in, whatever the authorization server says, after asking it to revoke the tokens (RFC 7009). Says what
+ * became of them; throws a Failure where they may still work.
+ */
+async function logout(logins: Logins, place: LoginPlace, out: (text: string) => void): Promise<void> {
+  const { origin } = place.url;
+  const known = await logins.alone(place, async () => {
+    const login = logins.read(place);
+    const revoked = login?.tokens && (await revoke(login));
+    logins.remove(place);
+    return login && { revoked };
+  });
+  if (!known) {
+    out(`There was no sign-in at ${origin}.\n`);
+    return;
+  }
+  const { revoked } = known;
+  if (revoked === undefined) out(`Signed out of ${origin}. There were no tokens to revoke.\n`);
+  else if ('by' in revoked) out(`Signed out of ${origin}. ${revoked.by} has revoked the tokens.\n`);
+  else {
+    throw new Failure(
+      `Signed out of ${origin}: the tokens are forgotten here. But ${revoked.why}, so they may work elsewhere until they end: end the access of svc-proxy in your account there.`,
+    );
+  }
+}
+
+type Revocation = { by: string } | { why: string };
+
+async function revoke({ url, discovery, client, tokens }: LoginState): Promise<Revocation> {
+  const metadata = discovery?.authorizationServerMetadata as Partial<OAuthMetadata> | undefined;
+  const by = metadata?.issuer ?? discovery?.authorizationServerUrl ?? 'the authorization server';
+  const endpoint = metadata?.revocation_endpoint;
+  if (typeof endpoint !== 'string') return { why: `${by} offers no revocation` };
+  const { client_id, client_secret } = client ?? {};
+  const methods = metadata?.revocation_endpoint_auth_methods_supported ??
+    metadata?.token_endpoint_auth_methods_supported ?? ['client_secret_basic'];
+  // the refresh token first: with it goes the whole grant
+  const open = [
+    ['refresh_token', tokens?.refresh_token],
+    ['access_token', tokens?.access_token],
+  ] as const;
+  for (const [hint, token] of open) {
+    if (token === undefined) continue;
+    const body = new URLSearchParams({ token, token_type_hint: hint });
+    const headers = new Headers({ accept: 'application/json' });
+    if (client_id !== undefined && client_secret !== undefined && methods.includes('client_secret_basic')) {
+      const pair = [client_id, client_secret].map((one) => encodeURIComponent(one).replace(/%20/g, '+')).join(':');
+      headers.set('authorization', `Basic ${Buffer.from(pair).toString('base64')}`);
+    } else {
+      if (client_id !== undefined) body.set('client_id', client_id);
+      if (client_secret !== undefined) body.set('client_secret', client_secret);
+    }
+    try {
+      const response = await safeFetch(url)(new URL(endpoint), { method: 'POST', headers, body });
+      await response.body?.cancel();
+      // a token that is not known there is answered 200 (RFC 7009 §2.2)
+      if (!response.ok) return { why: `${by} did not revoke them (${response.status})` };
+    } catch (error) {
+      if (error instanceof Failure) return { why: error.message };
+      return { why: `${by} could not be reached` };
+    }
+  }
+  return { by };
 }
 
 /** What the server says when it is asked without a token: where its metadata is, and which scope it wants. */

@@ -8,7 +8,8 @@ import type {
   StoredOAuthTokens,
 } from '@modelcontextprotocol/client';
 import { Failure } from '../failure.ts';
-import type { LoginState, Logins } from './store.ts';
+import { assertSafe } from './safe.ts';
+import { type LoginState, type Logins, sameIssuer } from './store.ts';
 
 /** Half an answer of an authorization server is of no use. */
 const ANSWER_MS = 20_000;
@@ -17,6 +18,8 @@ const ANSWER_MS = 20_000;
 export class Provider implements OAuthClientProvider {
   readonly redirectUrl: string;
   readonly clientMetadata: OAuthClientMetadata;
+  /** Of a route: its token is for its own address, also where that publishes no metadata (RFC 8707). */
+  readonly validateResourceURL?: (server: string | URL, named?: string) => Promise<URL>;
   readonly #logins: Logins;
   readonly #show: (authorization: URL) => void;
   readonly #state = randomBytes(32).toString('base64url');
@@ -38,6 +41,7 @@ export class Provider implements OAuthClientProvider {
       throw new Failure('the sign-in is over');
     };
     if (interactive) this.#show = interactive.show;
+    if (login.route !== undefined) this.validateResourceURL = resourceOf;
     this.clientMetadata = {
       client_name: 'svc-proxy',
       redirect_uris: [this.redirectUrl],
@@ -52,7 +56,17 @@ export class Provider implements OAuthClientProvider {
     return this.#state;
   }
 
-  clientInformation(): StoredOAuthClientInformation | undefined {
+  /**
+   * Asked for before the client registers, or sends anything that it has, at the authorization server that was found:
+   * where another one is configured, it gets nothing.
+   */
+  clientInformation(found?: { issuer: string }): StoredOAuthClientInformation | undefined {
+    const { issuer } = this.login;
+    if (issuer !== undefined && found !== undefined && !sameIssuer(found.issuer, issuer)) {
+      throw new Failure(
+        `${new URL(this.login.url).origin} names another authorization server than ${issuer}. Nothing was sent there.`,
+      );
+    }
     return this.login.client;
   }
 
@@ -112,20 +126,16 @@ export class Provider implements OAuthClientProvider {
   }
 }
 
-/**
- * An address that an MCP server or its authorization server names must be https. Plain http is for this machine, and only
- * where the MCP server is on this machine too: one elsewhere must not make the proxy call what listens here.
- */
-export function assertSafe(address: URL, server: string): void {
-  const local = address.protocol === 'http:' && isLoopback(address) && isLoopback(new URL(server));
-  if (local || (address.protocol === 'https:' && (!isLoopback(address) || isLoopback(new URL(server))))) return;
-  throw new Failure(
-    `${address.origin} is not used for a sign-in: it is neither https nor on this machine with the server`,
-  );
-}
-
-function isLoopback({ hostname }: URL): boolean {
-  return hostname === 'localhost' || hostname === '[::1]' || /^127(?:\.\d+){3}$/.test(hostname);
+async function resourceOf(server: string | URL, named?: string): Promise<URL> {
+  const url = new URL(server);
+  // a query may hold a secret, and is no part of what a server is
+  url.hash = '';
+  url.search = '';
+  if (named === undefined) return url;
+  const said = new URL(named);
+  const within = ({ pathname }: URL) => pathname.replace(/\/?$/, '/');
+  if (said.origin === url.origin && within(url).startsWith(within(said))) return said;
+  throw new Failure(`${url.origin} says that it is ${said.origin}: no token is asked for`);
 }
 
 /** Requests of a sign-in. A redirect is not followed: it would carry codes and tokens elsewhere. */

@@ -10,10 +10,20 @@ import type {
 import { writeAtomically } from '../files.ts';
 import { lockDirectory } from '../lock.ts';
 
-/** A sign-in at an MCP server: what the proxy may do there for the person who signed in. */
+/** What a sign-in is for: a server's address; of a route also the route and the authorization server of its table. */
+export interface LoginPlace {
+  url: URL;
+  route?: { path: string; issuer: string } | undefined;
+}
+
+/** A sign-in at an MCP server or an API: what the proxy may do there for the person who signed in. */
 export interface LoginState {
   /** The server's address. INVARIANT: tokens are sent to it, and to the authorization server below, alone. */
   url: string;
+  /** The route that alone uses it. */
+  route?: string;
+  /** The one authorization server that it may be of; absent where the server may choose. */
+  issuer?: string;
   discovery?: OAuthDiscoveryState;
   client?: StoredOAuthClientInformation;
   tokens?: StoredOAuthTokens;
@@ -34,33 +44,36 @@ export class Logins {
     this.#dir = path.join(dir, 'logins');
   }
 
-  read(url: URL): LoginState | undefined {
+  /** Only what was kept for this very place: of a route, the same address and issuer under another path is another place. */
+  read(place: LoginPlace): LoginState | undefined {
     let state: LoginState;
     try {
-      state = JSON.parse(readFileSync(this.#file(url), 'utf8')) as LoginState;
+      state = JSON.parse(readFileSync(this.#file(place), 'utf8')) as LoginState;
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined;
       throw error;
     }
-    return state.url === url.href ? state : undefined;
+    const { url, route } = place;
+    if (state.url !== url.href || state.route !== route?.path || (route && state.issuer !== route.issuer))
+      return undefined;
+    const { issuer, tokens } = state;
+    const foreign = issuer !== undefined && tokens?.issuer !== undefined && !sameIssuer(tokens.issuer, issuer);
+    return foreign ? undefined : state;
   }
 
   write(state: LoginState): void {
-    const file = this.#file(new URL(state.url));
+    const file = this.#file(placeOf(state));
     mkdirSync(path.dirname(file), { recursive: true, mode: 0o700 });
     writeAtomically(file, JSON.stringify(state));
   }
 
-  /** False where there was none. */
-  remove(url: URL): boolean {
-    const known = this.read(url) !== undefined;
-    rmSync(path.dirname(this.#file(url)), { recursive: true, force: true });
-    return known;
+  remove(place: LoginPlace): void {
+    rmSync(path.dirname(this.#file(place)), { recursive: true, force: true });
   }
 
   /** Runs this while no other process does for the same server: a refresh token that is used twice may end the sign-in. */
-  async alone<T>(url: URL, run: () => Promise<T>): Promise<T> {
-    const dir = path.dirname(this.#file(url));
+  async alone<T>(place: LoginPlace, run: () => Promise<T>): Promise<T> {
+    const dir = path.dirname(this.#file(place));
     mkdirSync(dir, { recursive: true, mode: 0o700 });
     for (const end = Date.now() + LOCK_MS; ; ) {
       const lock = lockDirectory(dir);
@@ -76,7 +89,17 @@ export class Logins {
     }
   }
 
-  #file(url: URL): string {
-    return path.join(this.#dir, createHash('sha256').update(url.href).digest('hex').slice(0, 32), 'login.json');
+  #file({ url, route }: LoginPlace): string {
+    const key = route ? JSON.stringify([route.path, route.issuer, url.href]) : url.href;
+    return path.join(this.#dir, createHash('sha256').update(key).digest('hex').slice(0, 32), 'login.json');
   }
+}
+
+function placeOf({ url, route, issuer }: LoginState): LoginPlace {
+  return { url: new URL(url), ...(route !== undefined && { route: { path: route, issuer: issuer! } }) };
+}
+
+/** Issuers are compared as texts (RFC 8414 §3.3), but for a slash at the end, which a URL without a path gets when printed. */
+export function sameIssuer(one: string, other: string): boolean {
+  return one.replace(/\/$/, '') === other.replace(/\/$/, '');
 }

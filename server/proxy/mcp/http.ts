@@ -58,6 +58,8 @@ interface Open {
 }
 
 interface FrontParts extends Omit<GateParts, 'server' | 'waitMs' | 'value' | 'others' | 'listTools'> {
+  /** Of a route with a sign-in at its server. */
+  fetchOf: (route: McpRoute) => typeof fetch | undefined;
   onPolicyChange: (listener: () => void) => () => void;
   /** The longest body of a request. */
   maxBodyBytes: number;
@@ -264,9 +266,9 @@ export class McpFront {
     if (known) return known;
     const { log, maxMessageBytes: maxBytes } = this.#parts;
     const { server, value, wait_seconds, others } = route;
-    const upstream = new Upstream(new HttpPlace({ url: new URL(route.mcp), headers: () => route.headers, maxBytes }), {
-      log,
-    });
+    const fetch = this.#parts.fetchOf(route);
+    const place = { url: new URL(route.mcp), headers: () => route.headers, maxBytes, ...(fetch && { fetch }) };
+    const upstream = new Upstream(new HttpPlace(place), { log });
     const gate = new Gate({
       ...this.#parts,
       server,
