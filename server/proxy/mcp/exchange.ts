@@ -6,6 +6,7 @@ import { type Admitted, type Caller, type Gate, META_ESCROW_ID, META_SESSION } f
 import { mismatch } from './param-headers.ts';
 import { type On, Unreachable } from './place.ts';
 import type { Resumed, Rounds } from './rounds.ts';
+import { ofNoTask } from './tasks.ts';
 import type { Upstream } from './upstream.ts';
 import { TASK_METHODS, TASKS, type Waiting } from './waiting.ts';
 import {
@@ -36,6 +37,11 @@ const MOST_LISTENERS_OF_AGENT = 100;
 const MOST_WATCHED = 100;
 /** How long a client that has shown the page of a hold waits for the release, before it is asked again. */
 const PAGE_WAIT_MS = 20_000;
+/** By which requests a client may watch them. */
+const RESOURCE = ['resources/subscribe', 'uri'] as const;
+const TASK = ['tasks/get', 'taskId'] as const;
+/** No tasks: clients of this revision make none. */
+const NONE: ReadonlySet<string> = new Set();
 
 export interface ExchangeParts {
   gate: Gate;
@@ -118,7 +124,7 @@ export class Exchange {
         return unknown ? failure(id, INVALID_PARAMS, 'there is no such task') : complete(answer);
       }
       if (method === 'subscriptions/listen') return complete(await this.#listen(request, agent, caller, from));
-      const answer = await this.#post(request, agent, from);
+      const answer = await this.#post(ofNoTask(request), agent, from);
       if (!answer || 'error' in answer) return answer;
       const { result } = answer;
       if (gate.lists(method)) {
@@ -206,15 +212,17 @@ export class Exchange {
       return undefined;
     }
     const wants = 'result' in answer && answer.result.resultType === 'input_required' ? answer.result : undefined;
+    // a task says by its state what its server wants to know
+    const inputRequests = 'result' in answer && !admitted.masked ? answer.result.inputRequests : undefined;
+    const denied = isObject(inputRequests) && (await this.#denied(inputRequests, caller, from));
+    if (denied) {
+      admitted.ended('what the server wanted to know of the client is denied');
+      return { ...denied, id: request.id };
+    }
     if (!wants || admitted.masked) {
       const given = admitted.answered(answer);
       const kept = request.method === 'resources/read' && 'result' in given;
       return kept ? success(given.id, privately(given.result)) : given;
-    }
-    const denied = await this.#denied(wants.inputRequests, caller, from);
-    if (denied) {
-      admitted.ended('what the server wanted to know of the client is denied');
-      return { ...denied, id: request.id };
     }
     const sealed = rounds.suspend(admitted, asking, wants.requestState);
     if (sealed !== undefined) return success(request.id, { ...wants, requestState: sealed });
@@ -252,23 +260,53 @@ export class Exchange {
     return undefined;
   }
 
-  #post(request: Request, { id, role }: Agent, { signal, notify, masked }: From & On): Promise<Answer | undefined> {
-    const on = { signal, notify, ...(masked && { masked }) };
-    return this.#parts.upstream.exchange(request, { ...on, owner: JSON.stringify([id, role]) });
+  #post(request: Request, agent: Agent, { signal, notify, masked }: From & On): Promise<Answer | undefined> {
+    const { gate, upstream } = this.#parts;
+    const told = (message: Notification) => {
+      // of a task its client is told where it listens for that
+      const stray = message.method === 'notifications/tasks' && request.method !== 'subscriptions/listen';
+      const shown = stray ? undefined : gate.tasks.told(message, agent, NONE);
+      if (shown) notify(shown);
+    };
+    const on = { signal, notify: told, ...(masked && { masked }) };
+    return upstream.exchange(request, { ...on, owner: JSON.stringify([agent.id, agent.role]) });
   }
 
-  /** Of the resources that a client wants to be told of, those that it may: each is decided. */
-  async #watchable({ id }: Request, wanted: unknown, caller: Caller, { signal, notify }: From): Promise<string[]> {
-    const uris = Array.isArray(wanted) ? wanted.filter((uri) => typeof uri === 'string').slice(0, MOST_WATCHED) : [];
-    const may: string[] = [];
-    for (const uri of uris) {
-      const asked: Request = { jsonrpc: '2.0', id, method: 'resources/subscribe', params: { uri } };
+  /**
+   * Of the resources or tasks that a client wants to be told of, those that it may, each of which is decided; with the
+   * server's own names.
+   */
+  async #watchable(
+    { id }: Request,
+    [method, member]: readonly [method: string, member: 'uri' | 'taskId'],
+    wanted: unknown,
+    caller: Caller,
+    { signal, notify }: From,
+  ): Promise<Map<string, string>> {
+    const names = Array.isArray(wanted) ? wanted.filter((one) => typeof one === 'string').slice(0, MOST_WATCHED) : [];
+    const may = new Map<string, string>();
+    for (const name of names) {
+      const asked: Request = { jsonrpc: '2.0', id, method, params: { [member]: name } };
       const outcome = await this.#parts.gate.admit(asked, caller, { signal, notify });
       if (!outcome || 'instead' in outcome) continue;
-      outcome.ended('subscribed');
-      may.push(uri);
+      // what is told of a task has its result, in no form that a mask could be sure of
+      const masked = member === 'taskId' && outcome.masked;
+      outcome.ended(masked ? 'not subscribed: what a policy masks is not told' : 'subscribed');
+      if (!masked) may.set(name, member === 'uri' ? name : String(outcome.sent(asked).params?.taskId));
     }
     return may;
+  }
+
+  /** What a server tells of a task may be a wish for input, which is decided; in the order in which it was told. */
+  #ofTasks(caller: Caller, from: From): (message: Notification) => void {
+    let before = Promise.resolve();
+    return (message) => {
+      before = before
+        .then(async () => {
+          if (!(await this.#denied(message.params?.inputRequests, caller, from))) from.notify(message);
+        })
+        .catch((err) => this.#parts.log.error({ err }, 'what was told of a task is not passed on'));
+    };
   }
 
   /** Of a list of tools the policies decide too, so the proxy itself tells when it has changed. */
@@ -278,7 +316,12 @@ export class Exchange {
     if (open >= MOST_LISTENERS_OF_AGENT) return failure(request.id, INTERNAL_ERROR, 'too many subscriptions are open');
     this.#listeners.set(owner, open + 1);
     const asked = isObject(request.params?.notifications) ? request.params.notifications : {};
-    const resourceSubscriptions = await this.#watchable(request, asked.resourceSubscriptions, caller, from);
+    const resources = await this.#watchable(request, RESOURCE, asked.resourceSubscriptions, caller, from);
+    const watched = Array.isArray(asked.taskIds) ? asked.taskIds : [];
+    // a held call is asked for: its own task is known to no server
+    const theirs = watched.filter((taskId) => !this.#parts.waiting.names(taskId));
+    const tasks = await this.#watchable(request, TASK, theirs, caller, from);
+    const ofTasks = this.#ofTasks(caller, from);
     const tools = asked.toolsListChanged === true && { toolsListChanged: true };
     const tag = { [SUBSCRIPTION_KEY]: request.id };
     let acknowledged = false;
@@ -301,13 +344,24 @@ export class Exchange {
         })
       : () => {};
     const notify = (message: Notification) => {
-      if (message.method !== 'notifications/subscriptions/acknowledged') from.notify(message);
-      else acknowledge(isObject(message.params?.notifications) ? message.params.notifications : {});
+      if (message.method === 'notifications/tasks') {
+        if (tasks.has(String(message.params?.taskId))) ofTasks(message);
+      } else if (message.method !== 'notifications/subscriptions/acknowledged') from.notify(message);
+      else {
+        const honored = isObject(message.params?.notifications) ? message.params.notifications : {};
+        const { taskIds: known, ...rest } = honored;
+        const named = [...tasks].flatMap(([name, id]) => (Array.isArray(known) && known.includes(id) ? [name] : []));
+        acknowledge({ ...rest, ...(named.length > 0 && { taskIds: named }) });
+      }
     };
     try {
-      const { resourceSubscriptions: _all, ...lists } = asked;
-      const notifications = { ...lists, ...(resourceSubscriptions.length > 0 && { resourceSubscriptions }) };
-      const sent = { ...request, params: { ...request.params, notifications } };
+      const { resourceSubscriptions: _uris, taskIds: _names, ...lists } = asked;
+      const notifications = {
+        ...lists,
+        ...(resources.size > 0 && { resourceSubscriptions: [...resources.values()] }),
+        ...(tasks.size > 0 && { taskIds: [...tasks.values()] }),
+      };
+      const sent = ofNoTask({ ...request, params: { ...request.params, notifications } });
       const answer = await this.#post(sent, agent, { ...from, notify });
       const none = answer && 'error' in answer && answer.error.code === METHOD_NOT_FOUND && !acknowledged;
       if (!none) return answer;

@@ -11,6 +11,8 @@ import { Refusal } from '../problem.ts';
 import { isParsable } from '../requests.ts';
 import type { ToolRegistry } from '../tool-registry.ts';
 import { actionType, assertSpelling, isKnownNotification, LISTS, withoutRespelled } from './actions.ts';
+import type { Seal } from './seal.ts';
+import { ForeignTask, ofNoTask, Tasks } from './tasks.ts';
 import {
   type Answer,
   type Failure,
@@ -57,6 +59,8 @@ export interface GateParts {
   /** What else than tools a client and a server ask for: `record` only records what would be decided. */
   others: Others;
   tools: ToolRegistry;
+  /** What clients carry for the proxy. */
+  seal: Seal;
   /** Asks the server for all of its tools, where that does not take another process of it. */
   listTools?: () => Promise<unknown[]>;
 }
@@ -94,9 +98,12 @@ export interface Admitted {
  */
 export class Gate {
   readonly #parts: GateParts;
+  /** The server's own tasks, under the names that each agent knows them by. */
+  readonly tasks: Tasks;
 
   constructor(parts: GateParts) {
     this.#parts = parts;
+    this.tasks = new Tasks(parts.seal, parts.server);
   }
 
   /** The tool server, as policies see it. */
@@ -138,11 +145,14 @@ export class Gate {
           : refusal(request.id, code, message, meta),
     });
     try {
-      const attempt = await this.#attempt(request, caller);
-      const refused = on.refused ?? (await this.#unfit(request, attempt));
+      const agent = await caller.agent();
+      // what a server asks its client names the client's own tasks
+      const tasks = on.of === 'server' ? undefined : this.#tasksOf(request, agent);
+      const attempt = await this.#attempt(tasks?.sent(request) ?? request, agent, caller);
+      const refused = on.refused ?? tasks?.foreign ?? (await this.#unfit(request, attempt));
       if (refused !== undefined) attempt.refused = refused;
       if (on.of === 'server') attempt.unholdable = 'what a server asks its client cannot be held';
-      const records = this.#parts.others === 'record' && request.method !== 'tools/call' && on.refused === undefined;
+      const records = this.#parts.others === 'record' && request.method !== 'tools/call' && refused === undefined;
       if (records) {
         attempt.unholdable = 'this is only recorded';
         attempt.context = { enforced: false };
@@ -153,12 +163,17 @@ export class Gate {
         return undefined;
       }
       if ('done' in ruling) {
-        if (ruling.masks.length === 0 || request.params?.task === undefined) return admitted(request.method, ruling);
+        if (ruling.masks.length === 0 || request.params?.task === undefined) {
+          return admitted(request.method, ruling, tasks);
+        }
         // its result would come later, by another request, and not be masked
         ruling.done('not forwarded: a task cannot be masked');
         return refuse(WITHHELD, 'A policy masks this tool, so it cannot run as a task.', { code: 'MASKING_FAILED' });
       }
-      if (records) return unruled(ruling);
+      if (tasks?.foreign !== undefined) {
+        return { instead: failure(request.id, INVALID_PARAMS, 'there is no such task') };
+      }
+      if (records) return unruled(ruling, tasks);
       const { code, text, meta } = this.#refusal(ruling);
       return { ...refuse(code, text, meta), ...(ruling.decision === 'escrow' && { hold: ruling.hold }) };
     } catch (error) {
@@ -174,6 +189,25 @@ export class Gate {
       this.#parts.log.error({ err: error }, 'the proxy failed');
       return { instead: failure(request.id, INTERNAL_ERROR, 'the proxy failed; nothing was done') };
     }
+  }
+
+  /** The request with the ids that the server knows its tasks by, and back. A task of another agent is like none. */
+  #tasksOf(request: Request, agent: Agent): AgentTasks {
+    const answered = (answer: Answer) => this.tasks.answered(request.method, answer, agent);
+    const sent = (one: Request, foreign: (error: ForeignTask) => Request) => {
+      try {
+        return this.tasks.sent(one, agent);
+      } catch (error) {
+        if (error instanceof ForeignTask) return foreign(error);
+        throw error;
+      }
+    };
+    const tasks: AgentTasks = { sent: (one) => sent(one, () => ofNoTask(one)), answered };
+    sent(request, () => {
+      tasks.foreign = 'task_of_another_agent';
+      return request;
+    });
+    return tasks;
   }
 
   /** Is the result of this method a list that the gate cuts down? */
@@ -214,7 +248,7 @@ export class Gate {
     return { ...result, tools };
   }
 
-  async #attempt(request: Request, caller: Caller): Promise<Attempt> {
+  async #attempt(request: Request, agent: Agent, caller: Caller): Promise<Attempt> {
     const { method } = request;
     assertSpelling(request);
     const { _meta, inputResponses: _given, requestState: _state, ...params } = request.params ?? {};
@@ -227,7 +261,6 @@ export class Gate {
     if (!isObject(args)) throw new RangeError('the arguments are not an object');
     const { server, value } = this.#parts;
     const escrowId = _meta?.[META_ESCROW_ID];
-    const agent = await caller.agent();
     const what = isTool ? undefined : [params.uri, params.name, params.taskId].find((one) => typeof one === 'string');
     return {
       agent,
@@ -322,6 +355,13 @@ export class Gate {
   }
 }
 
+interface AgentTasks {
+  sent: (request: Request) => Request;
+  answered: (answer: Answer) => Answer;
+  /** Why the request is denied: it names a task that is none of the agent's. */
+  foreign?: string;
+}
+
 type Refusing = Exclude<Ruling, { done: (outcome: string) => void }>;
 
 /** What the client, or the server, gets instead of what it asked for. */
@@ -339,10 +379,11 @@ function waitingFor({ params }: Request, progress: number, hold: Hold): Notifica
   return { jsonrpc: '2.0', method: 'notifications/progress', params: { progressToken, progress, message } };
 }
 
-function admitted(method: string, ruling: Extract<Ruling, { done: unknown }>): Admitted {
+function admitted(method: string, ruling: Extract<Ruling, { done: unknown }>, tasks: AgentTasks | undefined): Admitted {
   const { masks, done, eventId, decision, spent, stands } = ruling;
   return {
-    sent: (request) => {
+    sent: (asking) => {
+      const request = tasks?.sent(asking) ?? asking;
       const { _meta, inputResponses, requestState, ...asked } = request.params ?? {};
       const { [META_ESCROW_ID]: _hold, [META_SESSION]: _session, ...meta } = _meta ?? {};
       const params = {
@@ -357,7 +398,8 @@ function admitted(method: string, ruling: Extract<Ruling, { done: unknown }>): A
     spent,
     stands,
     ended: done,
-    answered: (answer) => {
+    answered: (given) => {
+      const answer = tasks?.answered(given) ?? given;
       if ('error' in answer) {
         done(`error ${answer.error.code}`);
         if (masks.length === 0) return answer;
@@ -379,15 +421,16 @@ function admitted(method: string, ruling: Extract<Ruling, { done: unknown }>): A
 }
 
 /** What goes on although the policies did not permit it, because it is only recorded. */
-function unruled({ decision, eventId }: Refusing): Admitted {
+function unruled({ decision, eventId }: Refusing, tasks: AgentTasks | undefined): Admitted {
   return {
-    sent: (request) => request,
+    sent: (request) => tasks?.sent(request) ?? request,
     masked: false,
     spent: false,
     // nothing is permitted by it
     stands: () => false,
     ended: () => {},
-    answered: (answer) => {
+    answered: (given) => {
+      const answer = tasks?.answered(given) ?? given;
       if ('error' in answer) return answer;
       const decided = { decision, event_id: eventId, enforced: false };
       return { ...answer, result: { ...answer.result, _meta: { ...answer.result._meta, [META]: decided } } };

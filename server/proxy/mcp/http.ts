@@ -57,7 +57,7 @@ interface Open {
   begun: boolean;
 }
 
-interface FrontParts extends Omit<GateParts, 'server' | 'waitMs' | 'value' | 'others' | 'listTools'> {
+interface FrontParts extends Omit<GateParts, 'server' | 'waitMs' | 'value' | 'others' | 'listTools' | 'seal'> {
   /** Of a route with a sign-in at its server. */
   fetchOf: (route: McpRoute) => typeof fetch | undefined;
   onPolicyChange: (listener: () => void) => () => void;
@@ -275,6 +275,7 @@ export class McpFront {
       value,
       others,
       waitMs: wait_seconds * 1000,
+      seal: this.#seal,
       listTools: () => upstream.tools(AbortSignal.timeout(LIST_MS)),
     });
     const waiting = new Waiting({ ...this.#parts, server, seal: this.#seal });

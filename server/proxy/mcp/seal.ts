@@ -1,8 +1,8 @@
-import { createCipheriv, createDecipheriv, hkdfSync, randomBytes } from 'node:crypto';
+import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomBytes } from 'node:crypto';
 import { deflateRawSync, inflateRawSync } from 'node:zlib';
 
 /** What is sealed for one use opens for no other. */
-export type SealedFor = 'round' | 'hold' | 'task';
+export type SealedFor = 'round' | 'hold' | 'task' | 'server-task';
 
 const MOST_BYTES = 256 * 1024;
 
@@ -12,6 +12,7 @@ const MOST_BYTES = 256 * 1024;
  */
 export class Seal {
   readonly #secret: () => string;
+  #derived: { secret: string; key: Buffer; nonces: Buffer } | undefined;
 
   constructor(secret: () => string) {
     this.#secret = secret;
@@ -27,20 +28,60 @@ export class Seal {
 
   /** The value; undefined for what was not sealed here, for this use, in this writing. */
   open(use: SealedFor, text: unknown): unknown {
-    if (typeof text !== 'string') return undefined;
-    const bytes = Buffer.from(text, 'base64url');
-    if (bytes.length < 29 || bytes.toString('base64url') !== text) return undefined;
     try {
-      const decipher = createDecipheriv('aes-256-gcm', this.#key, bytes.subarray(0, 12)).setAAD(Buffer.from(use));
-      decipher.setAuthTag(bytes.subarray(-16));
-      const body = Buffer.concat([decipher.update(bytes.subarray(12, -16)), decipher.final()]);
-      return JSON.parse(inflateRawSync(body, { maxOutputLength: MOST_BYTES }).toString());
+      const body = this.#opened(Buffer.from(use), text);
+      return body && JSON.parse(inflateRawSync(body, { maxOutputLength: MOST_BYTES }).toString());
     } catch {
       return undefined;
     }
   }
 
-  get #key(): Buffer {
-    return Buffer.from(hkdfSync('sha256', this.#secret(), '', 'svc mcp seal v1', 32));
+  #opened(aad: Buffer, text: unknown): Buffer | undefined {
+    if (typeof text !== 'string') return undefined;
+    const bytes = Buffer.from(text, 'base64url');
+    if (bytes.length < 28 || bytes.toString('base64url') !== text) return undefined;
+    try {
+      const decipher = createDecipheriv('aes-256-gcm', this.#key, bytes.subarray(0, 12)).setAAD(aad);
+      decipher.setAuthTag(bytes.subarray(-16));
+      return Buffer.concat([decipher.update(bytes.subarray(12, -16)), decipher.final()]);
+    } catch {
+      return undefined;
+    }
   }
+
+  /**
+   * A name for a text, always the same for the same text, and good for what it is `bound` to alone. That two names are of
+   * one text is all that can be told from them: the nonce is made from the text (as in RFC 5297).
+   */
+  name(use: SealedFor, bound: string, text: string): string {
+    const plain = Buffer.from(text);
+    const aad = nameAad(use, bound);
+    const { key, nonces } = this.#keys;
+    const nonce = createHmac('sha256', nonces).update(aad).update('\0').update(plain).digest().subarray(0, 12);
+    const cipher = createCipheriv('aes-256-gcm', key, nonce).setAAD(aad);
+    const body = Buffer.concat([cipher.update(plain), cipher.final()]);
+    return Buffer.concat([nonce, body, cipher.getAuthTag()]).toString('base64url');
+  }
+
+  /** The text of a name; undefined for what was not named here, for this use and what it is bound to. */
+  named(use: SealedFor, bound: string, name: unknown): string | undefined {
+    return this.#opened(nameAad(use, bound), name)?.toString();
+  }
+
+  get #key(): Buffer {
+    return this.#keys.key;
+  }
+
+  get #keys(): { key: Buffer; nonces: Buffer } {
+    const secret = this.#secret();
+    if (this.#derived?.secret !== secret) {
+      const derive = (info: string) => Buffer.from(hkdfSync('sha256', secret, '', info, 32));
+      this.#derived = { secret, key: derive('svc mcp seal v1'), nonces: derive('svc mcp seal nonces v1') };
+    }
+    return this.#derived;
+  }
+}
+
+function nameAad(use: SealedFor, bound: string): Buffer {
+  return Buffer.from(`${use} name\0${bound}`);
 }

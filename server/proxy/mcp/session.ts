@@ -1,6 +1,8 @@
 import type { Log } from '../../lib/log.ts';
+import type { Agent } from '../agents.ts';
 import type { Admitted, Caller, Gate } from './gate.ts';
 import { isSessionLost, MASKED_MEANWHILE } from './place.ts';
+import { ofNoTask } from './tasks.ts';
 import {
   type Answer,
   failure,
@@ -54,6 +56,10 @@ export class Session {
   readonly #pending = new Map<number, Pending>();
   /** Calls that are decided or wait for a release, by the client's id. */
   readonly #deciding = new Map<Id, AbortController>();
+  /** The agent, as far as it is known: tasks are made by what is decided for it. */
+  #agent: Agent | undefined;
+  /** The tasks that the client has made for the server, by its own names. */
+  readonly #clientTasks = new Set<string>();
   #next = 0;
   #closed = false;
   readonly #ended = new AbortController();
@@ -102,17 +108,18 @@ export class Session {
   }
 
   #fromClient(message: Message): void {
+    const { tasks } = this.#parts.gate;
     if (!('method' in message)) {
-      this.#pass(this.#server, message);
+      this.#pass(this.#server, tasks.said(message, this.#agent, this.#clientTasks));
     } else if ('id' in message) {
       if (this.#isInUse(message.id)) {
         this.#pass(this.#client, failure(message.id, INVALID_REQUEST, 'the id of this request is in use'));
       } else if (this.#parts.gate.governs(message.method)) void this.#govern(message);
-      else this.#request(message);
+      else this.#request(ofNoTask(message));
     } else if (message.method === 'notifications/cancelled') {
       this.#cancelled(message.params?.requestId as Id, message);
     } else if (this.#parts.gate.passes(message)) {
-      this.#pass(this.#server, message);
+      this.#pass(this.#server, tasks.said(message, this.#agent, this.#clientTasks));
     } else {
       // a call that asks for no answer is no request, and is not made
       this.#parts.log.warn({ method: message.method }, 'a notification that is none of the protocol was dropped');
@@ -160,14 +167,23 @@ export class Session {
     const notify = (message: Message) => {
       this.#client.send(message, { relatedRequestId: request.id }).catch(() => {});
     };
-    const outcome = await this.#parts.gate.admit(request, this.#parts.caller, { signal: abort.signal, notify });
+    const { gate, caller } = this.#parts;
+    this.#agent ??= await caller.agent().catch(() => undefined);
+    const outcome = await gate.admit(request, caller, { signal: abort.signal, notify });
     if (this.#deciding.get(request.id) === abort) this.#deciding.delete(request.id);
     if (!outcome) return;
     if ('instead' in outcome) this.#pass(this.#client, outcome.instead);
     else this.#request(outcome.sent(request), outcome);
   }
 
-  #fromServer(message: Message): void {
+  #fromServer(received: Message): void {
+    const message = this.#parts.gate.tasks.told(received, this.#agent, this.#clientTasks);
+    if (!message) {
+      const of = received as Request | Notification;
+      this.#parts.log.warn({ method: of.method }, 'what the server said of a task of another agent was dropped');
+      if ('id' in of) this.#pass(this.#server, failure(of.id, INTERNAL_ERROR, 'this client has no such task'));
+      return;
+    }
     if ('method' in message) {
       if (message.method === 'notifications/progress') {
         const token = message.params?.progressToken;

@@ -28,7 +28,7 @@ import {
 /** How long open requests may still be answered after the client has closed its side. */
 const LAST_ANSWERS_MS = 60_000;
 
-interface StdioParts extends GateParts, ClientParts {
+interface StdioParts extends Omit<GateParts, 'seal'>, ClientParts {
   place: McpServer;
 }
 
@@ -53,10 +53,11 @@ export async function wrapStdio(parts: StdioParts): Promise<{ ended: Promise<voi
   const { log, maxMessageBytes: maxBytes } = parts;
   const place = await placeOf(parts.place, parts);
   const upstream = new Upstream(place, { log });
-  const gate = new Gate(parts);
+  const seal = new Seal(parts.secret);
+  const gate = new Gate({ ...parts, seal });
   const rounds = new Rounds(parts.secret);
   const client = new Pipe(process.stdin, process.stdout, { maxBytes, strict: true });
-  const waiting = new Waiting({ ...parts, seal: new Seal(parts.secret) });
+  const waiting = new Waiting({ ...parts, seal });
   const alone = new Alone(client, new Exchange({ ...parts, gate, upstream, rounds, waiting }), parts);
   const lane: Link = {
     start: async () => {},
@@ -122,14 +123,15 @@ async function placeOf(server: McpServer, parts: ClientParts): Promise<Place> {
  * it asked was answered.
  */
 export async function joinStdio(
-  parts: ClientParts & { members: readonly (GateParts & { place: McpServer })[] },
+  parts: ClientParts & { members: readonly (Omit<GateParts, 'seal'> & { place: McpServer })[] },
 ): Promise<{ ended: Promise<void>; close: () => Promise<void> }> {
   const { log, maxMessageBytes: maxBytes } = parts;
   const name = `mcp_${randomUUID()}`;
+  const seal = new Seal(parts.secret);
   const servers = await Promise.all(
     parts.members.map(async (member) => {
       const upstream = new Upstream(await placeOf(member.place, parts), { log });
-      return { name: member.server, gate: new Gate(member), connect: () => upstream.link(), upstream };
+      return { name: member.server, gate: new Gate({ ...member, seal }), connect: () => upstream.link(), upstream };
     }),
   );
   const client = new Pipe(process.stdin, process.stdout, { maxBytes, strict: true });

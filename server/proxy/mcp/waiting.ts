@@ -9,6 +9,7 @@ import {
   INTERNAL_ERROR,
   INVALID_PARAMS,
   isObject,
+  type Meta,
   type Params,
   type Request,
   type Result,
@@ -123,7 +124,12 @@ export class Waiting {
 
   /** Is this about a task of the proxy's own? Another's task is like none. */
   serves({ method, params }: Request): boolean {
-    return TASK_METHODS.has(method) && /^esc_\w+\./.test(String(params?.taskId));
+    return TASK_METHODS.has(method) && this.names(params?.taskId);
+  }
+
+  /** Is this the name of a task of the proxy's own? */
+  names(taskId: unknown): boolean {
+    return /^esc_\w+\./.test(String(taskId));
   }
 
   async serve(request: Request, agent: Agent, call: Call): Promise<Answer> {
@@ -192,7 +198,7 @@ export class Waiting {
       jsonrpc: '2.0',
       id: request.id,
       method,
-      params: { ...params, ...more, _meta: { ...request.params?._meta, ...meta } },
+      params: { ...params, ...more, _meta: { ...withoutTasks(request.params?._meta), ...meta } },
     };
     delete sent.params?._meta?.progressToken;
     const running: Running = { abort, answer: Promise.resolve(), updated: Date.now() };
@@ -240,6 +246,13 @@ export class Waiting {
       if (!(error instanceof ControlPlaneError)) throw error;
     });
   }
+}
+
+/** This call is a task already, which ends with the tool's own answer. */
+function withoutTasks(meta: Meta | undefined): Meta {
+  const { extensions, ...capabilities } = (meta?.[CAPABILITIES_KEY] ?? {}) as Record<string, unknown>;
+  const { [TASKS]: _tasks, ...more } = isObject(extensions) ? extensions : {};
+  return { ...meta, [CAPABILITIES_KEY]: { ...capabilities, extensions: more } };
 }
 
 function waitsFor({ id, required_approvals: needed, current_approvals: given }: Hold): string {

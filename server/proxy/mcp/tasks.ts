@@ -1,0 +1,202 @@
+import { folded } from '../../policy/evaluation/request.ts';
+import type { Agent } from '../agents.ts';
+import type { Seal } from './seal.ts';
+import { type Answer, isObject, type Message, type Params, type Request, type Result } from './wire.ts';
+
+/** In `_meta`: the task that a message belongs to. */
+const RELATED_TASK = 'io.modelcontextprotocol/related-task';
+/** Whose a task is, is remembered for this many of a server. */
+const MOST_TASKS = 10_000;
+
+/** A message names a task that is none of the agent's. */
+export class ForeignTask extends Error {
+  override readonly name = 'ForeignTask';
+}
+
+/**
+ * The tasks of one tool server, as its agents name them. All agents share the proxy's credential at the server, which
+ * therefore cannot tell them apart: whoever knows the id of a task could read or cancel it. So an agent knows its tasks by
+ * sealed names alone, each of which is good for that agent at that server.
+ *
+ * Which tasks of a list are an agent's is known to the process that saw the name made or used. Others are left out.
+ */
+export class Tasks {
+  readonly #seal: Seal;
+  readonly #server: string;
+  readonly #owners = new Map<string, string>();
+
+  constructor(seal: Seal, server: string) {
+    this.#seal = seal;
+    this.#server = server;
+  }
+
+  /** A request of the agent, as the server knows its tasks. Throws a ForeignTask. */
+  sent(request: Request, agent: Agent): Request {
+    const { params } = request;
+    if (!params) return request;
+    const { _meta, ...asked } = params;
+    const related = relatedTask(params);
+    const named = Object.hasOwn(asked, 'taskId');
+    const paged = request.method === 'tasks/list' && asked.cursor !== undefined;
+    const { inputResponses } = asked;
+    if (related === undefined && !named && !paged && !isObject(inputResponses)) return request;
+    const inner = (one: unknown) => {
+      const id = relatedTask(one);
+      return id === undefined ? one : renamed(one, this.#open(id, agent));
+    };
+    return {
+      ...request,
+      params: {
+        ...asked,
+        ...(named && { taskId: this.#open(asked.taskId, agent) }),
+        ...(paged && { cursor: this.#openAs('cursor', asked.cursor, agent) }),
+        ...(isObject(inputResponses) && { inputResponses: mapped(inputResponses, inner) }),
+        ...(_meta && { _meta: { ...unrelated(_meta), ...(related !== undefined && this.#related(related, agent)) } }),
+      },
+    };
+  }
+
+  /**
+   * What else a client sends: its answers to the server, and its notifications. `own` are the tasks that the client has
+   * made for the server, by its own names.
+   */
+  said<M extends Message>(message: M, agent: Agent | undefined, own: Set<string>): M {
+    const made = 'result' in message && isObject(message.result.task) ? message.result.task.taskId : undefined;
+    if (typeof made === 'string' && own.size < MOST_TASKS) own.add(made);
+    return withMeta(message, (related) => {
+      if (agent) {
+        try {
+          return this.#open(related, agent);
+        } catch (error) {
+          if (!(error instanceof ForeignTask)) throw error;
+        }
+      }
+      return own.has(String(related)) ? String(related) : undefined;
+    });
+  }
+
+  /** The answer to a request of the agent, as it knows its tasks. */
+  answered(method: string, answer: Answer, agent: Agent): Answer {
+    if (!('result' in answer)) return answer;
+    const { result } = answer;
+    const { task, tasks, nextCursor, inputRequests } = result;
+    const own = method.startsWith('tasks/') || result.resultType === 'task';
+    const more: Result = {
+      ...(own && typeof result.taskId === 'string' && { taskId: this.#name(result.taskId, agent) }),
+      ...(isObject(task) && typeof task.taskId === 'string' && { task: this.#named(task, agent) }),
+      ...(method === 'tasks/list' && {
+        tasks: (Array.isArray(tasks) ? tasks : [])
+          .filter((one) => isObject(one) && this.#isOf(one.taskId, agent))
+          .map((one) => this.#named(one, agent)),
+        ...(nextCursor !== undefined && {
+          nextCursor: this.#seal.name('server-task', this.#bound('cursor', agent), String(nextCursor)),
+        }),
+      }),
+    };
+    const name = (id: unknown) => (this.#isOf(id, agent) ? this.#name(String(id), agent) : undefined);
+    const asks = (one: unknown) =>
+      isObject(one) && relatedTask(one.params) !== undefined
+        ? { ...one, params: renamed(one.params, name(relatedTask(one.params))) }
+        : one;
+    if (isObject(inputRequests)) more.inputRequests = mapped(inputRequests, asks);
+    const named = Object.keys(more).length > 0 ? { ...answer, result: { ...result, ...more } } : answer;
+    return withMeta(named, name);
+  }
+
+  /** What a server asks or says of its own accord; undefined for what is about another agent's task. */
+  told<M extends Message>(message: M, agent: Agent | undefined, own: ReadonlySet<string>): M | undefined {
+    if (!('method' in message)) return message;
+    const { method, params } = message;
+    const related = relatedTask(params);
+    const about = method.startsWith('notifications/tasks') ? params?.taskId : undefined;
+    const mayKnow = (id: unknown) => id === undefined || own.has(String(id)) || (agent && this.#isOf(id, agent));
+    if (!mayKnow(related) || !mayKnow(about)) return undefined;
+    const name = (id: unknown) => (own.has(String(id)) || !agent ? String(id) : this.#name(String(id), agent));
+    const shown = about === undefined ? message : { ...message, params: { ...params, taskId: name(about) } };
+    return withMeta(shown, name);
+  }
+
+  #named(task: Record<string, unknown>, agent: Agent): Record<string, unknown> {
+    return { ...task, taskId: this.#name(String(task.taskId), agent) };
+  }
+
+  #isOf(id: unknown, agent: Agent): boolean {
+    return typeof id === 'string' && this.#owners.get(id) === ownerOf(agent);
+  }
+
+  #name(id: string, agent: Agent): string {
+    this.#remember(id, agent);
+    return this.#seal.name('server-task', this.#bound('task', agent), id);
+  }
+
+  #open(name: unknown, agent: Agent): string {
+    const id = this.#openAs('task', name, agent);
+    this.#remember(id, agent);
+    return id;
+  }
+
+  #openAs(what: 'task' | 'cursor', name: unknown, agent: Agent): string {
+    const id = this.#seal.named('server-task', this.#bound(what, agent), name);
+    if (id === undefined) throw new ForeignTask('there is no such task');
+    return id;
+  }
+
+  #related(related: unknown, agent: Agent): Params {
+    return { [RELATED_TASK]: { taskId: this.#open(related, agent) } };
+  }
+
+  #bound(what: 'task' | 'cursor', agent: Agent): string {
+    return JSON.stringify([what, this.#server, agent.id, agent.role]);
+  }
+
+  #remember(id: string, agent: Agent): void {
+    this.#owners.delete(id);
+    this.#owners.set(id, ownerOf(agent));
+    if (this.#owners.size > MOST_TASKS) this.#owners.delete(this.#owners.keys().next().value as string);
+  }
+}
+
+/** A request that belongs to no task, whatever it says of itself. */
+export function ofNoTask(request: Request): Request {
+  const { params } = request;
+  return relatedTask(params) === undefined ? request : { ...request, params: renamed(params, undefined) as Params };
+}
+
+function ownerOf({ id, role }: Agent): string {
+  return JSON.stringify([id, role]);
+}
+
+/** The id in the `_meta` of params or of a result, however the key is spelled; null where no id could be meant. */
+function relatedTask(part: unknown): unknown {
+  const _meta = isObject(part) && isObject(part._meta) ? part._meta : {};
+  const key = Object.keys(_meta).find(isRelated);
+  if (key === undefined) return undefined;
+  const value = _meta[key];
+  return key === RELATED_TASK && isObject(value) ? (value.taskId ?? null) : null;
+}
+
+/** The same with this name for the task that it belongs to, or with none. */
+function renamed(part: unknown, taskId: string | undefined): unknown {
+  const { _meta, ...rest } = part as { _meta: Record<string, unknown> };
+  return { ...rest, _meta: { ...unrelated(_meta), ...(taskId !== undefined && { [RELATED_TASK]: { taskId } }) } };
+}
+
+function unrelated(meta: Record<string, unknown>): Record<string, unknown> {
+  return Object.fromEntries(Object.entries(meta).filter(([key]) => !isRelated(key)));
+}
+
+/** A server may ignore the case of members. */
+function isRelated(key: string): boolean {
+  return folded(key) === RELATED_TASK;
+}
+
+function withMeta<M extends Message>(message: M, name: (related: unknown) => string | undefined): M {
+  const member = 'method' in message ? 'params' : 'result';
+  const part = (message as unknown as Record<string, unknown>)[member];
+  const related = relatedTask(part);
+  return related === undefined ? message : { ...message, [member]: renamed(part, name(related)) };
+}
+
+function mapped(all: Record<string, unknown>, change: (one: unknown) => unknown): Record<string, unknown> {
+  return Object.fromEntries(Object.entries(all).map(([key, one]) => [key, change(one)]));
+}
