@@ -56,6 +56,7 @@ const Hold = z.object({
   expires_at: Iso,
   release_at: Iso.optional(),
   execute_by: Iso.optional(),
+  consumed_at: Iso.optional(),
   reason: z.string().optional(),
   rules: z.array(z.object({ id: z.string(), hash: z.string() })),
   source: z.enum(['evaluate', 'proxy']),

@@ -13,7 +13,7 @@ import type { ValueRule } from './config.ts';
 import { ControlPlaneError, type Hold } from './control-plane.ts';
 import { Counters } from './counters.ts';
 import type { Governance, Standstill } from './governance.ts';
-import type { Holds } from './holds.ts';
+import type { Holds, UsedApproval } from './holds.ts';
 import { Refusal } from './problem.ts';
 import { type Spool, SpoolError } from './spool.ts';
 import { actionValue } from './value.ts';
@@ -60,7 +60,7 @@ export type Ruling = { eventId: string } & (
       done: (outcome: string) => void;
     }
   | { decision: 'deny'; reason: string; standstill?: Standstill | 'control_plane_away' }
-  | { decision: 'escrow'; hold: Hold; reason: string | undefined }
+  | { decision: 'escrow'; hold: Hold; reason: string | undefined; used: UsedApproval | undefined }
   | { decision: 'rate_limited'; retryAfter: number }
 );
 
@@ -159,6 +159,7 @@ export class Enforcer {
     const governing = typeof standing === 'string' ? undefined : standing;
     let standstill = typeof standing === 'string' ? (standing as keyof typeof STANDSTILLS) : undefined;
     const eventId = newId('evt', now);
+    let used: UsedApproval | undefined;
     let matched: { asked: ActionRequest; rules: string } | undefined;
 
     const { verdict, hold, changed, stored } = await decide<Hold, number>(
@@ -188,7 +189,9 @@ export class Enforcer {
           const action_summary = summary.slice(0, 500).toWellFormed();
           const held = { agent_id: agent.id, agent_role: agent.role, action_summary, action_hash, policy_id, shown };
           try {
-            return await this.#holds.open(held, terms, governing!.hash);
+            const opened = await this.#holds.open(held, terms, governing!.hash);
+            used = opened.used;
+            return opened;
           } catch (error) {
             if (!(error instanceof ControlPlaneError)) throw error;
             this.#log.error({ detail: error.message }, 'a hold could not be opened');
@@ -241,7 +244,7 @@ export class Enforcer {
       case 'rate_limited':
         return { eventId, decision: 'rate_limited', retryAfter: verdict.retry_after ?? 1 };
       case 'escrow':
-        return { eventId, decision: 'escrow', hold: hold!, reason: verdict.escrow?.reason };
+        return { eventId, decision: 'escrow', hold: hold!, reason: verdict.escrow?.reason, used };
       default:
         return {
           eventId,

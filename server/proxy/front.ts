@@ -8,7 +8,7 @@ import { type Agent, AgentError, type Agents, isPlain } from './agents.ts';
 import type { HttpRoute, McpRoute, ProxyConfig, Route } from './config.ts';
 import { CredentialError } from './credentials.ts';
 import type { Enforcer, Ruling } from './decide.ts';
-import { retryAfter } from './holds.ts';
+import { retryAfter, usedBefore } from './holds.ts';
 import type { SignIn } from './login/use.ts';
 import { Refusal, sendProblem } from './problem.ts';
 import {
@@ -304,12 +304,12 @@ export class HttpFront {
         });
         return;
       case 'escrow': {
-        const { hold, reason } = ruling;
+        const { hold, reason, used } = ruling;
         const detail =
           hold.status === 'released'
             ? 'The action was approved: repeat the request as it is, with the header X-Svc-Escrow-Id.'
             : 'The action is held. When it is released, repeat the request as it is, with the header X-Svc-Escrow-Id.';
-        sendProblem(request, response, 423, 'ESCROW_HELD', detail, {
+        sendProblem(request, response, 423, 'ESCROW_HELD', used ? `${detail} ${usedBefore(used)}` : detail, {
           retryAfter: retryAfter(hold, Date.now()),
           event_id: ruling.eventId,
           escrowId: hold.id,
@@ -321,6 +321,7 @@ export class HttpFront {
           current_approvals: hold.current_approvals,
           expires_at: hold.expires_at,
           reason,
+          used: used && { escrow_id: used.id, at: used.at },
         });
       }
     }

@@ -7,6 +7,14 @@ import type { ControlPlane, Hold } from './control-plane.ts';
 const MOST_PLACES = 10_000;
 /** How many ended holds of one and the same action are passed over before a new one is opened in any case. */
 const MOST_ENDED = 50;
+/** For how long an agent that repeats its call is reminded that an approval of it was used. */
+const REMINDED_MS = 24 * 60 * 60_000;
+
+/** An approval of the very same action that was used up: whether the action was done is for the agent to find out. */
+export interface UsedApproval {
+  id: string;
+  at: string;
+}
 
 /**
  * What is held, with what the approvers read. Nothing that differs between two attempts at the same action is in it, as
@@ -31,14 +39,21 @@ export interface HeldAction {
  */
 export class Holds {
   readonly #control: ControlPlane;
-  readonly #ended = new Map<string, number>();
+  readonly #ended = new Map<string, { ended: number; used: UsedApproval | undefined }>();
 
   constructor(control: ControlPlane) {
     this.#control = control;
   }
 
-  /** The open hold of this action, held or released, or a new one (`opened`). Rejects with a ControlPlaneError. */
-  async open(action: HeldAction, terms: HoldTerms, bundleHash: string): Promise<{ hold: Hold; opened: boolean }> {
+  /**
+   * The open hold of this action, held or released, or a new one (`opened`), and the newest approval of it that was
+   * `used` lately. Rejects with a ControlPlaneError.
+   */
+  async open(
+    action: HeldAction,
+    terms: HoldTerms,
+    bundleHash: string,
+  ): Promise<{ hold: Hold; opened: boolean; used: UsedApproval | undefined }> {
     const { conditions, delay_seconds, reason: _reason, rules, ...rest } = terms;
     const { policy_id, shown, ...what } = action;
     const { arguments: arguments_preview, context: context_preview, cut, ...held } = shown;
@@ -57,7 +72,8 @@ export class Holds {
     };
     // the texts of the rules and not the bundle: one that changed nothing here asks for the same hold
     const same = sha256Tag(canonicalJson({ ...request, rules }));
-    const began = this.#ended.get(same) ?? 0;
+    const { ended: began, used: known } = this.#ended.get(same) ?? { ended: 0, used: undefined };
+    let used = known;
     for (let ended = began; ; ended++) {
       const last = ended - began >= MOST_ENDED;
       const answer = await this.#control.createHold(
@@ -65,9 +81,12 @@ export class Holds {
         last ? `${same}:${crypto.randomUUID()}` : `${same}:${ended}`,
       );
       if (last || answer.hold.status === 'held' || answer.hold.status === 'released') {
-        this.#remember(same, ended);
-        return answer;
+        this.#remember(same, { ended, used });
+        const lately = used && Date.now() - Date.parse(used.at) < REMINDED_MS;
+        return { ...answer, used: lately ? used : undefined };
       }
+      const { id, status, consumed_at } = answer.hold;
+      if (status === 'consumed' && consumed_at !== undefined) used = { id, at: consumed_at };
     }
   }
 
@@ -83,7 +102,7 @@ export class Holds {
     return this.#control.cancelHold(id, reason);
   }
 
-  #remember(same: string, ended: number): void {
+  #remember(same: string, ended: { ended: number; used: UsedApproval | undefined }): void {
     this.#ended.delete(same);
     this.#ended.set(same, ended);
     if (this.#ended.size > MOST_PLACES) this.#ended.delete(this.#ended.keys().next().value as string);
@@ -95,4 +114,9 @@ export function retryAfter(hold: Hold, now: number): number {
   const release = hold.release_at === undefined ? Number.POSITIVE_INFINITY : Date.parse(hold.release_at);
   const seconds = Math.ceil((Math.min(release, Date.parse(hold.expires_at)) - now) / 1000);
   return hold.status === 'held' ? Math.max(1, Math.min(seconds, 15)) : 1;
+}
+
+/** That an approval is gone: an agent that got no answer must not take the new hold for the old one. */
+export function usedBefore({ id, at }: UsedApproval): string {
+  return `An approval of this very action, ${id}, was used at ${at} and is gone: if its answer did not arrive, find out whether it was done before this is approved again.`;
 }

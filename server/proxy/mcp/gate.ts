@@ -6,7 +6,7 @@ import { type Agent, AgentError, isPlain } from '../agents.ts';
 import type { ValueRule } from '../config.ts';
 import { ControlPlaneError, type Hold } from '../control-plane.ts';
 import type { Attempt, Enforcer, Ruling } from '../decide.ts';
-import { type Holds, retryAfter } from '../holds.ts';
+import { type Holds, retryAfter, usedBefore } from '../holds.ts';
 import { Refusal } from '../problem.ts';
 import { isParsable } from '../requests.ts';
 import type { ToolRegistry } from '../tool-registry.ts';
@@ -332,12 +332,12 @@ export class Gate {
         return { code: RATE_LIMITED, text, meta: { ...known, retry_after: ruling.retryAfter } };
       }
       case 'escrow': {
-        const { hold, reason } = ruling;
+        const { hold, reason, used } = ruling;
         const seconds = retryAfter(hold, Date.now());
         const heldFor = knownHoldKind(hold.hold_type)?.heldFor ?? 'for approval';
         return {
           code: HELD,
-          text: `Held ${heldFor} as ${hold.id}${reason ? `: ${reason}` : ''}. Nothing was done yet. When it is released, call the same tool again with exactly the same arguments; it will then run, once. Ask again in ${seconds} s at the earliest; the hold ends at ${hold.expires_at}.`,
+          text: `Held ${heldFor} as ${hold.id}${reason ? `: ${reason}` : ''}. Nothing was done yet. When it is released, call the same tool again with exactly the same arguments; it will then run, once. Ask again in ${seconds} s at the earliest; the hold ends at ${hold.expires_at}.${used ? ` ${usedBefore(used)}` : ''}`,
           meta: {
             ...known,
             escrow_id: hold.id,
@@ -346,6 +346,7 @@ export class Gate {
             required_approvals: hold.required_approvals,
             current_approvals: hold.current_approvals,
             expires_at: hold.expires_at,
+            used: used && { escrow_id: used.id, at: used.at },
             status_url: `${this.#parts.controlUrl}/v1/escrow/${hold.id}`,
             retry_after: seconds,
           },
