@@ -3,6 +3,7 @@
  * text is in `server/policy/language/annotations.ts`.
  */
 import { HOLD_KIND_NAMES, type HoldKind, holdKindsWith } from './hold-kinds.ts';
+import type { FactDeclaration } from './session-facts.ts';
 
 /** Approvals that one rule may ask for, and seats of its quorum. */
 export const MAX_APPROVALS = 20;
@@ -39,6 +40,7 @@ export interface Annotations {
   notify?: string[];
   mask?: string[];
   rate?: { limit: number; window_seconds: number };
+  fact?: FactDeclaration[];
   description?: string;
   severity?: (typeof SEVERITIES)[number];
 }
@@ -153,6 +155,13 @@ export const ANNOTATIONS: Readonly<Record<AnnotationName, AnnotationRow>> = {
     meaning: 'How often one agent may do this. Above the limit the decision is rate_limited.',
     obligation: true,
     kinds: null,
+  },
+  fact: {
+    ...plain,
+    example: 'order_status[order_id] = answer.status from get_order',
+    value: 'name[key] = value from tool',
+    form: 'facts such as "order_status[order_id] = answer.status from get_order of shop for 30m", separated by ";"',
+    meaning: 'What an answer of a tool tells of the session. The rules of this policy read it under context.session.',
   },
   scope: {
     ...plain,

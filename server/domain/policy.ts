@@ -4,6 +4,7 @@
 import type { Annotations, Seats } from './annotations.ts';
 import type { HoldKind } from './hold-kinds.ts';
 import type { BundleList } from './lists.ts';
+import type { SessionState } from './session-facts.ts';
 import type { BundleRegistry } from './tools.ts';
 
 /** One statement of a bundle. The Cedar text is authoritative, the rest is derived from it. */
@@ -114,7 +115,7 @@ export interface ActionRequest {
   owner?: string | undefined;
   /** ISO 8601, the time of the decision. */
   now: string;
-  session?: { call_count: number; started: string } | undefined;
+  session?: SessionState | undefined;
 }
 
 /** What a hold keeps of an action besides its type and value. Absent members are null. */

@@ -4,12 +4,28 @@ import { AgentName } from '../../domain/agent-names.ts';
 import { DECISIONS } from '../../domain/decision.ts';
 import { HOLD_KIND_NAMES } from '../../domain/hold-kinds.ts';
 import type { ActionRequest, Diagnostic } from '../../domain/policy.ts';
+import { FACT_LIMITS } from '../../domain/session-facts.ts';
 import { text, toolPin } from '../../rpc/fields.ts';
 import { firstHidden } from '../evaluation/approver-view.ts';
 import { ARGUMENT_LIMITS } from '../evaluation/request.ts';
 
 /** Limits of a test suite. `tests` counts the rows of tables. `depth`: the arguments, and what stands around them. */
 export const SUITE_LIMITS = { bytes: 256 * 1024, tests: 500, depth: ARGUMENT_LIMITS.depth + 8, faults: 100 } as const;
+
+const time = z.iso.datetime({ offset: true });
+const FactName = text(FACT_LIMITS.key * 4);
+const FactText = z.string().max(FACT_LIMITS.text);
+/** What enforcement points would know of the session, by the names under which policies read it. */
+const SessionIn = z.strictObject({
+  call_count: z.int().min(0).optional().describe('the calls of the session before this one'),
+  started: time.optional(),
+  lowest_trust: z.int().min(0).max(100).optional().describe('the least trust of the servers that have answered'),
+  facts: z
+    .record(FactName, z.union([FactText, z.number(), z.boolean(), z.array(FactText).max(FACT_LIMITS.items)]))
+    .optional()
+    .describe('such as {"order_status[order_id]": "pending"}'),
+  called: z.array(FactName).max(FACT_LIMITS.ofSession).optional().describe('such as ["read_customer"]'),
+});
 
 /** The request of a trial, as a caller would send it; the time of the decision is the present. */
 export const TrialRequest = z.strictObject({
@@ -27,15 +43,14 @@ export const TrialRequest = z.strictObject({
   value_currency: text(10).optional(),
   risk_score: z.number().min(0).max(1).optional().describe('1 when absent'),
   context: z.record(z.string(), z.unknown()).optional(),
+  session: SessionIn.optional().describe('what enforcement points would know of the session'),
 });
 
-const time = z.iso.datetime({ offset: true });
 /** Also what the decision point adds to a request. */
 const PartialRequest = TrialRequest.extend({
   now: time,
   source_ip: text(64),
   owner: text(200),
-  session: z.strictObject({ call_count: z.int().min(0), started: time }),
 }).partial();
 type PartialRequest = z.infer<typeof PartialRequest>;
 

@@ -1,10 +1,10 @@
-import type { Head, TagKind } from '../language/head.ts';
-import { ARGUMENT_LIMITS, type Arguments, folded, type MappedRequest } from './request.ts';
+import type { Head, ReadKind } from '../language/head.ts';
+import { ARGUMENT_LIMITS, type Arguments, folded, keyText, type MappedRequest } from './request.ts';
 
 /** A path in the arguments and the kinds it is read as. With no kinds, any value at the path is ambiguous. */
 export interface PathRead {
   path: string;
-  kinds: readonly TagKind[];
+  kinds: readonly ReadKind[];
   /** How programs that ignore case, width and invisible characters compare the path. */
   folded: string;
   /** The containers on the way to the path: '', `items` and `items[0]` for `items[0].sku`. */
@@ -15,7 +15,7 @@ export interface PathRead {
 export interface RequestReads<Rule> {
   paths: readonly (PathRead & { rule: Rule })[];
   /** Reads under computed keys: their kinds, and the literals that such a key can equal. */
-  computed: readonly { rule: Rule; kinds: readonly TagKind[]; texts: readonly string[] | null }[];
+  computed: readonly { rule: Rule; kinds: readonly ReadKind[]; texts: readonly string[] | null }[];
   amount?: Rule;
   /** Total length of the `like` patterns in characters. */
   patterns: number;
@@ -33,7 +33,7 @@ const MAX_MATCH_STEPS = 2 ** 26;
 /** Collects what a set of statements reads. A path that one statement reads as two kinds may be of either. */
 export function readsOf<Rule>(statements: readonly { rule: Rule; head: Head }[]): RequestReads<Rule> {
   const paths = new Map<string, PathRead & { rule: Rule }>();
-  const computed: { rule: Rule; kinds: readonly TagKind[]; texts: readonly string[] | null }[] = [];
+  const computed: { rule: Rule; kinds: readonly ReadKind[]; texts: readonly string[] | null }[] = [];
   for (const { rule, head } of statements) {
     for (const [key, reads] of Map.groupBy(head.reads, ({ key }) => key)) {
       const kinds = kindsOf(reads.map(({ kind }) => kind));
@@ -54,11 +54,11 @@ export function readsOf<Rule>(statements: readonly { rule: Rule; head: Head }[])
 }
 
 /** Empty when one of the kinds is unknown, because then no value is certain to fit. */
-function kindsOf(kinds: (TagKind | null)[]): TagKind[] {
-  return kinds.includes(null) ? [] : [...new Set(kinds as TagKind[])].sort();
+function kindsOf(kinds: (ReadKind | null)[]): ReadKind[] {
+  return kinds.includes(null) ? [] : [...new Set(kinds as ReadKind[])].sort();
 }
 
-export function pathRead(path: string, kinds: readonly TagKind[]): PathRead {
+export function pathRead(path: string, kinds: readonly ReadKind[]): PathRead {
   return { path, kinds, folded: folded(path), parents: parentsOf(path) };
 }
 
@@ -109,7 +109,7 @@ function computable({ args, texts: sent }: MappedRequest, texts: readonly string
 
 function computedKeysAreSafe(
   request: MappedRequest,
-  kinds: readonly TagKind[],
+  kinds: readonly ReadKind[],
   texts: readonly string[] | null,
 ): boolean {
   const { args } = request;
@@ -140,13 +140,15 @@ export function isAmbiguous(args: Arguments, read: PathRead): boolean {
   });
 }
 
-function isAbsentOrOf(args: Arguments, path: string, kinds: readonly TagKind[]): boolean {
+function isAbsentOrOf(args: Arguments, path: string, kinds: readonly ReadKind[]): boolean {
   if (!args.values.has(path)) return true;
   const text = args.str.get(path);
   // even where a text is allowed: a text that looks like a number must not slip past a numeric limit
   if (kinds.includes('num') && text !== undefined && !args.num.has(path) && NUMBER_LIKE.test(text)) return false;
   const items = text === undefined ? (args.list.get(path) ?? []) : [text];
-  return kinds.some((kind) => args[kind].has(path)) && items.every((one) => one.length <= ARGUMENT_LIMITS.text);
+  const isOf = (kind: ReadKind) =>
+    kind === 'key' ? keyText(args.values.get(path)) !== undefined : args[kind].has(path);
+  return kinds.some(isOf) && items.every((one) => one.length <= ARGUMENT_LIMITS.text);
 }
 
 const NUMBER_LIKE = /\p{N}|∞|^\P{L}*(?:inf|infinity|nan)\P{L}*$/iu;

@@ -8,6 +8,7 @@ import {
   type HoldTerms,
   type RuleReference,
 } from '../../domain/policy.ts';
+import type { SessionState } from '../../domain/session-facts.ts';
 import { isGuardrail } from '../language/annotations.ts';
 import type { ListFact } from '../language/facts.ts';
 import { admits, type Head, named, readHead } from '../language/head.ts';
@@ -18,7 +19,8 @@ import { firstAmbiguity, keysRead, type RequestReads, readsOf } from './ambiguit
 import { factsOf, type Lists } from './facts.ts';
 import { joinedTerms, ruleReference, strictestFirst } from './hold-terms.ts';
 import { definitionRule, Registry, TOOL_CHANGED } from './registry.ts';
-import { type EngineCall, type MappedRequest, mapRequest, RequestError } from './request.ts';
+import { type EngineCall, type MappedRequest, mapRequest, type Reads, RequestError } from './request.ts';
+import { type KnownSession, type SessionReads, SessionRules, sessionState } from './session.ts';
 
 /** The deny reason for an ambiguous argument, followed by a colon and the path. */
 const ARGUMENT_IN_DOUBT = 'argument_in_doubt';
@@ -109,6 +111,8 @@ interface Slice {
   /** The context attributes that its statements read; null means all. */
   attributes: ReadonlySet<string> | null;
   facts: readonly ListFact[];
+  session: SessionReads;
+  sessionNames: NonNullable<Reads['session']>;
   texts: Record<string, string>;
   /** Its context type declares only what the statements read. */
   schema: string;
@@ -134,6 +138,8 @@ export class PolicyEngine {
   /** Tools and agents as the bundle knows them. */
   readonly registry: Registry;
   readonly #lists: Lists;
+  /** What the policies want to know of calls that have ended. */
+  readonly sessions: SessionRules;
   /** The entities that some scope names. All others make no difference to which slice a request gets. */
   readonly #named = new Set<string>();
   readonly #guardrails = new Set<string>();
@@ -170,6 +176,7 @@ export class PolicyEngine {
         for (const entity of named(constraint)) this.#named.add(entity);
       }
     }
+    this.sessions = new SessionRules(this.#index);
   }
 
   /** Never throws: a request that cannot be evaluated gives an `error`, which `settle` turns into a denial. */
@@ -197,6 +204,20 @@ export class PolicyEngine {
     return this.#fitting(this.#mapped(request))
       .filter(({ statement }) => statement.effect === 'permit')
       .every(fixed);
+  }
+
+  /**
+   * The request's session as the statements that fit read it. Never throws: of a request that cannot be evaluated nothing
+   * is known but what was counted.
+   */
+  session(request: ActionRequest, counted: { call_count: number; started: string }, known: KnownSession): SessionState {
+    try {
+      const mapped = this.#mapped(request);
+      return sessionState(counted, known, this.#slice(mapped).session, mapped.args, request.now);
+    } catch (error) {
+      if (error instanceof RequestError) return { ...counted, lowest_trust: 0 };
+      throw error;
+    }
   }
 
   /** The statements whose scope (principal, action, resource) fits the request; none if it cannot be represented. */
@@ -250,6 +271,7 @@ export class PolicyEngine {
       keys: keysRead(slice.reads, request),
       attributes: slice.attributes,
       facts: factsOf(slice.facts, request.args, this.#lists),
+      session: slice.sessionNames,
     });
     const question = `${slice.id} ${JSON.stringify(call)}`;
     const known = this.#answers.get(question);
@@ -324,7 +346,7 @@ export class PolicyEngine {
     if (this.#byScope.size >= MAX_SCOPES || this.#sliced > MAX_SLICED) this.dispose();
     let slice = this.#slices.get(name);
     if (!slice) {
-      slice = sliceOf(fitting, this.#content.schema, this.#slices.size);
+      slice = sliceOf(fitting, this.#content.schema, this.#slices.size, this.sessions);
       this.#sliced += fitting.length;
       this.#slices.set(name, slice);
     }
@@ -333,7 +355,7 @@ export class PolicyEngine {
   }
 }
 
-function sliceOf(fitting: Indexed[], schema: string, id: number): Slice {
+function sliceOf(fitting: Indexed[], schema: string, id: number, sessions: SessionRules): Slice {
   const permits = fitting.some(({ statement }) => statement.effect === 'permit');
   const statements = permits ? fitting : fitting.filter(({ guardrail }) => !guardrail);
   const texts = Object.fromEntries(statements.map(({ statement, text }) => [statement.id, text]));
@@ -341,7 +363,18 @@ function sliceOf(fitting: Indexed[], schema: string, id: number): Slice {
   const attributes = union(statements.map(({ head }) => head.attributes));
   const narrow = attributes && narrowed(schema, attributes);
   const facts = [...new Map(statements.flatMap(({ head }) => head.facts.map((fact) => [fact.key, fact]))).values()];
-  return { id, texts, reads, facts, attributes: narrow === undefined ? null : attributes, schema: narrow || schema };
+  const heads = statements.map(({ head }) => head);
+  const session = {
+    facts: [...new Map(heads.flatMap((head) => head.sessionFacts.map((one) => [one.tag, one]))).values()],
+    calls: [...new Map(heads.flatMap((head) => head.calls.map((one) => [one.tag, one]))).values()],
+    sources: sessions.sourcesFor(statements),
+  };
+  const sessionNames = {
+    facts: new Set(session.facts.map(({ tag }) => tag)),
+    calls: new Set(session.calls.map(({ tag }) => tag)),
+  };
+  const read = { reads, facts, session, sessionNames };
+  return { id, texts, ...read, attributes: narrow === undefined ? null : attributes, schema: narrow || schema };
 }
 
 /** The match for an ambiguous argument. The agent sees `path`. */

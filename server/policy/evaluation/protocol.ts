@@ -71,7 +71,7 @@ export type PointFields = Pick<CompleteEvent, PointField>;
 /** The side effects of a decision. Decision points differ only in how they implement these. */
 export interface Ports<Hold extends KnownHold, Stored> {
   /** The state of the request's session before this call; undefined when no policy reads it. */
-  session(): Promise<ActionRequest['session']> | ActionRequest['session'];
+  session(request: ActionRequest): Promise<ActionRequest['session']> | ActionRequest['session'];
   /** The statements that the action matches. */
   match(request: ActionRequest): Match;
   /** Counts the call against each of these rates and resolves to those that are exceeded. */
@@ -180,7 +180,7 @@ export async function decide<Hold extends KnownHold, Stored>(
   const named = attempt.escrowId === undefined ? undefined : await ports.find(attempt.escrowId);
   const mismatched = named && mismatchReason(named, request, action_hash);
   if (mismatched) await ports.refuse(named, mismatched, { action_hash });
-  const session = await ports.session();
+  const session = await ports.session(request);
   if (session) request = { ...request, session };
   input = canonicalInput();
 

@@ -2,7 +2,9 @@ import { isIP } from 'node:net';
 import path from 'node:path';
 import type { Context, EntityJson, StatefulAuthorizationCall } from '@cedar-policy/cedar-wasm/nodejs';
 import type { ActionRequest } from '../../domain/policy.ts';
+import { FACT_LIMITS, type FactValue, type SessionState } from '../../domain/session-facts.ts';
 import type { EntityWithAncestors, TagKind } from '../language/head.ts';
+import type { FactKind } from '../language/session-facts.ts';
 import type { Attributes } from './registry.ts';
 
 /** The request cannot be represented exactly for the engine. The caller must deny it. */
@@ -228,6 +230,8 @@ export interface Reads {
   attributes: ReadonlySet<string> | null;
   /** The facts that are true. */
   facts?: ReadonlySet<string>;
+  /** The names of the session's facts, and of its calls, that are read; none when absent. */
+  session?: { facts: ReadonlySet<string>; calls: ReadonlySet<string> };
 }
 
 /** A request as the engine and the slicing by scope see it. */
@@ -280,6 +284,9 @@ export function mapRequest(
       id: optional(request.session_id, 'session_id') ?? '',
       call_count: count(request.session?.call_count ?? 0),
       started: time(request.session?.started ?? request.now, 'session.started'),
+      // of what is in no session nothing is known
+      lowest_trust: trustOf(request),
+      ...SESSION,
     },
   };
   const method = optional(request.method, 'method');
@@ -337,20 +344,21 @@ export function mapRequest(
     args,
     texts,
     inexactValue: value !== undefined && amount === undefined,
-    call: ({ keys, attributes, facts }) => {
+    call: ({ keys, attributes, facts, session }) => {
       const read = Object.entries(whole).filter(([name]) => attributes?.has(name) ?? true);
       const names = Object.keys(ARGUMENTS) as TagKind[];
       const argumentEntities = names
         .filter((name) => attributes?.has(name) ?? true)
         .map((name) => tagged(name, args, keys));
       const tags = Object.fromEntries([...(facts ?? [])].map((fact) => [fact, true]));
+      const known = (attributes?.has('session') ?? true) && session ? sessionTags(request.session, session) : [];
       return {
         ...subject,
         context: Object.fromEntries(read),
         // an entity without tags makes no difference
         entities: [
           ...entities,
-          ...[...argumentEntities, { uid: FACTS.__entity, attrs: {}, parents: [], tags }].filter(
+          ...[...argumentEntities, { uid: FACTS.__entity, attrs: {}, parents: [], tags }, ...known].filter(
             (one) => Object.keys(one.tags).length > 0,
           ),
         ],
@@ -369,6 +377,81 @@ const ARGUMENTS = {
 
 /** What the enforcement point found out about the arguments. Nothing of a request becomes a tag of it. */
 const FACTS = { __entity: { type: 'Facts', id: 'request' } };
+
+/** What of the session policies read by name. The types are none of the arguments'. */
+const SESSION = {
+  called: { __entity: { type: 'Calls', id: 'session' } },
+  str: { __entity: { type: 'StrFacts', id: 'session' } },
+  num: { __entity: { type: 'NumFacts', id: 'session' } },
+  bool: { __entity: { type: 'BoolFacts', id: 'session' } },
+  list: { __entity: { type: 'ListFacts', id: 'session' } },
+  time: { __entity: { type: 'TimeFacts', id: 'session' } },
+} satisfies Record<FactKind | 'called', unknown>;
+
+function sessionTags({ facts = {}, called = [] }: Partial<SessionState> = {}, read: NonNullable<Reads['session']>) {
+  const tags: Record<FactKind | 'called', NonNullable<EntityJson['tags']>> = {
+    ...{ called: {}, str: {}, num: {}, bool: {}, list: {}, time: {} },
+  };
+  for (const name of called) if (read.calls.has(name)) tags.called[name] = true;
+  for (const [name, value] of Object.entries(facts)) {
+    if (!read.facts.has(name) || !isFactValue(value)) continue;
+    if (typeof value === 'boolean') tags.bool[name] = value;
+    if (typeof value === 'object') tags.list[name] = value.map((item) => item.toWellFormed());
+    if (typeof value === 'string') {
+      tags.str[name] = value.toWellFormed();
+      const at = instant(value);
+      if (at !== undefined) tags.time[name] = { __extn: { fn: 'datetime', arg: at } };
+    }
+    const exact = typeof value === 'string' || typeof value === 'number' ? exactDecimal(value) : undefined;
+    if (exact !== undefined) tags.num[name] = decimal(exact);
+  }
+  return Object.entries(tags).map(([kind, of]) => ({
+    uid: SESSION[kind as FactKind | 'called'].__entity,
+    attrs: {},
+    parents: [],
+    tags: of,
+  }));
+}
+
+/** What a fact can be: short, and of one kind. */
+export function isFactValue(value: unknown): value is FactValue {
+  if (typeof value === 'boolean') return true;
+  if (typeof value === 'number') return Number.isFinite(value) && Math.abs(value) <= Number.MAX_SAFE_INTEGER;
+  if (typeof value === 'string') return value.length <= FACT_LIMITS.text;
+  return (
+    Array.isArray(value) &&
+    value.length <= FACT_LIMITS.items &&
+    value.every((item) => typeof item === 'string' && item.length <= FACT_LIMITS.text)
+  );
+}
+
+/** The text of a value that can be the key of a fact: a text, or an integer. */
+export function keyText(value: unknown): string | undefined {
+  const text = Number.isSafeInteger(value) ? String(value) : value;
+  return typeof text === 'string' &&
+    text.length > 0 &&
+    text.length <= FACT_LIMITS.key &&
+    text.isWellFormed() &&
+    !text.includes('\0')
+    ? text
+    : undefined;
+}
+
+/** A time that a tool said, in ISO 8601; without an offset it is one in UTC. */
+function instant(text: string): string | undefined {
+  if (!/^\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\d:\d\d)?$/.test(text)) return undefined;
+  const at = new Date(/(?:Z|[+-]\d\d:\d\d)$/.test(text) ? text : `${text}Z`);
+  return Number.isNaN(at.getTime()) ? undefined : at.toISOString();
+}
+
+function trustOf({ session, session_id }: ActionRequest): number {
+  if (!session_id) return 0;
+  const trust = session?.lowest_trust ?? 100;
+  if (!Number.isSafeInteger(trust) || trust < 0 || trust > 100) {
+    throw new RequestError('session.lowest_trust is not an integer from 0 to 100');
+  }
+  return trust;
+}
 
 function tagged(name: TagKind, args: Arguments, keys: ReadonlySet<string> | null) {
   const values: ReadonlyMap<string, string | boolean | string[]> = args[name];

@@ -15,6 +15,7 @@ import {
 } from '../../domain/annotations.ts';
 import { HOLD_KIND_NAMES, holdKind, holdKindsWith } from '../../domain/hold-kinds.ts';
 import { nearest } from '../../lib/nearest.ts';
+import { isDeclaration, parseDeclarations } from './session-facts.ts';
 
 const UNIT_SECONDS = { s: 1, m: 60, h: 3_600, d: DAY_SECONDS } as const;
 type Unit = keyof typeof UNIT_SECONDS;
@@ -52,6 +53,10 @@ const READERS: { [K in AnnotationName]: Reader<NonNullable<Annotations[K]>> } = 
     parse: parseRate,
     check: (value) =>
       isRecord(value, ['limit', 'window_seconds']) && isCount(value.limit) && isCount(value.window_seconds),
+  },
+  fact: {
+    parse: parseDeclarations,
+    check: (value) => Array.isArray(value) && value.length > 0 && value.every(isDeclaration),
   },
   description: text(/^.{1,2000}$/s),
   severity: oneOf(SEVERITIES),

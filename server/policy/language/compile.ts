@@ -7,6 +7,7 @@ import { readHead } from './head.ts';
 import { type CedarHost, EngineError } from './host.ts';
 import { neverApplies } from './never.ts';
 import { Positions, scan, type Token } from './scan.ts';
+import { sessionFaults } from './session-facts.ts';
 import { readStatements } from './statements.ts';
 import { type StatementSummary, summarize } from './summary.ts';
 
@@ -97,20 +98,25 @@ function compile(
   const ids = new Set<string>();
   const starts: number[] = [];
   const all: Token[][] = [];
-  for (const { tokens: words, written, ...read } of readStatements(policyId, source, tokens)) {
+  const read = readStatements(policyId, source, tokens);
+  const declared = read.flatMap(({ annotations: { fact = [] } }) => fact.map(({ name }) => name));
+  for (const { tokens: words, written, ...one } of read) {
     const first = words[0] as Token;
-    const { id, effect, annotations, scopes, cedar } = read;
+    const { id, effect, annotations, scopes, cedar } = one;
     starts.push(first.start);
     all.push(words);
     const json = host.call('policyToJson', cedar);
     if (json.type !== 'success') throw new EngineError(`a statement of a parsed text does not parse: ${cedar}`);
     const est = json.json;
 
-    const at = (name: string) => positions.at(written.find((one) => one.name === name)?.start ?? first.start);
-    for (const { annotation, message } of read.faults) errors.push({ ...at(annotation), message });
-    for (const { annotation, message } of read.warnings) warnings.push({ ...at(annotation), message });
+    const at = (name: string) =>
+      positions.at(written.find((annotation) => annotation.name === name)?.start ?? first.start);
+    for (const { annotation, message } of one.faults) errors.push({ ...at(annotation), message });
+    for (const { annotation, message } of one.warnings) warnings.push({ ...at(annotation), message });
 
-    for (const { start, message } of factFaults(words, lists)) errors.push({ ...positions.at(start), message });
+    for (const { start, message } of [...factFaults(words, lists), ...sessionFaults(words, declared)]) {
+      errors.push({ ...positions.at(start), message });
+    }
     if (annotations.id !== undefined && ids.has(annotations.id)) {
       errors.push({ ...at('id'), message: `another statement has @id("${annotations.id}")` });
     }

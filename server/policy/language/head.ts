@@ -1,5 +1,14 @@
 import { type ListFact, readFact } from './facts.ts';
 import { literal, preamble, type Token } from './scan.ts';
+import {
+  argumentOf,
+  type CallRead,
+  FACT_KINDS,
+  type FactKind,
+  type FactRead,
+  readCall,
+  readFactPath,
+} from './session-facts.ts';
 
 /** One of the three constraints of a statement's scope. Entities are written `Type::id`. */
 export type Constraint =
@@ -18,6 +27,10 @@ export interface Head {
   reads: TagRead[];
   /** The facts that the statement reads. Each is also a read of its argument. */
   facts: ListFact[];
+  /** The facts of the session that it reads. The argument that is the key of one is also a read, of the kind `key`. */
+  sessionFacts: FactRead[];
+  /** What it asks of earlier calls. */
+  calls: CallRead[];
   /**
    * The string literals in its clauses; null when one of them cannot be decoded. Cedar cannot concatenate strings, so a
    * computed key is one of these or one of the request's texts.
@@ -32,9 +45,12 @@ export interface Head {
 export const TAG_KINDS = ['str', 'num', 'bool', 'list'] as const;
 export type TagKind = (typeof TAG_KINDS)[number];
 
+/** As what an argument is read; `key`: as the key of a fact, which a text or an integer can be. */
+export type ReadKind = TagKind | 'key';
+
 /** `context.num.getTag("refund.total")`, or hasTag. Null is unknown and must be treated as any value. */
 export interface TagRead {
-  kind: TagKind | null;
+  kind: ReadKind | null;
   key: string | null;
 }
 
@@ -50,14 +66,12 @@ export function readHead(statement: Token[]): Head {
   const { effect, rest } = preamble(statement);
   const clauses = statement.slice(rest);
   const [principal = [], action = [], resource = []] = scopeParts(statement, rest);
-  const { reads, facts } = tagReads(clauses);
   return {
     effect,
     principal: constraint(principal),
     action: constraint(action),
     resource: constraint(resource),
-    reads,
-    facts,
+    ...tagReads(clauses),
     texts: literals(clauses),
     patterns: patternLength(clauses),
     attributes: contextAttributes(clauses),
@@ -131,33 +145,62 @@ function literals(clauses: Token[]): string[] | null {
   return found.every((text) => text !== undefined) ? found : null;
 }
 
-function tagReads(clauses: Token[]): Pick<Head, 'reads' | 'facts'> {
+function tagReads(clauses: Token[]): Pick<Head, 'reads' | 'facts' | 'sessionFacts' | 'calls'> {
   const reads: TagRead[] = [];
   const facts: ListFact[] = [];
+  const sessionFacts: FactRead[] = [];
+  const calls: CallRead[] = [];
   for (const [n, { text }] of clauses.entries()) {
     if (text !== 'hasTag' && text !== 'getTag') continue;
     const isCall = clauses[n + 1]?.text === '(' && clauses[n + 3]?.text === ')';
     const key = isCall ? literal(clauses[n + 2]?.text) : undefined;
-    const words = clauses.slice(Math.max(0, n - 6), n).map((token) => token.text);
-    const kind = receiver(words);
-    if (kind !== 'facts') {
-      reads.push({ kind, key: key ?? null });
-      continue;
+    const words = clauses.slice(Math.max(0, n - 7), n).map((token) => token.text);
+    const from = receiver(words);
+    if (from === null || typeof from === 'string') {
+      if (from !== 'facts') {
+        reads.push({ kind: from, key: key ?? null });
+        continue;
+      }
+      const fact = key === undefined ? undefined : readFact(key);
+      if (fact) {
+        facts.push(fact);
+        reads.push({ kind: 'str', key: fact.path }, { kind: 'list', key: fact.path });
+        continue;
+      }
+    } else if (key !== undefined) {
+      const call = from.session === 'called' ? readCall(key) : undefined;
+      const path = from.session === 'called' ? undefined : readFactPath(key);
+      if (call) calls.push(call);
+      if (path) {
+        sessionFacts.push({ tag: key, path });
+        const argument = argumentOf(path);
+        if (argument !== undefined) reads.push({ kind: 'key', key: argument });
+      }
+      if (call || path) continue;
     }
-    const fact = key === undefined ? undefined : readFact(key);
-    if (fact) {
-      facts.push(fact);
-      reads.push({ kind: 'str', key: fact.path }, { kind: 'list', key: fact.path });
-    } else {
-      reads.push({ kind: null, key: null });
-    }
+    reads.push({ kind: null, key: null });
   }
-  return { reads, facts };
+  return { reads, facts, sessionFacts, calls };
 }
 
-/** The kind, when `context.num.` or `context["num"].` precedes the method. Null: it could be any of them. */
-function receiver(words: string[]): TagKind | 'facts' | null {
+/**
+ * The kind, when `context.num.` or `context["num"].` precedes the method, or what of the session does. Null: it could be
+ * any of them.
+ */
+function receiver(words: string[]): TagKind | 'facts' | { session: FactKind | 'called' } | null {
   if (words.at(-1) !== '.') return null;
+  if (
+    words.at(-3) === '.' &&
+    words.at(-4) === 'session' &&
+    words.at(-5) === '.' &&
+    words.at(-6) === 'context' &&
+    words.at(-7) !== '.'
+  ) {
+    const name = words.at(-2);
+    return name === 'called' || FACT_KINDS.some((kind) => kind === name)
+      ? { session: name as FactKind | 'called' }
+      : null;
+  }
   const indexed = words.at(-2) === ']';
   const [context, before] = indexed ? [words.at(-5), words.at(-6)] : [words.at(-4), words.at(-5)];
   const name = indexed ? words.at(-4) === '[' && literal(words.at(-3)) : words.at(-3) === '.' && words.at(-2);

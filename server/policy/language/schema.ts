@@ -9,7 +9,8 @@ const ACTION_TYPE = /^[A-Za-z][A-Za-z0-9_.:-]{0,63}$/;
 
 /**
  * Arguments are arbitrary JSON, for which Cedar has no type, so they are flattened into four entities, one per type,
- * whose tags are the leaves. Strict validation still applies: a tag may be read only after its `hasTag`.
+ * whose tags are the leaves. Strict validation still applies: a tag may be read only after its `hasTag`. Facts of the
+ * session have types of their own, so that no expression can be either an argument or a fact.
  */
 const ENTITIES = `entity AgentRole;
 entity Agent in [AgentRole] = { owner?: String, labels?: Set<String> };
@@ -20,7 +21,16 @@ entity NumArgs tags decimal;
 entity BoolArgs tags Bool;
 entity ListArgs tags Set<String>;
 entity Facts tags Bool;
-type Session = { id: String, call_count: Long, started: datetime };
+entity StrFacts tags String;
+entity NumFacts tags decimal;
+entity BoolFacts tags Bool;
+entity ListFacts tags Set<String>;
+entity TimeFacts tags datetime;
+entity Calls tags Bool;
+type Session = {
+  id: String, call_count: Long, started: datetime, lowest_trust: Long, called: Calls,
+  str: StrFacts, num: NumFacts, bool: BoolFacts, list: ListFacts, time: TimeFacts,
+};
 `;
 
 const CONTEXT = `type Ctx = {

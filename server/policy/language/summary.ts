@@ -109,7 +109,7 @@ function joined(body: Token[], source: string): string {
 
 function obligationWords(annotations: Annotations): string[] {
   const words: string[] = [];
-  const { escrow, rate, mask, notify } = annotations;
+  const { escrow, fact = [], rate, mask, notify } = annotations;
   if (rate) words.push(`at most ${rate.limit} per ${period(rate.window_seconds).replace(/^1 /, '')} for each agent`);
   if (escrow) {
     words.push(holdWords(annotations, escrow));
@@ -120,6 +120,12 @@ function obligationWords(annotations: Annotations): string[] {
     if (notify) words.push(`${notify.join(', ')} ${notify.length === 1 ? 'is' : 'are'} notified`);
   }
   if (mask) words.push(`${visible(mask.join(', '))} masked`);
+  for (const { name, key, value, tool, server, seconds, reported } of fact) {
+    const from = `the answers of ${visible(tool)}${server === null ? ' on any server' : ` of ${visible(server)}`}`;
+    const of = key === null ? '' : ` for each ${key}`;
+    const also = reported ? ', also as the agent itself reports them' : '';
+    words.push(`${from} tell ${name} (${value})${of}, known for ${period(seconds)}${also}`);
+  }
   return words;
 }
 

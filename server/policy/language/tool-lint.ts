@@ -51,14 +51,14 @@ export function lintTools(text: string, { names, schemas }: ListedTools): Diagno
       const kinds = of.map((one) => kindsAt(one, key));
       if (kinds.some((one) => one === null)) continue;
       const found = kinds.flatMap((one) => one ?? []);
-      if (found.includes(kind)) continue;
+      if (kind === 'key' ? found.includes('str') || found.includes('num') : found.includes(kind)) continue;
       // a fact is of a text or of a list of texts
       const fact = facts.find(({ path }) => path === key);
       if (fact && (kind === 'list' || found.includes('list'))) continue;
       const meant = nearest(key, [...new Set(of.flatMap((one) => [...one.keys()]))]);
       const why =
         found.length > 0
-          ? `${quoted(key)} of the tool ${quoted(tool)} is read as ${kind}, and its schema says ${[...new Set(found)].join(' or ')}`
+          ? `${quoted(key)} of the tool ${quoted(tool)} is read as ${kind === 'key' ? 'the key of a fact' : kind}, and its schema says ${[...new Set(found)].join(' or ')}`
           : `the tool ${quoted(tool)} has no argument ${quoted(key)}${meant === undefined ? '' : `: did you mean ${quoted(meant)}?`}`;
       warnings.push({ ...place(fact?.key ?? key), message: why });
     }

@@ -66,6 +66,13 @@ permit(principal in AgentRole::"support-bot", action == Action::"file_read", res
 @id("ticketed")
 permit(principal in AgentRole::"support-bot", action == Action::"api_call", resource)
 when { context.str.hasTag("context.ticket") && context has host && context.host == "api.example.com" };
+
+@id("cancels-pending") @fact("order_status[order_id] = answer.status from get_order of shop for 30m")
+permit(principal in AgentRole::"support-bot", action == Action::"tool_call", resource == Tool::"cancel_order")
+when {
+  context.session.called.hasTag("get_order") && context.session.lowest_trust >= 50 &&
+  context.session.str.hasTag("order_status[order_id]") && context.session.str.getTag("order_status[order_id]") == "pending"
+};
 `;
 
 export interface RequestCase {
@@ -349,6 +356,31 @@ export const REQUESTS: RequestCase[] = [
       context: { ticket: 'T-1' },
     },
     expect: { decision: 'allow', rule: 'pol_demo#ticketed' },
+  },
+  {
+    name: 'a fact of the session is read by an argument of the call',
+    request: {
+      ...support,
+      action_type: 'tool_call',
+      tool_name: 'cancel_order',
+      arguments: { order_id: 17 },
+      session_id: 's',
+      session: { lowest_trust: 50, called: ['get_order'], facts: { 'order_status[order_id]': 'pending' } },
+    },
+    expect: { decision: 'allow', rule: 'pol_demo#cancels-pending' },
+  },
+  {
+    name: 'an agent cannot state a fact of the session',
+    request: {
+      ...support,
+      action_type: 'tool_call',
+      tool_name: 'cancel_order',
+      arguments: { order_id: 17, 'order_status[order_id]': 'pending' },
+      context: { session: { facts: { 'order_status[order_id]': 'pending' } } },
+      session_id: 's',
+      session: { lowest_trust: 100, called: ['get_order'] },
+    },
+    expect: denied(NOTHING),
   },
   {
     name: 'an agent cannot state a fact of the caller',

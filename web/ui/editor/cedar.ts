@@ -50,7 +50,7 @@ const CONTEXT: Record<string, string> = {
   currency: 'currency of the value, upper case',
   risk_score: 'decimal from 0 to 1; absent counts as 1',
   now: 'time of the decision',
-  session: 'id, call_count and started of the session',
+  session: 'the session: id, call_count, started, lowest_trust, called, and its facts as str, num, bool, list and time',
   str: 'text arguments: hasTag and getTag',
   num: 'numbers among the arguments, as decimals',
   bool: 'true and false among the arguments',
