@@ -6468,6 +6468,21 @@ export interface operations {
                         context?: {
                             [key: string]: unknown;
                         };
+                        /** @description what enforcement points would know of the session */
+                        session?: {
+                            /** @description the calls of the session before this one */
+                            call_count?: number;
+                            /** Format: date-time */
+                            started?: string;
+                            /** @description the least trust of the servers that have answered */
+                            lowest_trust?: number;
+                            /** @description such as {"order_status[order_id]": "pending"} */
+                            facts?: {
+                                [key: string]: string | number | boolean | string[];
+                            };
+                            /** @description such as ["read_customer"] */
+                            called?: string[];
+                        };
                     };
                 };
             };
