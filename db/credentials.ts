@@ -2,7 +2,7 @@ import type { EntityManager } from '@mikro-orm/postgresql';
 import type { Database } from './index.ts';
 
 /** What a secret is of: the row that it leads to. */
-export type CredentialKind = 'api_key' | 'agent_key' | 'session' | 'sign_in_link' | 'invitation';
+export type CredentialKind = 'api_key' | 'agent_key' | 'session' | 'sign_in_link' | 'invitation' | 'workload_token';
 
 /**
  * The way from the SHA-256 of a secret to its tenant and row, across tenants. A row comes and goes with what it leads to,

@@ -30,6 +30,8 @@ interface Circumstances {
   actor: string;
   /** A signed-in person, not a key. */
   signedIn: boolean;
+  /** A pipeline that an admin trusts to ask for reviews, although nobody is signed in. */
+  asks?: boolean;
   admin: boolean;
   approvalRequired: boolean;
   /** Even if approval is required, the person who wrote or submitted a version may approve it. */
@@ -236,7 +238,7 @@ function reviewsClosedBy(context: PolicyContext, event: PolicyEvent): PolicyCont
 /** Why an event is refused in any state: because of the actor, or of the version they have seen. */
 function refusedAnywhere(context: PolicyContext, event: PolicyEvent): Refused | undefined {
   const governs = event.type !== 'update' && event.type !== 'rollback' && event.type !== 'comment';
-  if (governs && event.approvalRequired && !event.signedIn) {
+  if (governs && event.approvalRequired && !event.signedIn && !(event.type === 'submit' && event.asks)) {
     return { code: 'FORBIDDEN', detail: 'this tenant requires approval: only a signed-in person can do this' };
   }
   if (event.type === 'revoke' && event.approvalRequired && !event.admin) {

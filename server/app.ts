@@ -16,7 +16,7 @@ import { mountDashboard, mountDocs } from './api/static.ts';
 import { mountStatus, statusRoutes } from './api/status.ts';
 import { LiveStreams } from './api/stream.ts';
 import { Authenticator, assertSameOrigin, type ValidCredential } from './auth/authenticate.ts';
-import { assertOpenedAsPage, authRoutes } from './auth/http.ts';
+import { assertOpenedAsPage, authRoutes, tokenRoute } from './auth/http.ts';
 import { Keys } from './auth/keys.ts';
 import { MagicLinks } from './auth/magic-links.ts';
 import { Sessions } from './auth/sessions.ts';
@@ -26,6 +26,7 @@ import { ssoRoutes } from './auth/sso/http.ts';
 import { OpenIdConnect } from './auth/sso/oidc.ts';
 import { SingleSignOn } from './auth/sso/sign-in.ts';
 import { TokenIssuers } from './auth/sso/token-issuers.ts';
+import { Workloads } from './auth/workloads.ts';
 import { acceptLoss, type LossAccepted } from './chain/accept-loss.ts';
 import { type AppendCommand, type AppendResult, chainActor, openAppender } from './chain/appender.ts';
 import { auditWriter } from './chain/audit.ts';
@@ -337,6 +338,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     domains: new Domains({ db, clock, audit, egress }),
     singleSignOn,
     tokenIssuers: new TokenIssuers(db, audit, oidc),
+    workloads: new Workloads({ db, clock, log, audit, oidc, baseUrl }),
     tenants,
     settingsChanges,
     policies,
@@ -480,7 +482,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
         holdTimers(holds, log),
         holdRecounts(holds, db.notices),
         core.mailQueue.job(() => core.links.serveRequests()),
-        forgetJob('forget sessions and links', [core.sessions, core.links, core.invitations]),
+        forgetJob('forget sessions and links', [core.sessions, core.links, core.invitations, core.workloads]),
         deliverer.job(),
         forgetJob('forget deliveries', [deliverer]),
         silentProxies(core.fleet, core.pollSeconds),
@@ -525,6 +527,7 @@ export async function describeApi(): Promise<object> {
 function plainRoutes(core: Core, streams: LiveStreams): PlainRoute[] {
   return [
     ...authRoutes(core.links, core.origins),
+    tokenRoute(core.workloads),
     ...inviteRoutes(core.invitations, {
       assertOpenedAsPage,
       assertSameOrigin: (origin) => assertSameOrigin('POST', origin, core.origins),

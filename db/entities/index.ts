@@ -5,6 +5,7 @@ import { DESTINATION_TYPES } from '../../server/domain/destinations.ts';
 import { HOLD_KIND_NAMES } from '../../server/domain/hold-kinds.ts';
 import type { HeldContent, RuleReference } from '../../server/domain/policy.ts';
 import { DRIFT_MODES, type DriftMode, TOOL_STATUSES, type ToolChange } from '../../server/domain/tools.ts';
+import type { ClaimMatch, Source } from '../../server/domain/workload.ts';
 import { tenantFilter, time } from './common.ts';
 import { rawEntities } from './raw.ts';
 
@@ -170,6 +171,32 @@ export const AgentKey = defineEntity({
 });
 export type AgentKeyRow = InferEntity<typeof AgentKey>;
 
+/** Whose tokens may be exchanged for tokens of this server. */
+export const WorkloadTrust = defineEntity({
+  name: 'WorkloadTrust',
+  tableName: 'workload_trust',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    label: p.text(),
+    issuer: p.text(),
+    audience: p.text(),
+    /** Where the issuer publishes its keys, where its discovery document does not say it. */
+    jwksUri: p.text().nullable(),
+    match: p.json<ClaimMatch>().columnType('jsonb'),
+    scopes: p.array(),
+    policies: p.text().nullable(),
+    createdBy: p.string().nullable(),
+    createdAt: time(),
+    lastUsedAt: time().nullable(),
+    revokedAt: time().nullable(),
+    /** Restored from a backup: it works again when an operator has confirmed it. */
+    unconfirmedSince: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+export type WorkloadTrustRow = InferEntity<typeof WorkloadTrust>;
+
 export const Policy = defineEntity({
   name: 'Policy',
   tableName: 'policy',
@@ -224,6 +251,8 @@ export const PolicyRevision = defineEntity({
     rolledBackFrom: p.integer().nullable(),
     note: p.text().nullable(),
     reviews: p.json<ReviewRecord[]>().columnType('jsonb'),
+    /** Where a pipeline took it from. Not part of its hash. */
+    source: p.json<Source>().columnType('jsonb').nullable(),
     createdAt: time(),
   },
   filters: tenantFilter,
@@ -555,6 +584,7 @@ export const entities = [
   Invitation,
   ApiKey,
   AgentKey,
+  WorkloadTrust,
   Policy,
   PolicyRevision,
   Hold,

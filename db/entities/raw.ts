@@ -370,6 +370,28 @@ const VerifiedDomain = defineEntity({
   filters: tenantFilter,
 });
 
+/** A token that was issued, and the token of the platform that was used up for it. */
+const WorkloadToken = defineEntity({
+  name: 'WorkloadToken',
+  tableName: 'workload_token',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    trustId: p.string(),
+    subjectHash: p.text(),
+    scopes: p.array(),
+    policies: p.text().nullable(),
+    source: p.json().columnType('jsonb'),
+    createdAt: time(),
+    expiresAt: time(),
+    /** When the platform's token has surely expired. */
+    forgetAt: time(),
+    lastUsedAt: time().nullable(),
+    revokedAt: time().nullable(),
+  },
+  filters: tenantFilter,
+});
+
 export const rawEntities = [
   AuditRecord,
   ChainAlarm,
@@ -394,4 +416,5 @@ export const rawEntities = [
   SsoUsedState,
   TokenIssuer,
   VerifiedDomain,
+  WorkloadToken,
 ];

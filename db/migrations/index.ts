@@ -9,6 +9,7 @@ import { OpenReviews } from './0006-open-reviews.ts';
 import { DeliveryHistory } from './0007-delivery-history.ts';
 import { Tools } from './0008-tools.ts';
 import { Lists } from './0009-lists.ts';
+import { Workloads } from './0013-workloads.ts';
 
 /** Every migration in order. A name never changes once it was released. */
 export const migrations = [
@@ -21,6 +22,7 @@ export const migrations = [
   { name: '0007-delivery-history', class: DeliveryHistory },
   { name: '0008-tools', class: Tools },
   { name: '0009-lists', class: Lists },
+  { name: '0013-workloads', class: Workloads },
 ];
 
 /**

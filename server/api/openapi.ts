@@ -53,6 +53,11 @@ const TAGS: Record<string, string> = {
 const SECURITY_SCHEMES = {
   apiKey: { type: 'http', scheme: 'bearer', description: 'API key (svc_key_…) with its scopes' },
   agentKey: { type: 'http', scheme: 'bearer', description: 'Agent key (svc_agent_…)' },
+  workloadToken: {
+    type: 'http',
+    scheme: 'bearer',
+    description: 'Token of a workload (svc_token_…) from POST /auth/token, with its scopes',
+  },
   session: { type: 'apiKey', in: 'cookie', name: 'svc_session', description: 'Session of a signed-in person' },
 } as const;
 
@@ -210,6 +215,7 @@ function complete(operation: Operation, about: About, shared: Record<string, Ans
     : [
         ...(access.keys ? [{ apiKey: [...access.keys, 'admin'] }] : []),
         ...(access.agent ? [{ agentKey: [] }] : []),
+        ...(access.workload ? [{ workloadToken: [access.workload] }] : []),
         ...(access.role ? [{ session: [access.role] }] : []),
       ];
   const parameters = [

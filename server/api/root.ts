@@ -1,12 +1,13 @@
 import type { Database } from '../../db/index.ts';
 import type { Keys } from '../auth/keys.ts';
 import type { MagicLinks } from '../auth/magic-links.ts';
-import { agentKeysRouter, authRouter, keysRouter, sessionsRouter } from '../auth/router.ts';
+import { agentKeysRouter, authRouter, keysRouter, sessionsRouter, workloadTrustRouter } from '../auth/router.ts';
 import type { Sessions } from '../auth/sessions.ts';
 import type { Connections } from '../auth/sso/connections.ts';
 import type { Domains } from '../auth/sso/domains.ts';
 import { ssoRouter, tokenIssuersRouter } from '../auth/sso/router.ts';
 import type { TokenIssuers } from '../auth/sso/token-issuers.ts';
+import type { Workloads } from '../auth/workloads.ts';
 import { chainRouter } from '../chain/router.ts';
 import type { Decider } from '../decisions/decide.ts';
 import { evaluateProcedure, eventsRouter } from '../decisions/router.ts';
@@ -56,6 +57,7 @@ export interface Services {
   connections: Connections;
   domains: Domains;
   tokenIssuers: TokenIssuers;
+  workloads: Workloads;
   policies: Policies;
   policyQueries: PolicyQueries;
   policyTexts: PolicyTexts;
@@ -86,6 +88,7 @@ export function buildRouter(s: Services) {
     invites: invitesRouter(s.invitations),
     keys: keysRouter(s.keys),
     agentKeys: agentKeysRouter(s.keys),
+    workloadTrust: workloadTrustRouter(s.workloads),
     people: peopleRouter(s.tenants),
     settings: settingsRouter(s.tenants, s.settingsChanges, actionEntities),
     sso: ssoRouter(

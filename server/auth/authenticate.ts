@@ -1,6 +1,7 @@
 import type { Database } from '../../db/index.ts';
 import type { Principal, Scope } from '../domain/principal.ts';
 import { secretHash, secretKind } from '../domain/secret.ts';
+import type { StatedSource, WorkloadScope } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { sha256 } from '../lib/crypto.ts';
@@ -69,7 +70,7 @@ export class Authenticator {
     if (request.authorization !== undefined) {
       const secret = /^Bearer ([^\s]+)$/i.exec(request.authorization)?.[1];
       const kind = secret && secretKind(secret);
-      if (kind !== 'key' && kind !== 'agent') return null;
+      if (kind !== 'key' && kind !== 'agent' && kind !== 'token') return null;
       return this.#resolve(secret!, () => this.#lookUp(secret!));
     }
     const { cookie } = request;
@@ -104,7 +105,7 @@ export class Authenticator {
 
   async #lookUp(secret: string): Promise<ValidCredential | null> {
     const hash = secretHash(secret);
-    // only admins create keys, and a key never has more rights than the current roles of its creator
+    // only admins create keys and trust workloads, and neither ever has more rights than the current roles of its creator
     const { rows } = await this.#db.owner.query<{
       kind: string;
       tenant_id: string;
@@ -115,15 +116,23 @@ export class Authenticator {
       agent_role: string | null;
       expires_at: Date | null;
       revoked_at: Date | null;
+      trust_id: string | null;
+      token_scopes: WorkloadScope[] | null;
+      policies: string | null;
+      source: StatedSource | null;
     }>({
       name: 'credential_by_hash',
       text: `select c.kind, c.tenant_id, c.id, k.scopes, coalesce(k.created_by, a.owner_id) as owner_id, a.agent_id,
-               a.agent_role, coalesce(k.expires_at, a.expires_at) as expires_at,
-               coalesce(k.revoked_at, a.revoked_at, k.unconfirmed_since, a.unconfirmed_since) as revoked_at
+               a.agent_role, coalesce(k.expires_at, a.expires_at, w.expires_at) as expires_at,
+               coalesce(k.revoked_at, a.revoked_at, w.revoked_at, t.revoked_at, k.unconfirmed_since,
+                 a.unconfirmed_since, t.unconfirmed_since) as revoked_at,
+               w.trust_id, w.scopes as token_scopes, w.policies, w.source
              from credential c
              left join api_key k on c.kind = 'api_key' and k.tenant_id = c.tenant_id and k.id = c.id
              left join agent_key a on c.kind = 'agent_key' and a.tenant_id = c.tenant_id and a.id = c.id
-             left join member m on m.tenant_id = k.tenant_id and m.id = k.created_by
+             left join workload_token w on c.kind = 'workload_token' and w.tenant_id = c.tenant_id and w.id = c.id
+             left join workload_trust t on t.tenant_id = w.tenant_id and t.id = w.trust_id
+             left join member m on m.tenant_id = c.tenant_id and m.id = coalesce(k.created_by, t.created_by)
              where c.hash = $1 and (m.id is null or (m.removed_at is null and 'admin' = any(m.roles)))`,
       values: [hash],
     });
@@ -136,6 +145,11 @@ export class Authenticator {
     }
     if (row.kind === 'agent_key' && row.agent_id && row.agent_role) {
       return { principal: { kind: 'agent_key', ...common, agentId: row.agent_id, agentRole: row.agent_role }, until };
+    }
+    if (row.kind === 'workload_token' && row.trust_id && row.token_scopes && row.expires_at) {
+      const { trust_id: trustId, token_scopes: scopes, policies, source } = row;
+      const token = { trustId, scopes, policies, source: source ?? {}, ownerId: null };
+      return { principal: { kind: 'workload_token', ...common, ...token }, until };
     }
     return null;
   }

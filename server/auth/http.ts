@@ -6,6 +6,7 @@ import { text } from '../rpc/fields.ts';
 import { type PlainCall, type PlainRoute, sendPage } from '../rpc/plain.ts';
 import { assertSameOrigin } from './authenticate.ts';
 import type { MagicLinks } from './magic-links.ts';
+import { readScopes, type Workloads } from './workloads.ts';
 
 /**
  * Throws, before anything is used up, unless a one-time link was opened as a page by a person or fetched by a program
@@ -95,6 +96,61 @@ export function authRoutes(links: MagicLinks, origins: readonly string[]): Plain
       },
     },
   ];
+}
+
+const EXCHANGE = 'urn:ietf:params:oauth:grant-type:token-exchange';
+const ACCESS_TOKEN = 'urn:ietf:params:oauth:token-type:access_token';
+const SUBJECT_TYPES = ['urn:ietf:params:oauth:token-type:jwt', 'urn:ietf:params:oauth:token-type:id_token'];
+const oneOf = (values: readonly string[]) =>
+  text(200).refine((value) => values.includes(value), `must be ${values.join(' or ')}`);
+
+/** The token exchange of pipelines (RFC 8693). */
+export function tokenRoute(workloads: Workloads): PlainRoute {
+  return {
+    method: 'POST',
+    path: '/auth/token',
+    access: { public: true },
+    limit: 'sign_in',
+    summary: 'Exchange the token of a pipeline or another workload for a token of this server',
+    description:
+      'RFC 8693. The audience of the token names the tenant. It must be trusted (`/v1/workload-trust`), and is exchanged once. The answer is valid for 15 minutes. Without `scope` it may only read.',
+    tag: 'auth',
+    form: {
+      grant_type: oneOf([EXCHANGE]),
+      subject_token: text(16_384),
+      subject_token_type: oneOf(SUBJECT_TYPES),
+      requested_token_type: oneOf([ACCESS_TOKEN]).optional(),
+      scope: text(200).optional(),
+    },
+    answers: {
+      200: {
+        description: 'A token for the `Authorization` header, as `Bearer`',
+        type: 'application/json',
+        schema: z.object({
+          access_token: z.string(),
+          issued_token_type: z.literal(ACCESS_TOKEN),
+          token_type: z.literal('Bearer'),
+          expires_in: z.int().describe('seconds'),
+          scope: z.string(),
+        }),
+      },
+    },
+    problems: ['RATE_LIMITED', 'UNAUTHENTICATED', 'KEY_SCOPE'],
+    async handler({ form, context }) {
+      const { token, seconds, scopes } = await workloads.exchange(
+        form.subject_token!,
+        readScopes(form.scope),
+        originOf(context),
+      );
+      return {
+        access_token: token,
+        issued_token_type: ACCESS_TOKEN,
+        token_type: 'Bearer',
+        expires_in: seconds,
+        scope: scopes.join(' '),
+      };
+    },
+  };
 }
 
 function confirmPage(token: string, to: { email: string; tenantName: string }, signedInAs: string | undefined): string {

@@ -150,11 +150,11 @@ export class Keys {
     });
   }
 
-  /** Reactivates one key or all keys of a restored backup. Resolves to their ids. */
+  /** Reactivates one key or all keys of a restored backup, and what is trusted of workloads. Resolves to their ids. */
   async confirm(tenantId: string, id: string | undefined, by: { actor: Actor }): Promise<string[]> {
     return this.#db.transaction(tenantId, async (em, notify) => {
       const ids: string[] = [];
-      for (const table of ['api_key', 'agent_key']) {
+      for (const table of ['api_key', 'agent_key', 'workload_trust']) {
         const rows = await em.execute<{ id: string }[]>(
           `update ${table} set unconfirmed_since = null
            where tenant_id = ? and unconfirmed_since is not null and revoked_at is null and (?::text is null or id = ?)
@@ -208,7 +208,17 @@ export class Keys {
       await this.#audit(em, tenantId, { ...by, action, target: { type, id }, reason: `held by ${userId}` });
     }
     if (agentKeys.length > 0) await notify('settings');
-    return gone.length;
+    const trusts = await em.execute<{ id: string }[]>(
+      `update workload_trust set revoked_at = ? where tenant_id = ? and created_by = ? and revoked_at is null
+       returning id`,
+      [now, tenantId, userId],
+    );
+    for (const { id } of trusts) {
+      await endTokens(em, notify, tenantId, id, now);
+      const target = { type: 'workload_trust', id };
+      await this.#audit(em, tenantId, { ...by, action: 'workload_trust.deleted', target, reason: `made by ${userId}` });
+    }
+    return gone.length + trusts.length;
   }
 
   /** The owner of an agent key may not vote on its holds, so the owner must be a current member. */
@@ -248,7 +258,7 @@ export class Keys {
  * the removal finds the new key and revokes it, or the removal is seen here and no key is created. Only an admin
  * creates keys, and only a member can own one.
  */
-async function assertEntitled(
+export async function assertEntitled(
   em: EntityManager,
   tenantId: string,
   { maker = null, owner }: { maker?: string | null; owner: string | null },
@@ -258,5 +268,21 @@ async function assertEntitled(
   const gone = owner !== null && people.get(owner)?.removed !== false;
   if (gone || (maker !== null && !people.get(maker)?.roles.includes('admin'))) {
     throw new AppError('FORBIDDEN', 'the owner of the key no longer has the required role');
+  }
+}
+
+/**
+ * Ends, in the caller's transaction, the tokens that were issued for a trust. Their rows stay, so that the platform's
+ * tokens are not taken a second time.
+ */
+export async function endTokens(em: EntityManager, notify: Notify, tenantId: string, trustId: string, now: Date) {
+  const tokens = await em.execute<{ id: string }[]>(
+    `update workload_token set revoked_at = ? where tenant_id = ? and trust_id = ? and revoked_at is null
+       and expires_at > ? returning id`,
+    [now, tenantId, trustId, now],
+  );
+  for (const { id } of tokens) {
+    await em.execute('delete from credential where tenant_id = ? and id = ?', [tenantId, id]);
+    await notify('credential', id);
   }
 }

@@ -1,5 +1,5 @@
 import { z } from 'zod';
-import type { SessionRow } from '../../db/entities/index.ts';
+import type { SessionRow, WorkloadTrustRow } from '../../db/entities/index.ts';
 import { AgentName } from '../domain/agent-names.ts';
 import { doerOf, originOf } from '../domain/audit.ts';
 import { ownerOf, type Principal, ROLES, SCOPES } from '../domain/principal.ts';
@@ -8,7 +8,9 @@ import { emailAddress, text, timestamp } from '../rpc/fields.ts';
 import { publicRoute, route, trpc } from '../rpc/procedure.ts';
 import type { Keys } from './keys.ts';
 import type { MagicLinks } from './magic-links.ts';
+import { MATCH_LIMITS, WORKLOAD_SCOPES } from '../domain/workload.ts';
 import type { Sessions } from './sessions.ts';
+import type { Workloads } from './workloads.ts';
 
 const iso = (date: Date | null | undefined) => date?.toISOString();
 
@@ -202,6 +204,112 @@ export function agentKeysRouter(keys: Keys) {
   });
 }
 
+const WorkloadTrustOut = z
+  .object({
+    id: z.string(),
+    label: z.string(),
+    issuer: z.string().describe('the exact `iss` of the tokens'),
+    audience: z.string().describe('the exact `aud` of the tokens'),
+    jwks_uri: z.string().nullable(),
+    match: z.record(z.string(), z.string()).describe('the claims that a token must have, all of them'),
+    scopes: z.array(z.enum(WORKLOAD_SCOPES)),
+    policies: z.string().nullable().describe('the policies that it reaches; null for all'),
+    created_by: z.string().nullable(),
+    created_at: z.iso.datetime(),
+    last_used_at: z.iso.datetime().optional(),
+    unconfirmed: z.boolean().describe('restored from a backup and not confirmed since: it is not in force'),
+  })
+  .meta({ id: 'WorkloadTrust' });
+
+function trustOut(row: WorkloadTrustRow): z.input<typeof WorkloadTrustOut> {
+  return {
+    id: row.id,
+    label: row.label,
+    issuer: row.issuer,
+    audience: row.audience,
+    jwks_uri: row.jwksUri ?? null,
+    match: { ...row.match },
+    scopes: row.scopes as (typeof WORKLOAD_SCOPES)[number][],
+    policies: row.policies ?? null,
+    created_by: row.createdBy ?? null,
+    created_at: row.createdAt.toISOString(),
+    last_used_at: iso(row.lastUsedAt),
+    unconfirmed: row.unconfirmedSince != null,
+  };
+}
+
+const claimName = z.string().regex(/^[a-z][a-z0-9_]{0,63}$/, 'must be the name of a claim');
+
+/** Pipelines and other workloads that sign in with a token of their platform. */
+export function workloadTrustRouter(workloads: Workloads) {
+  return trpc.router({
+    list: route(
+      'GET /v1/workload-trust',
+      { keys: [], role: 'admin' },
+      { summary: 'List the workloads whose tokens are trusted', tag },
+    )
+      .input(z.strictObject({}))
+      .output(
+        z.object({
+          audience: z.string().describe('the audience that tokens for this tenant have, unless a trust names a longer one'),
+          workload_trust: z.array(WorkloadTrustOut),
+        }),
+      )
+      .query(async ({ ctx }) => ({
+        audience: workloads.audienceOf(ctx.tenantId),
+        workload_trust: (await workloads.list(ctx.tenantId)).map(trustOut),
+      })),
+
+    create: route(
+      'POST /v1/workload-trust',
+      { keys: [], role: 'admin' },
+      {
+        summary: 'Trust the tokens of a pipeline or another workload; the keys of the issuer are fetched immediately',
+        description:
+          'A token is taken if its issuer and audience are exactly these and it has every claim of `match`. Values are exact; `environment`, `ref`, `ref_path`, `job_workflow_ref`, `workflow_ref` and `ci_config_ref_uri` may end with `*` after `/`, `@`, `:` or `-`. A name needs the id beside it that nobody else can take (`repository_id`, `project_id`).',
+        tag,
+        status: 201,
+      },
+    )
+      .input(
+        z.strictObject({
+          label: text(100),
+          issuer: text(500),
+          audience: text(500).optional(),
+          jwks_uri: text(2000)
+            .optional()
+            .describe('the URL of the keys; default: from the discovery document of the issuer'),
+          match: z
+            .record(claimName, text(MATCH_LIMITS.value))
+            .refine((match) => Object.keys(match).length > 0, 'must name at least one claim')
+            .refine((match) => Object.keys(match).length <= MATCH_LIMITS.claims, 'names too many claims'),
+          scopes: z.array(z.enum(WORKLOAD_SCOPES)).min(1).max(WORKLOAD_SCOPES.length),
+          policies: text(64)
+            .regex(/^[A-Za-z0-9][A-Za-z0-9._-]*\*?$/, 'must be the id of a policy, or its beginning and *')
+            .optional(),
+        }),
+      )
+      .output(WorkloadTrustOut)
+      .mutation(async ({ ctx, input }) =>
+        trustOut(await workloads.create(ctx.tenantId, input, ownerOf(ctx.principal), doerOf(ctx))),
+      ),
+
+    remove: route(
+      'DELETE /v1/workload-trust/{id}',
+      { keys: [], role: 'admin' },
+      {
+        summary: 'Trust a workload no longer; its tokens stop working immediately',
+        tag,
+        status: 204,
+        problems: ['NOT_FOUND'],
+      },
+    )
+      .input(z.strictObject({ id: text(100) }))
+      .output(z.void())
+      .mutation(({ ctx, input }) => workloads.remove(ctx.tenantId, input.id, doerOf(ctx))),
+  });
+}
+
 const SessionOut = z
   .object({
     id: z.string(),
@@ -316,16 +424,16 @@ export function authRouter(sessions: Sessions, links: MagicLinks) {
 
     me: route(
       'GET /auth/me',
-      { keys: ['proxy', 'pipeline'], role: 'any' },
+      { keys: ['proxy', 'pipeline'], role: 'any', workload: 'policies:read' },
       { summary: 'Who the caller is', tag: 'auth' },
     )
       .input(z.strictObject({}))
       .output(
         z.object({
           authenticated: z.literal(true),
-          auth_method: z.enum(['api_key', 'oidc', 'magic_link']),
+          auth_method: z.enum(['api_key', 'oidc', 'magic_link', 'workload_token']),
           tenant_id: z.string(),
-          scopes: z.array(z.enum(SCOPES)).optional(),
+          scopes: z.array(z.enum([...SCOPES, ...WORKLOAD_SCOPES])).optional(),
           user: z
             .object({ id: z.string(), email: z.string(), name: z.string(), avatar_url: z.string().nullable() })
             .optional(),
@@ -335,6 +443,9 @@ export function authRouter(sessions: Sessions, links: MagicLinks) {
       .query(({ ctx }) => {
         const { principal } = ctx;
         const common = { authenticated: true as const, tenant_id: ctx.tenantId };
+        if (principal.kind === 'workload_token') {
+          return { ...common, auth_method: principal.kind, scopes: [...principal.scopes] };
+        }
         if (principal.kind !== 'session') {
           return {
             ...common,

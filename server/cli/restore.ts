@@ -167,10 +167,12 @@ const endedWords = ({ sessions, links, invitations, changes, holds, keys }: Ende
  */
 async function endWhatWasAlive(client: pg.Client): Promise<Ended & { cancelled: CancelledHold[] }> {
   const run = async (sql: string) => (await client.query(sql)).rowCount ?? 0;
-  await run(`delete from credential where kind in ('session', 'sign_in_link', 'invitation')`);
+  await run(`delete from credential where kind in ('session', 'sign_in_link', 'invitation', 'workload_token')`);
   // unsent mails contain links; people can request new ones
   await run('delete from mail_message');
   await run('delete from sign_in_request');
+  // the rows stay: a token of a platform that was used is refused again
+  await run('update workload_token set revoked_at = now() where revoked_at is null');
   const sessions = await run('delete from session');
   const links = await run('delete from sign_in_link');
   const invitations = await run(
@@ -194,7 +196,7 @@ async function endWhatWasAlive(client: pg.Client): Promise<Ended & { cancelled: 
     changes,
     holds: cancelled.length,
     cancelled,
-    keys: (await unconfirmed('api_key')) + (await unconfirmed('agent_key')),
+    keys: (await unconfirmed('api_key')) + (await unconfirmed('agent_key')) + (await unconfirmed('workload_trust')),
   };
 }
 

@@ -2,7 +2,7 @@ import type { Principal } from './principal.ts';
 
 /** Who did something, as the audit chain names them. */
 export interface Actor {
-  type: 'user' | 'api_key' | 'agent_key' | 'operator' | 'system';
+  type: 'user' | 'api_key' | 'agent_key' | 'workload_token' | 'operator' | 'system';
   id: string;
   email?: string | undefined;
   ip?: string | undefined;
@@ -69,6 +69,11 @@ export const AUDIT_ACTIONS = {
   'key.confirmed': 'KEY003I',
   'agent_key.created': 'AGK001I',
   'agent_key.revoked': 'AGK002I',
+  'workload_trust.created': 'WLT001I',
+  'workload_trust.refused': 'WLT001E',
+  'workload_trust.deleted': 'WLT002I',
+  'workload_token.issued': 'WLT003I',
+  'workload_token.refused': 'WLT003E',
   'signing_key.rotated': 'SGK001I',
   'session.started': 'SES001I',
   'session.ended': 'SES002I',
@@ -227,6 +232,7 @@ export function actorOf(principal: Principal, ip?: string): Actor {
       return { type: 'user', id: principal.userId, email: principal.email, ip };
     case 'api_key':
     case 'agent_key':
+    case 'workload_token':
       return { type: principal.kind, id: principal.id, ip };
   }
 }

@@ -73,6 +73,18 @@ const KeyPayload = z
   })
   .meta({ id: 'KeyPayload' });
 
+const WorkloadTrustPayload = z
+  .object({
+    ...common,
+    trust_id: z.string(),
+    label: z.string(),
+    issuer: z.string(),
+    scopes: z.array(z.string()),
+    policies: z.string().nullable(),
+    actor_id,
+  })
+  .meta({ id: 'WorkloadTrustPayload' });
+
 const ExportPayload = z
   .object({
     ...common,
@@ -274,6 +286,16 @@ export const EVENTS = {
     description: 'an API key or agent key was revoked',
     title: 'Key revoked',
     payload: KeyPayload,
+  },
+  'workload_trust.created': {
+    description: 'tokens of a pipeline or another workload are trusted from now on',
+    title: 'A workload is trusted',
+    payload: WorkloadTrustPayload,
+  },
+  'workload_trust.deleted': {
+    description: 'tokens of a pipeline or another workload are no longer trusted',
+    title: 'A workload is no longer trusted',
+    payload: WorkloadTrustPayload,
   },
   'forensics.exported': {
     description: 'a signed evidence package was exported',

@@ -1,5 +1,7 @@
+import type { StatedSource, WorkloadScope } from './workload.ts';
+
 /**
- * Who may call what: three key scopes, four escalating roles, agent keys. Pure: rules and principals in, a refusal or
+ * Who may call what: three key scopes, four escalating roles, agent keys, tokens of workloads. Pure: rules and principals in, a refusal or
  * nothing out.
  */
 export const SCOPES = ['proxy', 'pipeline', 'admin'] as const;
@@ -38,6 +40,19 @@ export type Principal =
       readonly agentId: string;
       readonly agentRole: string;
       readonly ownerId: string | null;
+    }
+  | {
+      readonly kind: 'workload_token';
+      readonly tenantId: string;
+      readonly id: string;
+      /** The trust that it was issued for. */
+      readonly trustId: string;
+      readonly scopes: readonly WorkloadScope[];
+      /** The policies that it reaches: an id, or a prefix and `*`; null for all. */
+      readonly policies: string | null;
+      /** What the platform's token proved of the run. */
+      readonly source: StatedSource;
+      readonly ownerId: null;
     };
 
 /**
@@ -50,6 +65,8 @@ export interface Access {
   /** The lowest role of a signed-in person; `any`: every signed-in person, also without a role. */
   readonly role?: Role | 'any';
   readonly agent?: true;
+  /** The scope with which the token of a workload reaches it. */
+  readonly workload?: WorkloadScope;
 }
 
 export type Refusal = { code: 'UNAUTHENTICATED' | 'KEY_SCOPE' | 'FORBIDDEN'; detail: string };
@@ -67,6 +84,10 @@ export function refusal(access: Access, principal: Principal | null): Refusal | 
     }
     case 'agent_key':
       return access.agent ? undefined : { code: 'KEY_SCOPE', detail: callers(access) };
+    case 'workload_token':
+      if (!access.workload) return { code: 'KEY_SCOPE', detail: callers(access) };
+      if (principal.scopes.includes(access.workload)) return undefined;
+      return { code: 'KEY_SCOPE', detail: `the token needs the scope ${access.workload}` };
     case 'session':
       if (access.role === 'any' || (access.role && hasRole(principal.roles, access.role))) return undefined;
       return { code: 'FORBIDDEN', detail: access.role ? `this needs the role ${access.role}` : callers(access) };
@@ -74,10 +95,11 @@ export function refusal(access: Access, principal: Principal | null): Refusal | 
 }
 
 /** Which credentials a route takes: what to try next after using one of another kind. */
-function callers({ keys, role, agent }: Access): string {
+function callers({ keys, role, agent, workload }: Access): string {
   const kinds = [
     agent && 'an agent key',
     keys && `an API key with the scope ${[...keys, 'admin'].join(' or ')}`,
+    workload && `the token of a workload with the scope ${workload}`,
     role && (role === 'any' ? 'a signed-in person' : `a signed-in person with the role ${role}`),
   ];
   return `this route takes ${kinds.filter(Boolean).join(', or ')}`;
@@ -104,5 +126,7 @@ export function ownerOf(principal: Principal): string | null {
 
 /** Who is meant by author or requester, whichever key or session is used: the person, or the key of nobody itself. */
 export function personOf(principal: Principal): string {
+  // a token lives for minutes: what was trusted is its author
+  if (principal.kind === 'workload_token') return principal.trustId;
   return ownerOf(principal) ?? principal.id;
 }

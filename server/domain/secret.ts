@@ -6,10 +6,10 @@ import { randomBase62, sha256, toBase62 } from '../lib/crypto.ts';
  * CRC-32 of all that in 6 more. A mistyped or made-up secret is refused by its checksum, without a look-up; the fixed
  * form lets scanners find leaked ones. Only the SHA-256 of a secret is ever stored.
  */
-export const SECRET_KINDS = ['key', 'agent', 'link', 'invite'] as const;
+export const SECRET_KINDS = ['key', 'agent', 'link', 'invite', 'token'] as const;
 export type SecretKind = (typeof SECRET_KINDS)[number];
 
-const FORM = /^svc_(key|agent|link|invite)_[0-9A-Za-z]{32}([0-9A-Za-z]{6})$/;
+const FORM = /^svc_(key|agent|link|invite|token)_[0-9A-Za-z]{32}([0-9A-Za-z]{6})$/;
 
 export function newSecret(kind: SecretKind): string {
   const body = `svc_${kind}_${randomBase62(32)}`;

@@ -36,6 +36,14 @@ export interface Finding {
   words: string | undefined;
 }
 
+/** Why a version with this result must not pass; undefined if it may. */
+export function objectionTo(run: SuiteRun | null, tests: string | null, rules: Rules): string | undefined {
+  if (run !== null && tests !== null) return findingOf(run, tests, rules).refusal?.message;
+  return rules.tests_required ? NO_TESTS : lacking(0, rules);
+}
+
+const NO_TESTS = 'this tenant requires tests, and the version has none';
+
 /** How often the live policies may change during a run before it is given up. */
 const MOST_RUNS = 4;
 /** Failed tests that an answer and an audit record name. */
@@ -90,7 +98,7 @@ export class TestGate {
   ): Promise<Finding> {
     const { tenantId, tests, ...policy } = version;
     if (tests === null) {
-      const why = rules.tests_required ? 'this tenant requires tests, and the version has none' : lacking(0, rules);
+      const why = objectionTo(null, null, rules);
       return { ...(why && { refusal: new AppError('TESTS_FAILED', why) }), words: why && 'tests: none' };
     }
     await holdLiveSet(em, tenantId);

@@ -21,6 +21,7 @@ import {
 import type { Doer } from '../domain/audit.ts';
 import { isEventType } from '../domain/events.ts';
 import type { Diagnostic } from '../domain/policy.ts';
+import { type Source, type StatedSource, sourceInWords, sourceOf } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
@@ -39,13 +40,13 @@ import {
 } from './queries.ts';
 import type { PolicyTexts } from './texts.ts';
 
-/** The actor, for the policy machine and for the audit record. */
-export type By = Who & Doer;
+/** The actor, for the policy machine and for the audit record, and what is proven of where their change comes from. */
+export type By = Who & Doer & { proven?: StatedSource | undefined };
 
 /** Reviews and comments per version. */
 const MAX_REVIEWS = 500;
 /** Path segments of other routes and the name of the tool registry, which cannot be ids. */
-const RESERVED = new Set(['bundle', 'validate', 'format', 'try', REGISTRY_POLICY]);
+const RESERVED = new Set(['bundle', 'validate', 'format', 'try', 'plan', REGISTRY_POLICY]);
 
 /**
  * Changes to policies. Each change is one transaction: it locks the policy's row, the machine accepts or refuses the
@@ -85,7 +86,12 @@ export class Policies {
   /** A new policy in `draft`, version 1. CONFLICT when the id is taken, POLICY_INVALID when the text has errors. */
   async create(
     tenantId: string,
-    input: { id?: string | undefined; dsl_source: string; tests_source?: string | null | undefined },
+    input: {
+      id?: string | undefined;
+      dsl_source: string;
+      tests_source?: string | null | undefined;
+      source?: StatedSource | undefined;
+    },
     by: By,
   ): Promise<PolicyView> {
     const now = new Date(this.#clock.now());
@@ -119,30 +125,42 @@ export class Policies {
         if (!(error instanceof UniqueConstraintViolationException)) throw error;
         throw new AppError('CONFLICT', 'a policy with this id already exists');
       }
-      const revision = this.#addRevision(em, policy, { source: input.dsl_source, tests, compiled }, by, 'create', now);
+      const from = sourceOf(input.source, by.proven);
+      const text = { source: input.dsl_source, tests, compiled, from };
+      const revision = this.#addRevision(em, policy, text, by, 'create', now);
       await em.flush();
       await notify('revisions', id, [
         { event: { type: 'xstate.init' }, state: snapshot.value, context: snapshot.context },
       ]);
-      await this.#perform(em, policy, effects, by, { after: revision.contentHash });
+      await this.#perform(em, policy, effects, by, {
+        after: revision.contentHash,
+        detail: from ? sourceInWords(from) : undefined,
+      });
       return policyView(policy, revision);
     });
   }
 
   /**
    * A new version of the text and the test suite; without `tests_source` the suite of the newest version stays, and null
-   * removes it. The tenant's rules decide whether the version is enforced immediately.
+   * removes it. The tenant's rules decide whether the version is enforced immediately. VERSION_CHANGED if the newest
+   * version is not the expected one.
    */
   async update(
     tenantId: string,
     id: string,
-    input: { dsl_source: string; tests_source?: string | null | undefined },
+    input: {
+      dsl_source: string;
+      tests_source?: string | null | undefined;
+      source?: StatedSource | undefined;
+      expected_version?: number | undefined;
+    },
     by: By,
   ): Promise<PolicyView> {
-    const { dsl_source: source, tests_source: tests } = input;
+    const { dsl_source: source, tests_source: tests, expected_version: expected } = input;
     await this.#queries.find(tenantId, id);
     const compiled = await this.#compile(tenantId, id, source, tests ?? null);
-    return this.#revise(tenantId, id, { type: 'update' }, { source, tests, compiled }, by);
+    const from = sourceOf(input.source, by.proven);
+    return this.#revise(tenantId, id, { type: 'update' }, { source, tests, compiled, from, expected }, by);
   }
 
   /** A new version with the text and the test suite of an old one. */
@@ -152,11 +170,18 @@ export class Policies {
     const { dslSource: source, testsSource } = old;
     const tests = testsSource ?? null;
     const compiled = await this.#compile(tenantId, id, source, tests);
-    return this.#revise(tenantId, id, { type: 'rollback', target }, { source, tests, compiled }, by);
+    const from = sourceOf(undefined, by.proven);
+    return this.#revise(tenantId, id, { type: 'rollback', target }, { source, tests, compiled, from }, by);
   }
 
-  submit(tenantId: string, id: string, note: string | undefined, by: By): Promise<PolicyView> {
-    return this.#decide(tenantId, id, { type: 'submit' }, by, { note: note ?? null });
+  /** Asks for a review of the newest version; VERSION_CHANGED if that is not the expected one. */
+  submit(
+    tenantId: string,
+    id: string,
+    { note, expected }: { note?: string | undefined; expected?: number | undefined },
+    by: By,
+  ): Promise<PolicyView> {
+    return this.#decide(tenantId, id, { type: 'submit' }, by, { note: note ?? null, expected });
   }
 
   /**
@@ -226,7 +251,12 @@ export class Policies {
   #addRevision(
     em: EntityManager,
     policy: PolicyRow,
-    { source, tests, compiled }: { source: string; tests: string | null; compiled: Compilation },
+    {
+      source,
+      tests,
+      compiled,
+      from,
+    }: { source: string; tests: string | null; compiled: Compilation; from: Source | null },
     by: By,
     change: 'create' | 'update' | 'rollback',
     now: Date,
@@ -249,6 +279,7 @@ export class Policies {
       rolledBackFrom,
       note: null,
       reviews: [],
+      source: from,
       createdAt: now,
     });
   }
@@ -274,12 +305,19 @@ export class Policies {
     tenantId: string,
     id: string,
     change: { type: 'update' } | { type: 'rollback'; target: number },
-    text: { source: string; tests: string | null | undefined; compiled: Compilation },
+    text: {
+      source: string;
+      tests: string | null | undefined;
+      compiled: Compilation;
+      from: Source | null;
+      expected?: number | undefined;
+    },
     by: By,
   ): Promise<PolicyView> {
     return this.#tested(tenantId, false, async (em, notify, tested) => {
       const rules = await this.#rulesWithin(em, tenantId);
       const policy = await lock(em, id);
+      assertExpected(policy, text.expected);
       const before = await em.findOneOrFail(PolicyRevision, { policyId: id, version: policy.version });
       const enforced = policy.liveVersion ?? null;
       const [effects, taken] = step(policy, { type: change.type, ...circumstancesOf(by, rules) });
@@ -304,7 +342,10 @@ export class Policies {
         before: before.contentHash,
         after: revision.contentHash,
         tests: finding?.words,
-        detail: target === null ? undefined : `from version ${target}`,
+        detail:
+          [target !== null && `from version ${target}`, text.from && sourceInWords(text.from)]
+            .filter(Boolean)
+            .join(', ') || undefined,
       });
       return policyView(policy, revision);
     });
@@ -321,6 +362,7 @@ export class Policies {
       reason?: string | undefined;
       remark?: string | undefined;
       note?: string | null;
+      expected?: number | undefined;
       invalid?: AppError | undefined;
     },
   ): Promise<PolicyView> {
@@ -328,6 +370,7 @@ export class Policies {
     return this.#tested(tenantId, emergency, async (em, notify, tested) => {
       const rules = await this.#rulesWithin(em, tenantId);
       const policy = await lock(em, id);
+      assertExpected(policy, words.expected);
       const enforced = policy.liveVersion ?? null;
       const [effects, taken] = step(policy, { ...event, ...circumstancesOf(by, rules) });
       const revision = await em.findOneOrFail(PolicyRevision, { policyId: id, version: policy.version });
@@ -463,6 +506,11 @@ function policyInvalid({ errors }: Compilation, suiteFaults: readonly Diagnostic
   ];
   if (faults.length === 0) return undefined;
   return new AppError('POLICY_INVALID', faults[0]!.message, { faults: faults.slice(0, 20) });
+}
+
+function assertExpected({ version }: PolicyRow, expected: number | undefined): void {
+  if (expected === undefined || expected === version) return;
+  throw new AppError('VERSION_CHANGED', `the current version is ${version}, not ${expected}`);
 }
 
 async function lock(em: EntityManager, id: string): Promise<PolicyRow> {

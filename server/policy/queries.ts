@@ -3,6 +3,7 @@ import { Policy, PolicyRevision, type PolicyRevisionRow, type PolicyRow } from '
 import type { Database } from '../../db/index.ts';
 import { type PolicyEvent, type PolicyState, policyRefusal } from '../../machines/policy.ts';
 import { hasRole, type Principal, personOf } from '../domain/principal.ts';
+import type { Source } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
 import type { CustomActionTypes } from './language/schema.ts';
 
@@ -12,11 +13,18 @@ export interface Who {
   /** A signed-in person, not a key. */
   signedIn: boolean;
   admin: boolean;
+  /** A pipeline that may submit what it wrote. */
+  asks?: boolean;
 }
 
 export function whoOf(principal: Principal): Who {
   const signedIn = principal.kind === 'session';
-  return { person: personOf(principal), signedIn, admin: signedIn && hasRole(principal.roles, 'admin') };
+  return {
+    person: personOf(principal),
+    signedIn,
+    admin: signedIn && hasRole(principal.roles, 'admin'),
+    asks: principal.kind === 'workload_token' && principal.scopes.includes('policies:submit'),
+  };
 }
 
 export interface Rules {
@@ -72,6 +80,8 @@ export class PolicyQueries {
       review?: (typeof REVIEWS)[number] | undefined;
       agent_role?: string | undefined;
       scope?: string | undefined;
+      /** An id, or a prefix and `*`. */
+      ids?: string | undefined;
       limit: number;
       offset: number;
     },
@@ -83,6 +93,7 @@ export class PolicyQueries {
     // a statement without a named role applies to agents of every role
     if (filter.agent_role) where.push({ $or: [{ roles: { $contains: [filter.agent_role] } }, { anyRole: true }] });
     if (filter.scope) where.push({ scopes: { $contains: [filter.scope] } });
+    if (filter.ids !== undefined) where.push({ id: { $like: likeOf(filter.ids) } });
     const [rows, total] = await this.#db
       .reader(tenantId)
       .findAndCount(Policy, where.length > 0 ? { $and: where } : {}, {
@@ -163,6 +174,44 @@ export class PolicyQueries {
     return revision;
   }
 
+  /** The newest and the live version of a policy; undefined when the tenant has no such policy. */
+  async newest(tenantId: string, id: string) {
+    const policy = await this.#db.reader(tenantId).findOne(Policy, { id });
+    if (!policy) return undefined;
+    const live_version = policy.liveVersion ?? null;
+    const versions = [policy.version, ...(live_version === null ? [] : [live_version])];
+    const found = await this.#db.reader(tenantId).find(PolicyRevision, { policyId: id, version: { $in: versions } });
+    const view = (version: number) => {
+      const revision = found.find((one) => one.version === version)!;
+      return { ...policyView(policy, revision), version, source: revision.source ?? null };
+    };
+    return { newest: view(policy.version), live: live_version === null ? null : view(live_version), live_version };
+  }
+
+  /** The policies that a plan does not name and that are not revoked, with where their newest version comes from. */
+  async others(tenantId: string, ids: readonly string[], glob: string | null, limit: number) {
+    const rows = await this.#db.query<{
+      id: string;
+      status: PolicyState;
+      version: number;
+      live_version: number | null;
+      content_hash: string;
+      source: Source | null;
+    }>(
+      tenantId,
+      `select p.id, p.status, p.version, p.live_version, r.content_hash, r.source from policy p
+       join policy_revision r on r.tenant_id = p.tenant_id and r.policy_id = p.id and r.version = p.version
+       where p.tenant_id = $1 and p.status <> 'revoked' and not p.id = any($2) and p.id like $3
+       order by p.id limit $4`,
+      [tenantId, ids, glob === null ? '%' : likeOf(glob), limit],
+    );
+    return rows;
+  }
+
+  async approvalRequired(tenantId: string): Promise<boolean> {
+    return (await this.#rules(tenantId)).approval_required;
+  }
+
   /** The stored policy. NOT_FOUND when the tenant has no such policy. */
   async find(tenantId: string, id: string): Promise<PolicyRow> {
     const policy = await this.#db.reader(tenantId).findOne(Policy, { id });
@@ -170,6 +219,9 @@ export class PolicyQueries {
     return policy;
   }
 }
+
+/** An id, or a prefix and `*`, as LIKE takes it. */
+const likeOf = (glob: string) => glob.replace(/[\\%_]/g, '\\$&').replace(/\*$/, '%');
 
 /** An event of the policy machine without the actor and the tenant's rules. */
 export type BareEvent = PolicyEvent extends infer E
@@ -179,10 +231,11 @@ export type BareEvent = PolicyEvent extends infer E
   : never;
 type Circumstances = ReturnType<typeof circumstancesOf>;
 
-export function circumstancesOf({ person, signedIn, admin }: Who, rules: Rules) {
+export function circumstancesOf({ person, signedIn, admin, asks = false }: Who, rules: Rules) {
   return {
     actor: person,
     signedIn,
+    asks,
     admin,
     approvalRequired: rules.approval_required,
     selfApproval: rules.self_approval,
@@ -232,6 +285,7 @@ function versionView(revision: PolicyRevisionRow, live: number | null) {
     live: revision.version === live,
     ...(revision.rolledBackFrom != null && { rolled_back_from: revision.rolledBackFrom }),
     ...(revision.note != null && { note: revision.note }),
+    ...(revision.source != null && { source: revision.source }),
     ...(last && { review: last }),
     ...(revision.reviews.length > 0 && { reviews: revision.reviews }),
   };

@@ -3,15 +3,18 @@ import { actorOf } from '../domain/audit.ts';
 import { DECISIONS } from '../domain/decision.ts';
 import { HOLD_KIND_NAMES } from '../domain/hold-kinds.ts';
 import type { Principal } from '../domain/principal.ts';
+import { coversPolicy, SOURCE_FIELDS, SOURCE_LENGTH } from '../domain/workload.ts';
+import { AppError } from '../errors.ts';
 import { text } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
 import { REACHES, type SuiteRun } from './authoring/run-suite.ts';
 import { SUITE_LIMITS, TrialRequest } from './authoring/suite.ts';
+import { firstHidden } from './evaluation/approver-view.ts';
 import type { Verdict } from './evaluation/evaluate.ts';
 import { LIMITS } from './language/scan.ts';
 import type { By, Policies } from './policies.ts';
 import { type PolicyQueries, REVIEWS, whoOf } from './queries.ts';
-import type { PolicyTexts } from './texts.ts';
+import type { PolicyPlan, PolicyTexts } from './texts.ts';
 
 const STATUSES = ['draft', 'pending_approval', 'deployed', 'revoked'] as const;
 const tag = 'policies';
@@ -25,6 +28,34 @@ const Tests = z
   .describe('the test suite of the version, `svc-tests/1`, in YAML or JSON');
 const Version = z.int().min(1).max(2_147_483_647);
 const Id = { id: text(64) };
+
+const sourceText = text(SOURCE_LENGTH).refine((value) => !/[\t\n\r]/.test(value) && !firstHidden(value), {
+  error: 'must not have line breaks or invisible characters',
+});
+const StatedSource = z
+  .strictObject({
+    repo: sourceText,
+    commit: sourceText,
+    ref: sourceText,
+    path: sourceText.describe('of the file in the repository'),
+    run_url: sourceText.refine((value) => URL.canParse(value) && /^https?:\/\//.test(value), 'must be a URL'),
+    actor: sourceText.describe('who started the run'),
+  })
+  .partial()
+  .describe('where the text comes from; what the token of a pipeline proves takes its place')
+  .meta({ id: 'StatedSource' });
+const SourceOut = z
+  .object({
+    repo: z.string(),
+    commit: z.string(),
+    ref: z.string(),
+    path: z.string(),
+    run_url: z.string(),
+    actor: z.string(),
+  })
+  .partial()
+  .extend({ proven: z.array(z.enum(SOURCE_FIELDS)).describe('what a token proved; the rest was only stated') })
+  .meta({ id: 'PolicySource' });
 
 const PolicyOut = z
   .object({
@@ -58,6 +89,7 @@ const VersionOut = z
     change: z.enum(['create', 'update', 'rollback', 'break_glass']),
     rolled_back_from: z.int().optional(),
     note: z.string().optional(),
+    source: SourceOut.optional().describe('where a pipeline took it from'),
     live: z.boolean(),
     review: ReviewOut.optional().describe('the newest decision on this version'),
     reviews: z.array(ReviewOut).optional(),
@@ -178,17 +210,86 @@ function suiteRunOut({ results, ...run }: SuiteRun): z.input<typeof SuiteRunOut>
   };
 }
 
+const DiffOut = z.object({
+  unified: z.string().describe('a unified diff of the texts'),
+  lines_added: z.int(),
+  lines_removed: z.int(),
+  rules_added: z.array(z.string()),
+  rules_removed: z.array(z.string()),
+  rules_changed: z.array(z.string()),
+});
+
+/** A folder with more is planned in parts. */
+const MAX_PLANNED = 200;
+const PLAN_BYTES = 8 * 1024 * 1024;
+
+const PlanOut = z
+  .object({
+    id: z.string(),
+    change: z.enum(['create', 'update', 'none']).describe('against the newest version'),
+    content_hash: z.string(),
+    newest: z
+      .object({
+        status: z.enum(STATUSES),
+        version: z.int(),
+        content_hash: z.string(),
+        author_id: z.string(),
+        source: SourceOut.nullable(),
+      })
+      .nullable(),
+    live_version: z.int().nullable(),
+    errors: z.array(DiagnosticOut),
+    tests_errors: z.array(DiagnosticOut),
+    warnings: z.array(DiagnosticOut),
+    diff: DiffOut.nullable().describe('against the live version, or the newest one if none is live'),
+    tests_changed: z.boolean(),
+    tests: SuiteRunOut.nullable().describe('run with all policies of the request in place; null without a suite'),
+    objections: z.array(z.string()).describe('why it could not be submitted or enforced as it is'),
+  })
+  .meta({ id: 'PolicyPlan' });
+
+function planOut({ newest, tests, ...plan }: PolicyPlan): z.input<typeof PlanOut> {
+  return {
+    ...plan,
+    newest: newest && {
+      status: newest.status,
+      version: newest.version,
+      content_hash: newest.content_hash,
+      author_id: newest.author_id,
+      source: newest.source,
+    },
+    tests: tests && suiteRunOut(tests),
+  };
+}
+
 /** Pipeline keys and authors write policies. */
 const write = { keys: ['pipeline'], role: 'author' } as const;
 const read = { keys: ['pipeline'], role: 'viewer' } as const;
+/** The same for tokens of workloads, whose trust may be limited to some policies: each handler asks `within`. */
+const writes = { ...write, workload: 'policies:write' } as const;
+const reads = { ...read, workload: 'policies:read' } as const;
+
+/** KEY_SCOPE unless the caller's credential reaches the policy. Without an id, it has to reach all. */
+function within<T extends { principal: Principal; tenantId: string }>({ principal, tenantId }: T, id: string | undefined) {
+  if (principal.kind === 'workload_token' && !coversPolicy(principal.policies, id ?? '*')) {
+    throw new AppError('KEY_SCOPE', `the token reaches only the policies ${principal.policies}`);
+  }
+  return tenantId;
+}
+
+/** The policies that the caller's credential reaches; null for all. */
+const globOf = ({ principal }: { principal: Principal }) =>
+  principal.kind === 'workload_token' ? principal.policies : null;
 
 export function by(ctx: Context & { principal: Principal }): By {
-  return { ...whoOf(ctx.principal), actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId };
+  const { principal } = ctx;
+  const proven = principal.kind === 'workload_token' ? principal.source : undefined;
+  return { ...whoOf(principal), actor: actorOf(principal, ctx.ip), requestId: ctx.requestId, proven };
 }
 
 export function policyRouter(policies: Policies, queries: PolicyQueries, texts: PolicyTexts) {
   return trpc.router({
-    list: route('GET /v1/policies', read, {
+    list: route('GET /v1/policies', reads, {
       summary: 'List policies',
       description: 'Most recently changed first. `agent_role` also finds policies that apply to every role.',
       tag,
@@ -217,22 +318,73 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
         }),
       )
       .query(async ({ ctx, input }) => ({
-        ...(await queries.list(ctx.tenantId, input)),
+        ...(await queries.list(ctx.tenantId, { ...input, ids: globOf(ctx) ?? undefined })),
         limit: input.limit,
         offset: input.offset,
       })),
 
-    create: route('POST /v1/policies', write, {
+    create: route('POST /v1/policies', writes, {
       summary: 'Create a policy as a draft',
       tag,
       status: 201,
       problems: ['POLICY_INVALID', 'CONFLICT'],
     })
-      .input(z.strictObject({ id: PolicyId.optional(), dsl_source: Source, tests_source: Tests.nullable().optional() }))
+      .input(
+        z.strictObject({
+          id: PolicyId.optional(),
+          dsl_source: Source,
+          tests_source: Tests.nullable().optional(),
+          source: StatedSource.optional(),
+        }),
+      )
       .output(PolicyOut)
-      .mutation(({ ctx, input }) => policies.create(ctx.tenantId, input, by(ctx))),
+      .mutation(({ ctx, input }) => policies.create(within(ctx, input.id), input, by(ctx))),
 
-    validate: route('POST /v1/policies/validate', read, {
+    plan: route('POST /v1/policies/plan', reads, {
+      summary: 'What a set of policies would change; nothing is saved',
+      description:
+        'For the policies of a folder at once: what changes by statement against the live versions, whether the tests pass with all of them in place, and what would keep them from being enforced.',
+      tag,
+      bodyBytes: PLAN_BYTES,
+    })
+      .input(
+        z.strictObject({
+          policies: z
+            .array(z.strictObject({ id: PolicyId, dsl_source: Source, tests_source: Tests.nullable().optional() }))
+            .max(MAX_PLANNED)
+            .refine((all) => new Set(all.map(({ id }) => id)).size === all.length, 'names a policy twice'),
+        }),
+      )
+      .output(
+        z.object({
+          policies: z.array(PlanOut),
+          others: z
+            .array(
+              z.object({
+                id: z.string(),
+                status: z.enum(STATUSES),
+                version: z.int(),
+                live_version: z.int().nullable(),
+                content_hash: z.string(),
+                source: SourceOut.nullable(),
+              }),
+            )
+            .describe('the policies that the request does not name and that are not revoked; at most 1,000'),
+          approval_required: z.boolean(),
+        }),
+      )
+      .mutation(async ({ ctx, input }) => {
+        for (const { id } of input.policies) within(ctx, id);
+        const planned = input.policies.map((one) => ({ ...one, tests_source: one.tests_source ?? null }));
+        const ids = planned.map(({ id }) => id);
+        return {
+          policies: (await texts.plan(ctx.tenantId, planned)).map(planOut),
+          others: await queries.others(ctx.tenantId, ids, globOf(ctx), 1000),
+          approval_required: await queries.approvalRequired(ctx.tenantId),
+        };
+      }),
+
+    validate: route('POST /v1/policies/validate', reads, {
       summary: 'Check a policy text; nothing is saved',
       tag,
     })
@@ -287,7 +439,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
         };
       }),
 
-    test: route('POST /v1/policies/{id}/test', read, {
+    test: route('POST /v1/policies/{id}/test', reads, {
       summary: 'Run the tests of a policy; nothing is saved or recorded',
       description:
         'The text replaces the live version of the policy among all live policies, unless the suite has `scope: policy`. Without `dsl_source` or `tests_source` those of the newest version are used.',
@@ -296,14 +448,14 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
     })
       .input(z.strictObject({ ...Id, dsl_source: Source.optional(), tests_source: Tests.optional() }))
       .output(SuiteRunOut)
-      .mutation(async ({ ctx, input: { id, ...input } }) => suiteRunOut(await texts.test(ctx.tenantId, id, input))),
+      .mutation(async ({ ctx, input: { id, ...input } }) => suiteRunOut(await texts.test(within(ctx, id), id, input))),
 
-    format: route('POST /v1/policies/format', read, { summary: 'Format a policy text; nothing is saved', tag })
+    format: route('POST /v1/policies/format', reads, { summary: 'Format a policy text; nothing is saved', tag })
       .input(z.strictObject({ dsl_source: Source }))
       .output(z.object({ formatted: z.string().optional(), errors: z.array(DiagnosticOut) }))
       .mutation(({ ctx, input }) => texts.format(ctx.tenantId, input.dsl_source)),
 
-    get: route('GET /v1/policies/{id}', read, {
+    get: route('GET /v1/policies/{id}', reads, {
       summary: 'Read a policy with its versions',
       tag,
       problems: ['NOT_FOUND'],
@@ -315,12 +467,12 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
           versions: z.array(VersionOut),
         }),
       )
-      .query(({ ctx, input }) => queries.get(ctx.tenantId, input.id)),
+      .query(({ ctx, input }) => queries.get(within(ctx, input.id), input.id)),
 
-    update: route('PUT /v1/policies/{id}', write, {
+    update: route('PUT /v1/policies/{id}', writes, {
       summary: 'Create a new version',
       tag,
-      problems: ['NOT_FOUND', 'POLICY_INVALID'],
+      problems: ['NOT_FOUND', 'POLICY_INVALID', 'VERSION_CHANGED'],
     })
       .input(
         z.strictObject({
@@ -329,12 +481,14 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
           tests_source: Tests.nullable()
             .optional()
             .describe('absent: the suite of the newest version stays; null: none'),
+          source: StatedSource.optional(),
+          expected_version: Version.optional().describe('refused if this is not the newest version'),
         }),
       )
       .output(PolicyOut)
-      .mutation(({ ctx, input: { id, ...input } }) => policies.update(ctx.tenantId, id, input, by(ctx))),
+      .mutation(({ ctx, input: { id, ...input } }) => policies.update(within(ctx, id), id, input, by(ctx))),
 
-    revoke: route('DELETE /v1/policies/{id}', write, {
+    revoke: route('DELETE /v1/policies/{id}', writes, {
       summary: 'Revoke a policy: proxies stop enforcing it',
       description: 'If the tenant requires approval, this needs a signed-in admin.',
       tag,
@@ -342,7 +496,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
     })
       .input(z.strictObject({ ...Id, reason: text(2000).optional() }))
       .output(PolicyOut)
-      .mutation(({ ctx, input }) => policies.revoke(ctx.tenantId, input.id, input.reason, by(ctx))),
+      .mutation(({ ctx, input }) => policies.revoke(within(ctx, input.id), input.id, input.reason, by(ctx))),
 
     rollback: route('POST /v1/policies/{id}/rollback', write, {
       summary: 'Create a new version with the text of an old one',
@@ -355,17 +509,20 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
 
     submit: route(
       'POST /v1/policies/{id}/submit',
-      { keys: [], role: 'author' },
+      { keys: [], role: 'author', workload: 'policies:submit' },
       {
         summary: 'Submit a draft for review',
-        description: 'If the tenant requires approval, this needs a signed-in person.',
+        description:
+          'If the tenant requires approval, this needs a signed-in person, or a workload that is trusted to submit.',
         tag,
-        problems: ['NOT_FOUND', 'INVALID_STATUS'],
+        problems: ['NOT_FOUND', 'INVALID_STATUS', 'VERSION_CHANGED'],
       },
     )
-      .input(z.strictObject({ ...Id, note: text(2000).optional() }))
+      .input(z.strictObject({ ...Id, note: text(2000).optional(), expected_version: Version.optional() }))
       .output(PolicyOut)
-      .mutation(({ ctx, input }) => policies.submit(ctx.tenantId, input.id, input.note, by(ctx))),
+      .mutation(({ ctx, input: { id, note, expected_version: expected } }) =>
+        policies.submit(within(ctx, id), id, { note, expected }, by(ctx)),
+      ),
 
     approve: route(
       'POST /v1/policies/{id}/approve',
@@ -430,16 +587,16 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       .output(PolicyOut)
       .mutation(({ ctx, input }) => policies.comment(ctx.tenantId, input.id, input.version, input.comment, by(ctx))),
 
-    version: route('GET /v1/policies/{id}/versions/{version}', read, {
+    version: route('GET /v1/policies/{id}/versions/{version}', reads, {
       summary: 'Read one version with its text',
       tag,
       problems: ['NOT_FOUND'],
     })
       .input(z.strictObject({ ...Id, version: Version }))
       .output(VersionOut.extend({ policy_id: z.string(), dsl_source: z.string(), tests_source: z.string().nullable() }))
-      .query(({ ctx, input }) => queries.version(ctx.tenantId, input.id, input.version)),
+      .query(({ ctx, input }) => queries.version(within(ctx, input.id), input.id, input.version)),
 
-    diff: route('GET /v1/policies/{id}/diff', read, {
+    diff: route('GET /v1/policies/{id}/diff', reads, {
       summary: 'What changed between two versions',
       tag,
       problems: ['NOT_FOUND'],
@@ -450,15 +607,10 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
           policy_id: z.string(),
           from: z.int(),
           to: z.int(),
-          unified: z.string().describe('a unified diff of the texts'),
-          lines_added: z.int(),
-          lines_removed: z.int(),
-          rules_added: z.array(z.string()),
-          rules_removed: z.array(z.string()),
-          rules_changed: z.array(z.string()),
+          ...DiffOut.shape,
         }),
       )
-      .query(({ ctx, input }) => texts.diff(ctx.tenantId, input.id, input.from, input.to)),
+      .query(({ ctx, input }) => texts.diff(within(ctx, input.id), input.id, input.from, input.to)),
 
     summary: route('GET /v1/policies/{id}/summary', read, {
       summary: 'The newest version in words, rule by rule',

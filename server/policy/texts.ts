@@ -3,22 +3,55 @@ import type { Database } from '../../db/index.ts';
 import type { BundleList } from '../domain/lists.ts';
 import type { ActionRequest, Diagnostic } from '../domain/policy.ts';
 import type { BundleRegistry } from '../domain/tools.ts';
+import type { Source } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { AuthorBusy, type AuthorLanguage, type SuiteJob, type Surroundings, type Trial } from './authoring/author.ts';
 import type { SuiteRun } from './authoring/run-suite.ts';
 import { listsNamed } from './bundle.ts';
 import type { Verdict } from './evaluation/evaluate.ts';
+import { objectionTo } from './gate.ts';
+import type { TextDiff } from './language/compare.ts';
 import type { Compilation, CompiledStatement } from './language/compile.ts';
 import { actionEntities, type CustomActionTypes, schemaFor } from './language/schema.ts';
 import { type ListedTools, lintTools, toolsNamed } from './language/tool-lint.ts';
 import type { ListQueries } from './list-queries.ts';
+import { revisionHash } from './live.ts';
 import { type PolicyQueries, type PolicyView, policyView, type Rules } from './queries.ts';
 
 /** A suite without tests. */
 const NO_TESTS = 'tests: []';
 /** A statement that matches no request: an agent always has an id. */
 const NO_RULE = 'forbid(principal == Agent::"", action, resource == Tool::"");';
+
+/** A policy as a folder has it. */
+export interface PlannedPolicy {
+  id: string;
+  dsl_source: string;
+  tests_source: string | null;
+}
+
+/** What would become of one policy of a folder. */
+export interface PolicyPlan {
+  id: string;
+  /** `create`: there is no such policy; `update`: the newest version differs; `none`: it is the same. */
+  change: 'create' | 'update' | 'none';
+  content_hash: string;
+  /** The newest version; null when there is none. */
+  newest: (Pick<PolicyView, 'status' | 'version' | 'content_hash' | 'author_id'> & { source: Source | null }) | null;
+  live_version: number | null;
+  errors: Diagnostic[];
+  tests_errors: Diagnostic[];
+  warnings: Diagnostic[];
+  /** Against the live version, or the newest one if none is live. Null if the text has errors, or there is none. */
+  diff: TextDiff | null;
+  /** The suite changed against the same version. */
+  tests_changed: boolean;
+  /** With the whole folder in place of the live versions; null without a suite. */
+  tests: SuiteRun | null;
+  /** Why it could not be submitted or enforced as it is. */
+  objections: string[];
+}
 
 /** A text could be warned about more often than anyone reads. */
 const MAX_TOOL_WARNINGS = 50;
@@ -105,6 +138,79 @@ export class PolicyTexts {
     return { ...trial, live: now?.verdict ?? null };
   }
 
+  /**
+   * What would become of the policies of a folder, compared with what is stored: changes by statement, the tests, which
+   * run with all policies of the folder in place of their live versions, and what stands in the way of a release. Nothing
+   * is saved.
+   */
+  async plan(tenantId: string, planned: readonly PlannedPolicy[]): Promise<PolicyPlan[]> {
+    const rules = await this.#rules(tenantId);
+    const compiled = new Map<string, Compilation>();
+    for (const { id, dsl_source } of planned) compiled.set(id, await this.lint(tenantId, dsl_source, id));
+    const sound = planned.filter(({ id }) => compiled.get(id)!.errors.length === 0);
+    const texts = sound.map(({ dsl_source }) => dsl_source);
+    const { liveTexts: live, ...surroundings } = await this.#surroundings(tenantId, ...texts);
+    const replaced = new Set(sound.map(({ id }) => id));
+    const all = [
+      ...live.filter(({ policyId }) => !replaced.has(policyId)),
+      ...sound.map(({ id, dsl_source }) => ({ policyId: id, version: 0, text: dsl_source })),
+    ];
+    const enforced = await this.#db.query<{ name: string }>(
+      tenantId,
+      'select name from reference_list where tenant_id = $1 and deleted_at is null and live_version is not null',
+      [tenantId],
+    );
+    const approved = new Set(enforced.map(({ name }) => name));
+    const plans: PolicyPlan[] = [];
+    for (const policy of planned) {
+      const { id, dsl_source, tests_source } = policy;
+      const { errors, warnings, lists } = compiled.get(id)!;
+      const stored = await this.#queries.newest(tenantId, id);
+      const before = stored?.live ?? stored?.newest;
+      const content_hash = revisionHash(dsl_source, tests_source);
+      const tests_errors = await this.suiteFaults(tenantId, tests_source);
+      const runs = tests_source !== null && errors.length === 0 && tests_errors.length === 0;
+      const others = all.filter(({ policyId }) => policyId !== id);
+      const tests = runs
+        ? await this.run(tenantId, {
+            ...{ policyId: id, text: dsl_source, tests: tests_source, liveTexts: others },
+            ...surroundings,
+          })
+        : null;
+      const objection = objectionTo(tests, tests_source, rules);
+      const missing = lists.filter((name) => !approved.has(name));
+      plans.push({
+        id,
+        change: !stored ? 'create' : stored.newest.content_hash === content_hash && stored.newest.status !== 'revoked' ? 'none' : 'update',
+        content_hash,
+        newest: stored?.newest ?? null,
+        live_version: stored?.live_version ?? null,
+        errors,
+        tests_errors,
+        warnings,
+        diff:
+          errors.length === 0 && before
+            ? await this.#ask((language) =>
+                language.diff(tenantId, {
+                  policyId: id,
+                  from: { name: `${id}, version ${before.version}`, text: before.dsl_source },
+                  to: { name: `${id}, planned`, text: dsl_source },
+                }),
+              )
+            : null,
+        tests_changed: (before?.tests_source ?? null) !== tests_source,
+        tests,
+        objections: [
+          ...(errors.length > 0 ? ['the text has errors'] : []),
+          ...(tests_errors.length > 0 ? ['the tests have errors'] : []),
+          ...(objection !== undefined && errors.length + tests_errors.length === 0 ? [objection] : []),
+          ...missing.map((name) => `the list ${name} has no approved version`),
+        ],
+      });
+    }
+    return plans;
+  }
+
   /** The faults of a test suite; none for null. */
   async suiteFaults(tenantId: string, tests: string | null): Promise<Diagnostic[]> {
     return tests === null ? [] : this.#ask((language) => language.suiteFaults(tenantId, tests));
@@ -140,7 +246,7 @@ export class PolicyTexts {
   ): Promise<SuiteJob> {
     const rows = await em.execute<LiveText[]>(liveTexts('?'), [tenantId]);
     const others = rows.filter(({ policy_id }) => policy_id !== policy.policyId);
-    const lists = await this.#lists.valuesOf(em, tenantId, listsOf(policy.text, others));
+    const lists = await this.#lists.valuesOf(em, tenantId, listsOf([policy.text], others));
     return { ...policy, ...surroundingsOf(others, action_types, await this.#registry(em), lists) };
   }
 
@@ -149,11 +255,11 @@ export class PolicyTexts {
     return this.#ask((language) => language.test(tenantId, job));
   }
 
-  async #surroundings(tenantId: string, text: string): Promise<Surroundings> {
+  async #surroundings(tenantId: string, ...texts: string[]): Promise<Surroundings> {
     const { action_types } = await this.#rules(tenantId);
     const rows = await this.#db.query<LiveText>(tenantId, liveTexts('$1'), [tenantId]);
     const em = this.#db.reader(tenantId);
-    const lists = await this.#lists.valuesOf(em, tenantId, listsOf(text, rows));
+    const lists = await this.#lists.valuesOf(em, tenantId, listsOf(texts, rows));
     return surroundingsOf(rows, action_types, await this.#registry(em), lists);
   }
 
@@ -203,9 +309,9 @@ interface LiveText {
   lists: string[];
 }
 
-/** The reference lists that a text and the live ones name. */
-function listsOf(text: string, live: readonly LiveText[]): string[] {
-  return [...new Set([...listsNamed([{ cedar: text }]), ...live.flatMap(({ lists }) => lists)])];
+/** The reference lists that texts and the live ones name. */
+function listsOf(texts: readonly string[], live: readonly LiveText[]): string[] {
+  return [...new Set([...listsNamed(texts.map((cedar) => ({ cedar }))), ...live.flatMap(({ lists }) => lists)])];
 }
 
 /** Selects the texts of the live policies of the tenant that is bound to `parameter`. */

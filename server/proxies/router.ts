@@ -40,6 +40,34 @@ export function fleetRouter(
         return { poll_seconds: seconds, time: new Date().toISOString() };
       }),
 
+    rollout: route(
+      'GET /v1/proxies/rollout',
+      { keys: ['pipeline'], role: 'viewer', workload: 'policies:read' },
+      { summary: 'How many proxies enforce the live policies', tag },
+    )
+      .input(z.strictObject({}))
+      .output(
+        z.object({
+          proxies: z.int().describe('proxies that were heard of within three poll intervals'),
+          current: z.int().describe('of those, the ones that enforce the newest bundle'),
+          silent: z.int(),
+          poll_seconds: z.int(),
+        }),
+      )
+      .query(async ({ ctx }) => {
+        const seconds = await pollSeconds(ctx.tenantId);
+        const all = await fleet.list(ctx.tenantId, seconds);
+        const proxies = all.filter(({ stale }) => !stale);
+        const hashes = [...new Set(proxies.flatMap(({ bundle_hash }) => bundle_hash ?? []))];
+        const known = await bundles.known(ctx.tenantId, hashes);
+        return {
+          proxies: proxies.length,
+          current: proxies.filter(({ bundle_hash }) => known.get(bundle_hash ?? '')?.current).length,
+          silent: all.length - proxies.length,
+          poll_seconds: seconds,
+        };
+      }),
+
     list: route(
       'GET /v1/proxies',
       { keys: [], role: 'viewer' },

@@ -2,18 +2,20 @@ import type { AnyProcedure } from '@trpc/server';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { buildRouter, type Services } from '../../server/api/root.ts';
 import { type Access, ROLES } from '../../server/domain/principal.ts';
+import { WORKLOAD_SCOPES, type WorkloadScope } from '../../server/domain/workload.ts';
 import type { Meta } from '../../server/rpc/procedure.ts';
 import { allowed, BODIES, fill, idOf, makeWorld, operations, type World } from '../helpers/api.ts';
 import { type Credential, useServer } from '../helpers/server.ts';
+import { TokenIssuer, trust, workloadToken } from '../helpers/token-issuer.ts';
 
-const server = useServer();
+const server = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32' });
 
 /**
  * Who may call what, written by hand from the specification: the least role of a signed-in person (`any`: none is
  * needed), then the key scopes.
  * `-` is nobody of that kind. The scope admin reaches every route that any key can.
  */
-const TABLE: Record<string, [role: string, keys: string, agent?: 'agent']> = {
+const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | WorkloadScope]> = {
   'GET /healthz': ['public', ''],
   'GET /readyz': ['public', ''],
   'GET /metrics': ['public', ''],
@@ -28,7 +30,11 @@ const TABLE: Record<string, [role: string, keys: string, agent?: 'agent']> = {
   'POST /auth/magic-link/verify': ['public', ''],
   'GET /auth/invite': ['public', ''],
   'POST /auth/invite': ['public', ''],
-  'GET /auth/me': ['any', 'admin pipeline proxy'],
+  'POST /auth/token': ['public', ''],
+  'GET /auth/me': ['any', 'admin pipeline proxy', 'policies:read'],
+  'GET /v1/workload-trust': ['admin', 'admin'],
+  'POST /v1/workload-trust': ['admin', 'admin'],
+  'DELETE /v1/workload-trust/{id}': ['admin', 'admin'],
   'GET /v1/sessions': ['any', '-'],
   'DELETE /v1/sessions': ['any', '-'],
   'DELETE /v1/sessions/{id}': ['any', '-'],
@@ -44,24 +50,25 @@ const TABLE: Record<string, [role: string, keys: string, agent?: 'agent']> = {
   'POST /v1/invites/{id}/resend': ['admin', 'admin'],
   'DELETE /v1/invites/{id}': ['admin', 'admin'],
   'DELETE /v1/team/{userId}': ['admin', 'admin'],
-  'GET /v1/policies': ['viewer', 'admin pipeline'],
-  'POST /v1/policies': ['author', 'admin pipeline'],
-  'GET /v1/policies/{id}': ['viewer', 'admin pipeline'],
-  'PUT /v1/policies/{id}': ['author', 'admin pipeline'],
-  'DELETE /v1/policies/{id}': ['author', 'admin pipeline'],
+  'GET /v1/policies': ['viewer', 'admin pipeline', 'policies:read'],
+  'POST /v1/policies': ['author', 'admin pipeline', 'policies:write'],
+  'POST /v1/policies/plan': ['viewer', 'admin pipeline', 'policies:read'],
+  'GET /v1/policies/{id}': ['viewer', 'admin pipeline', 'policies:read'],
+  'PUT /v1/policies/{id}': ['author', 'admin pipeline', 'policies:write'],
+  'DELETE /v1/policies/{id}': ['author', 'admin pipeline', 'policies:write'],
   'POST /v1/policies/{id}/rollback': ['author', 'admin pipeline'],
-  'POST /v1/policies/validate': ['viewer', 'admin pipeline'],
-  'POST /v1/policies/format': ['viewer', 'admin pipeline'],
+  'POST /v1/policies/validate': ['viewer', 'admin pipeline', 'policies:read'],
+  'POST /v1/policies/format': ['viewer', 'admin pipeline', 'policies:read'],
   'POST /v1/policies/try': ['viewer', 'admin pipeline'],
-  'POST /v1/policies/{id}/test': ['viewer', 'admin pipeline'],
+  'POST /v1/policies/{id}/test': ['viewer', 'admin pipeline', 'policies:read'],
   'POST /v1/policies/{id}/comments': ['author', 'admin'],
   'GET /v1/policies/bundle': ['-', 'admin proxy'],
-  'POST /v1/policies/{id}/submit': ['author', 'admin'],
+  'POST /v1/policies/{id}/submit': ['author', 'admin', 'policies:submit'],
   'POST /v1/policies/{id}/approve': ['approver', 'admin'],
   'POST /v1/policies/{id}/reject': ['approver', 'admin'],
   'POST /v1/policies/{id}/request-changes': ['approver', 'admin'],
   'POST /v1/policies/{id}/break-glass': ['admin', 'admin'],
-  'GET /v1/policies/{id}/diff': ['viewer', 'admin pipeline'],
+  'GET /v1/policies/{id}/diff': ['viewer', 'admin pipeline', 'policies:read'],
   'GET /v1/lists': ['viewer', 'admin pipeline'],
   'GET /v1/lists/{name}': ['viewer', 'admin pipeline'],
   'GET /v1/lists/{name}/diff': ['viewer', 'admin pipeline'],
@@ -70,7 +77,7 @@ const TABLE: Record<string, [role: string, keys: string, agent?: 'agent']> = {
   'POST /v1/lists/{name}/approve': ['approver', 'admin'],
   'POST /v1/lists/{name}/reject': ['approver', 'admin'],
   'GET /v1/policies/{id}/summary': ['viewer', 'admin pipeline'],
-  'GET /v1/policies/{id}/versions/{version}': ['viewer', 'admin pipeline'],
+  'GET /v1/policies/{id}/versions/{version}': ['viewer', 'admin pipeline', 'policies:read'],
   'GET /v1/keys': ['admin', 'admin'],
   'POST /v1/keys': ['admin', 'admin'],
   'DELETE /v1/keys/{id}': ['admin', 'admin'],
@@ -123,6 +130,7 @@ const TABLE: Record<string, [role: string, keys: string, agent?: 'agent']> = {
   'PUT /v1/settings/token-issuers': ['admin', 'admin'],
   'POST /v1/proxies/heartbeat': ['-', 'admin proxy'],
   'GET /v1/proxies': ['viewer', 'admin'],
+  'GET /v1/proxies/rollout': ['viewer', 'admin pipeline', 'policies:read'],
   'GET /v1/proxy-config': ['-', 'admin proxy'],
   'POST /v1/tools/observed': ['-', 'admin proxy'],
   'GET /v1/tools': ['viewer', 'admin pipeline'],
@@ -157,14 +165,11 @@ const TABLE: Record<string, [role: string, keys: string, agent?: 'agent']> = {
   'GET /.well-known/jwks.json': ['public', ''],
 };
 
-function inWords(access: Access): [string, string, 'agent'?] {
+function inWords(access: Access): [string, string, ('agent' | WorkloadScope)?] {
   if (access.public) return ['public', ''];
   const keys = access.keys ? ['admin', ...access.keys].sort().join(' ') : '-';
-  return [access.role ?? '-', keys, ...(access.agent ? (['agent'] as const) : ([] as const))] as [
-    string,
-    string,
-    'agent'?,
-  ];
+  const other = access.agent ? 'agent' : access.workload;
+  return other ? [access.role ?? '-', keys, other] : [access.role ?? '-', keys];
 }
 
 describe('the access rules', () => {
@@ -184,7 +189,14 @@ describe('the access rules', () => {
   });
 });
 
-type Caller = { name: string; who: Credential | undefined; role?: string; scopes?: string[]; agent?: true };
+type Caller = {
+  name: string;
+  who: Credential | undefined;
+  role?: string;
+  scopes?: string[];
+  agent?: true;
+  workload?: WorkloadScope[];
+};
 
 /** Public routes whose own answer is a refusal: of a link, of a form from elsewhere, of a logout without a session. */
 const ELSEWHERE = [
@@ -195,6 +207,7 @@ const ELSEWHERE = [
   'POST /auth/magic-link/verify',
   'GET /auth/invite',
   'POST /auth/invite',
+  'POST /auth/token',
 ];
 
 describe('every route', () => {
@@ -208,6 +221,12 @@ describe('every route', () => {
       { name: 'an agent key', who: await tenant.agent('agent-1', 'clerk'), agent: true },
       { name: 'a person without a role', who: await tenant.person(), role: 'none' },
     ];
+    const issuer = await TokenIssuer.start();
+    await trust(server, tenant, issuer);
+    for (const scope of WORKLOAD_SCOPES) {
+      const who = await workloadToken(server, tenant, issuer, scope);
+      callers.push({ name: `token ${scope}`, who, workload: [scope] });
+    }
     for (const role of ROLES) callers.push({ name: role, who: await tenant.person(role), role });
     for (const scopes of [['proxy'], ['pipeline'], ['admin'], ['proxy', 'pipeline']] as const) {
       callers.push({ name: `key ${scopes.join('+')}`, who: await tenant.key(...scopes), scopes: [...scopes] });
@@ -216,9 +235,10 @@ describe('every route', () => {
 
   /** What the hand-written row says of the caller: the code of the refusal, or undefined. */
   const expected = (line: string, caller: Caller): string | undefined => {
-    const [role, keys, agent] = TABLE[line]!;
+    const [role, keys, other] = TABLE[line]!;
     if (role === 'public') return undefined;
-    if (caller.agent) return agent ? undefined : 'KEY_SCOPE';
+    if (caller.workload) return (caller.workload as (string | undefined)[]).includes(other) ? undefined : 'KEY_SCOPE';
+    if (caller.agent) return other === 'agent' ? undefined : 'KEY_SCOPE';
     if (caller.scopes) return caller.scopes.some((scope) => keys.split(' ').includes(scope)) ? undefined : 'KEY_SCOPE';
     if (!caller.role) return 'UNAUTHENTICATED';
     const rank = (name: string) => (ROLES as readonly string[]).indexOf(name);

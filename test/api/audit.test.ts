@@ -20,10 +20,13 @@ import { CLIENT, HostileProvider } from '../helpers/hostile-provider.ts';
 import { mailsSent, mailsTo } from '../helpers/mail.ts';
 import { useServer } from '../helpers/server.ts';
 import { setProvider, verifyDomain } from '../helpers/sso.ts';
+import { audienceOf, exchangeOf, GITHUB_MATCH, GITHUB_RUN, TokenIssuer, trust } from '../helpers/token-issuer.ts';
 
 const dns = useDns();
 let provider: HostileProvider;
+let issuer: TokenIssuer;
 beforeAll(async () => {
+  issuer = await TokenIssuer.start();
   provider = await HostileProvider.start(() => server.clock.now());
 });
 const server = useServer(dns.settings({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }));
@@ -42,6 +45,7 @@ const EXEMPT = new Set([
   'POST /v1/policies/format',
   'POST /v1/policies/try',
   'POST /v1/policies/{id}/test',
+  'POST /v1/policies/plan',
   'POST /auth/magic-link',
 ]);
 const mutations = operations.filter(({ method, line }) => method !== 'GET' && !EXEMPT.has(line));
@@ -67,6 +71,13 @@ const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
     await mailsSent(server);
     w.body = { token: mailsTo(server, email).at(-1)!.token };
     w.headers = fromPage();
+  },
+  'POST /auth/token': async (w) => {
+    await trust(server, w.tenant, issuer);
+    w.body = exchangeOf(await issuer.sign({ ...GITHUB_RUN, aud: audienceOf(server, w.tenant) }));
+  },
+  'POST /v1/workload-trust': async (w) => {
+    w.body = { label: 'x', issuer: issuer.issuer, match: GITHUB_MATCH, scopes: ['policies:read'] };
   },
   'DELETE /v1/sessions': (w) => w.tenant.enter(w.user),
   'DELETE /v1/users/{id}/sessions/{session_id}': async (w) => {
@@ -187,6 +198,7 @@ const SPENDS = new Set([
   'POST /v1/users/{id}/roles',
   'POST /v1/settings/changes/{id}/approve',
   'POST /v1/settings/changes/{id}/reject',
+  'DELETE /v1/workload-trust/{id}',
   'DELETE /v1/policies/{id}',
   'POST /v1/policies/{id}/break-glass',
   'POST /v1/escrow/{id}/vote',

@@ -2,6 +2,7 @@ import pg from 'pg';
 import { describeApi } from '../../server/app.ts';
 import type { Access, Role } from '../../server/domain/principal.ts';
 import { pinned } from '../../server/domain/tool-definition.ts';
+import type { WorkloadScope } from '../../server/domain/workload.ts';
 import type { Credential, TestServer, TestTenant } from './server.ts';
 
 /** One operation of the OpenAPI document. */
@@ -16,7 +17,7 @@ export interface Operation {
 
 interface DocumentOperation {
   operationId: string;
-  security?: { apiKey?: string[]; session?: [Role | 'any']; agentKey?: [] }[];
+  security?: { apiKey?: string[]; session?: [Role | 'any']; agentKey?: []; workloadToken?: [WorkloadScope] }[];
 }
 
 export const document = (await describeApi()) as {
@@ -33,6 +34,7 @@ export const operations: readonly Operation[] = Object.entries(document.paths).f
       ...(all.apiKey && { keys: all.apiKey.filter((scope) => scope !== 'admin') as ('proxy' | 'pipeline')[] }),
       ...(all.session && { role: all.session[0] }),
       ...(all.agentKey && { agent: true }),
+      ...(all.workloadToken && { workload: all.workloadToken[0] }),
     };
     return { line: `${method.toUpperCase()} ${path}`, method: method.toUpperCase(), path, operationId, access };
   }),
@@ -86,6 +88,9 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'DELETE /v1/settings/sso/identities/{user_id}': { reason: 'a new account' },
   'PUT /v1/settings/token-issuers': { token_issuers: [] },
   'POST /v1/policies': { id: 'new-policy', dsl_source: 'permit(principal, action, resource == Tool::"read");' },
+  'POST /v1/policies/plan': {
+    policies: [{ id: 'new-policy', dsl_source: 'permit(principal, action, resource == Tool::"read");' }],
+  },
   'POST /v1/policies/validate': { dsl_source: 'permit(principal, action, resource);' },
   'POST /v1/policies/format': { dsl_source: 'permit(principal, action, resource);' },
   'POST /v1/policies/try': {
@@ -176,6 +181,19 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /v1/lists/{name}/approve': { version: 2 },
   'POST /v1/lists/{name}/reject': { version: 2, reason: 'not ours' },
   'DELETE /v1/lists/{name}': {},
+  'POST /auth/token': {
+    grant_type: 'urn:ietf:params:oauth:grant-type:token-exchange',
+    subject_token: 'the token of a pipeline',
+    subject_token_type: 'urn:ietf:params:oauth:token-type:jwt',
+    scope: 'policies:read',
+  },
+  'POST /v1/workload-trust': {
+    label: 'a pipeline',
+    issuer: 'https://127.0.0.1',
+    match: { repository_id: '1', ref: 'refs/heads/main' },
+    scopes: ['policies:read', 'policies:write'],
+  },
+  'DELETE /v1/workload-trust/{id}': {},
   'DELETE /v1/keys/{id}': {},
   'DELETE /v1/sessions': {},
   'DELETE /v1/sessions/{id}': {},
@@ -228,6 +246,8 @@ export interface World {
   session: string;
   invite: string;
   subscription: string;
+  /** A pipeline that is trusted. */
+  trust: string;
   /** A record of the audit log. */
   audit: string;
   /** A change of settings that waits. */
@@ -267,6 +287,14 @@ export async function makeWorld(server: TestServer): Promise<World> {
   const loosening = { self_approval: true, reason: 'one of us is away' };
   const change = await server.call<{ waiting: { id: string } }>(200, 'PATCH /v1/settings', admin, loosening);
   await tenant.set({ approval_required: null });
+  // its issuer need not answer here
+  await sql(
+    server,
+    `insert into workload_trust (tenant_id, id, label, issuer, audience, match, scopes, created_at)
+     values ($1, 'wlt_1', 'a pipeline', 'https://127.0.0.1', 'https://127.0.0.1/tenants/t', '{"sub": "x"}',
+       '{policies:read}', now())`,
+    [tenant.id],
+  );
   const audit = await server.call<{ records: { id: string }[] }>(200, 'GET /v1/audit?limit=1', admin);
   return {
     tenant,
@@ -281,6 +309,7 @@ export async function makeWorld(server: TestServer): Promise<World> {
     session: own.body.sessions[0]!.id,
     invite: invite.body.id,
     subscription: subscription.body.id,
+    trust: 'wlt_1',
     audit: audit.body.records[0]!.id,
     settingsChange: change.body.waiting.id,
     delivery: await delivered(server, tenant.id, subscription.body.id),
@@ -318,6 +347,7 @@ export function idOf(world: World, path: string): string {
     events: world.event,
     keys: world.key,
     'agent-keys': world.agentKey,
+    'workload-trust': world.trust,
     forensics: world.package,
     users: world.user,
     sessions: world.session,

@@ -1,6 +1,13 @@
 import { CodeChallengeMethod, OAuth2Client } from 'arctic';
 import ipaddr from 'ipaddr.js';
-import { decodeProtectedHeader, type ProtectedHeaderParameters } from 'jose';
+import {
+  createLocalJWKSet,
+  decodeProtectedHeader,
+  errors,
+  type JWTPayload,
+  jwtVerify,
+  type ProtectedHeaderParameters,
+} from 'jose';
 import * as openid from 'openid-client';
 import { z } from 'zod';
 import type { Clock } from '../../lib/clock.ts';
@@ -99,6 +106,7 @@ export class OpenIdConnect {
   readonly #allow: readonly string[];
   readonly #providers: Fetched<Provider>;
   readonly #keySets: Fetched<openid.JWKS>;
+  readonly #issuers: Fetched<{ jwksUri: string; algorithms: Algorithm[] }>;
 
   /** `allow`: the CIDRs of SVC_EGRESS_ALLOW, where plain http is accepted. */
   constructor(egress: Egress, clock: Clock, allow: readonly string[]) {
@@ -108,6 +116,7 @@ export class OpenIdConnect {
     const limits = { freshMs: FRESH_MS, failedMs: FAILED_MS, renewMs: RENEW_MS, size: 1000 };
     this.#providers = new Fetched(() => clock.now(), limits);
     this.#keySets = new Fetched(() => clock.now(), limits);
+    this.#issuers = new Fetched(() => clock.now(), limits);
   }
 
   /** Why the text cannot be an issuer (OpenID Connect Discovery 1.0, section 3); undefined if it can. */
@@ -131,6 +140,44 @@ export class OpenIdConnect {
   async discoverKeys(issuer: string): Promise<{ jwksUri: string; algorithms: Algorithm[] }> {
     const document = await this.#document(issuer, KeyDiscovery);
     return { jwksUri: document.jwks_uri, algorithms: algorithmsOf(document) };
+  }
+
+  /**
+   * The claims of a token that this issuer signed for this audience, and that is valid now. Undefined for any other token.
+   * INVARIANT: only asymmetric algorithms, and only keys that the issuer publishes: what a token says about its own key
+   * has no effect. Throws SsoRefusal when the keys cannot be fetched.
+   */
+  async verify(
+    token: string,
+    { issuer, audience, jwksUri: given }: { issuer: string; audience: string; jwksUri?: string | undefined },
+  ): Promise<JWTPayload | undefined> {
+    const { jwksUri, algorithms } = given
+      ? { jwksUri: given, algorithms: [...ALGORITHMS] }
+      : await this.#issuers.get(issuer, () => this.discoverKeys(issuer));
+    const name = JSON.stringify([issuer, jwksUri]);
+    const fetch = () => this.#fetchKeys(jwksUri);
+    const attempt = async (keys: openid.JWKS) => {
+      const { payload } = await jwtVerify(token, createLocalJWKSet(keys as never), {
+        ...{ issuer, audience, algorithms },
+        clockTolerance: TOLERANCE_SECONDS,
+        currentDate: new Date(this.#clock.now()),
+        requiredClaims: ['exp', 'iat'],
+      });
+      return payload;
+    };
+    try {
+      try {
+        return await attempt(await this.#keySets.get(name, fetch));
+      } catch (error) {
+        if (!(error instanceof errors.JWKSNoMatchingKey)) throw error;
+        const newer = await this.#keySets.renew(name, fetch);
+        return newer && (await attempt(newer));
+      }
+    } catch (error) {
+      // a key that is too short is a TypeError of jose's
+      if (error instanceof errors.JOSEError || error instanceof TypeError) return undefined;
+      throw error;
+    }
   }
 
   /** Fetches the provider's keys as a sign-in would; resolves if at least one can sign. */
