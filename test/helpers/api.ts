@@ -288,12 +288,13 @@ export async function makeWorld(server: TestServer): Promise<World> {
   const change = await server.call<{ waiting: { id: string } }>(200, 'PATCH /v1/settings', admin, loosening);
   await tenant.set({ approval_required: null });
   // its issuer need not answer here
+  const trust = `wlt_${++counter}`;
   await sql(
     server,
     `insert into workload_trust (tenant_id, id, label, issuer, audience, match, scopes, created_at)
-     values ($1, 'wlt_1', 'a pipeline', 'https://127.0.0.1', 'https://127.0.0.1/tenants/t', '{"sub": "x"}',
+     values ($1, $2, 'a pipeline', 'https://127.0.0.1', 'https://127.0.0.1/tenants/t', '{"sub": "x"}',
        '{policies:read}', now())`,
-    [tenant.id],
+    [tenant.id, trust],
   );
   const audit = await server.call<{ records: { id: string }[] }>(200, 'GET /v1/audit?limit=1', admin);
   return {
@@ -309,7 +310,7 @@ export async function makeWorld(server: TestServer): Promise<World> {
     session: own.body.sessions[0]!.id,
     invite: invite.body.id,
     subscription: subscription.body.id,
-    trust: 'wlt_1',
+    trust,
     audit: audit.body.records[0]!.id,
     settingsChange: change.body.waiting.id,
     delivery: await delivered(server, tenant.id, subscription.body.id),
