@@ -3,12 +3,12 @@ import type { SessionRow, WorkloadTrustRow } from '../../db/entities/index.ts';
 import { AgentName } from '../domain/agent-names.ts';
 import { doerOf, originOf } from '../domain/audit.ts';
 import { ownerOf, type Principal, ROLES, SCOPES } from '../domain/principal.ts';
+import { MATCH_LIMITS, WORKLOAD_SCOPES } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
 import { emailAddress, text, timestamp } from '../rpc/fields.ts';
 import { publicRoute, route, trpc } from '../rpc/procedure.ts';
 import type { Keys } from './keys.ts';
 import type { MagicLinks } from './magic-links.ts';
-import { MATCH_LIMITS, WORKLOAD_SCOPES } from '../domain/workload.ts';
 import type { Sessions } from './sessions.ts';
 import type { Workloads } from './workloads.ts';
 
@@ -251,7 +251,9 @@ export function workloadTrustRouter(workloads: Workloads) {
       .input(z.strictObject({}))
       .output(
         z.object({
-          audience: z.string().describe('the audience that tokens for this tenant have, unless a trust names a longer one'),
+          audience: z
+            .string()
+            .describe('the audience that tokens for this tenant have, unless a trust names a longer one'),
           workload_trust: z.array(WorkloadTrustOut),
         }),
       )

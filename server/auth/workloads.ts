@@ -263,7 +263,8 @@ export class Workloads {
     }
     const { iss: issuer, aud } = claims;
     const audience = Array.isArray(aud) && aud.length === 1 ? aud[0] : aud;
-    if (typeof issuer !== 'string' || typeof audience !== 'string' || !audience.startsWith(this.#base)) return undefined;
+    if (typeof issuer !== 'string' || typeof audience !== 'string' || !audience.startsWith(this.#base))
+      return undefined;
     const [tenantId] = audience.slice(this.#base.length).split('/');
     if (!tenantId || [tenantId, issuer, audience].some((text) => text.includes('\0') || text.length > 1000)) {
       return undefined;
@@ -290,7 +291,10 @@ export class Workloads {
         if (claims) return { claims, trusts };
       } catch (error) {
         if (!(error instanceof SsoRefusal)) throw error;
-        this.#log.warn({ issuer: token.issuer, reason: error.detail }, 'the keys of a trusted issuer cannot be fetched');
+        this.#log.warn(
+          { issuer: token.issuer, reason: error.detail },
+          'the keys of a trusted issuer cannot be fetched',
+        );
         throw new AppError('UNAVAILABLE', 'the keys of the issuer cannot be fetched', {
           headers: { 'retry-after': '10' },
         });

@@ -38,7 +38,10 @@ const ID_OF_NAME: Readonly<Record<string, readonly string[]>> = {
 const SUBJECT_OF_NAMES = /^(?:repo|repository|repository_owner|project_path|enterprise|actor):/;
 
 /** Why a tenant must not trust these claims with these scopes, by the claim that it is about. Empty if it may. */
-export function faultsOfMatch(match: ClaimMatch, scopes: readonly WorkloadScope[]): { claim: string; message: string }[] {
+export function faultsOfMatch(
+  match: ClaimMatch,
+  scopes: readonly WorkloadScope[],
+): { claim: string; message: string }[] {
   const faults: { claim: string; message: string }[] = [];
   const fault = (claim: string, message: string) => faults.push({ claim, message });
   for (const [claim, value] of Object.entries(match)) {
@@ -60,7 +63,10 @@ export function faultsOfMatch(match: ClaimMatch, scopes: readonly WorkloadScope[
   const one = subject || exact(match, 'repository_id') || exact(match, 'project_id');
   const group = exact(match, 'repository_owner_id') || exact(match, 'namespace_id');
   if (!one && !group) {
-    fault('', 'must say whose token it is: repository_id, project_id, repository_owner_id, namespace_id, or a sub that is not made of names');
+    fault(
+      '',
+      'must say whose token it is: repository_id, project_id, repository_owner_id, namespace_id, or a sub that is not made of names',
+    );
   }
   if (scopes.some((scope) => scope !== 'policies:read')) {
     if (!one) fault('', 'policies:write needs one repository or project: match repository_id, project_id or sub');

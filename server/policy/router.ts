@@ -270,7 +270,10 @@ const writes = { ...write, workload: 'policies:write' } as const;
 const reads = { ...read, workload: 'policies:read' } as const;
 
 /** KEY_SCOPE unless the caller's credential reaches the policy. Without an id, it has to reach all. */
-function within<T extends { principal: Principal; tenantId: string }>({ principal, tenantId }: T, id: string | undefined) {
+function within<T extends { principal: Principal; tenantId: string }>(
+  { principal, tenantId }: T,
+  id: string | undefined,
+) {
   if (principal.kind === 'workload_token' && !coversPolicy(principal.policies, id ?? '*')) {
     throw new AppError('KEY_SCOPE', `the token reaches only the policies ${principal.policies}`);
   }

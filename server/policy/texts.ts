@@ -181,7 +181,11 @@ export class PolicyTexts {
       const missing = lists.filter((name) => !approved.has(name));
       plans.push({
         id,
-        change: !stored ? 'create' : stored.newest.content_hash === content_hash && stored.newest.status !== 'revoked' ? 'none' : 'update',
+        change: !stored
+          ? 'create'
+          : stored.newest.content_hash === content_hash && stored.newest.status !== 'revoked'
+            ? 'none'
+            : 'update',
         content_hash,
         newest: stored?.newest ?? null,
         live_version: stored?.live_version ?? null,

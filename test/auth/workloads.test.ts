@@ -244,7 +244,15 @@ describe('what it was exchanged for', () => {
       ['POST /v1/policies/hr-files/test', {}],
       ['POST /v1/policies', { id: 'hr-new', ...text }],
       ['POST /v1/policies', text],
-      ['POST /v1/policies/plan', { policies: [{ id: 'pay-refunds', ...text }, { id: 'hr-files', ...text }] }],
+      [
+        'POST /v1/policies/plan',
+        {
+          policies: [
+            { id: 'pay-refunds', ...text },
+            { id: 'hr-files', ...text },
+          ],
+        },
+      ],
     ] as const) {
       expect((await server.call(403, line, token, body)).body.code, line).toBe('KEY_SCOPE');
     }
@@ -350,7 +358,12 @@ describe('what may be trusted', () => {
       tenant.admin,
       body,
     );
-    expect(refused.body.errors.map(({ pointer }) => pointer)).toEqual(['/match/repository', '/match', '/match', '/match']);
+    expect(refused.body.errors.map(({ pointer }) => pointer)).toEqual([
+      '/match/repository',
+      '/match',
+      '/match',
+      '/match',
+    ]);
   });
 
   test('a claim of the prototype is none, and an empty match fits nothing', () => {
@@ -374,7 +387,9 @@ describe('what may be trusted', () => {
     expect(provenSource(github, GITHUB_RUN)).toMatchObject({
       run_url: 'https://github.com/acme/policies/actions/runs/991',
     });
-    expect(provenSource('https://git.example/_services/token', GITHUB_RUN).run_url).toMatch(/^https:\/\/git\.example\//);
+    expect(provenSource('https://git.example/_services/token', GITHUB_RUN).run_url).toMatch(
+      /^https:\/\/git\.example\//,
+    );
     expect(
       provenSource('https://gitlab.example', {
         ...{ project_path: 'g/sub/p', job_id: '5', user_login: 'ann', sha: 'ab12cd34', ref: 'main' },

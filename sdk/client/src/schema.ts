@@ -350,6 +350,44 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/workload-trust": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List the workloads whose tokens are trusted */
+        get: operations["workloadTrust-list"];
+        put?: never;
+        /**
+         * Trust the tokens of a pipeline or another workload; the keys of the issuer are fetched immediately
+         * @description A token is taken if its issuer and audience are exactly these and it has every claim of `match`. Values are exact; `environment`, `ref`, `ref_path`, `job_workflow_ref`, `workflow_ref` and `ci_config_ref_uri` may end with `*` after `/`, `@`, `:` or `-`. A name needs the id beside it that nobody else can take (`repository_id`, `project_id`).
+         */
+        post: operations["workloadTrust-create"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/workload-trust/{id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /** Trust a workload no longer; its tokens stop working immediately */
+        delete: operations["workloadTrust-remove"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/directory": {
         parameters: {
             query?: never;
@@ -598,6 +636,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/policies/plan": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * What a set of policies would change; nothing is saved
+         * @description For the policies of a folder at once: what changes by statement against the live versions, whether the tests pass with all of them in place, and what would keep them from being enforced.
+         */
+        post: operations["policies-plan"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/policies/validate": {
         parameters: {
             query?: never;
@@ -722,7 +780,7 @@ export interface paths {
         put?: never;
         /**
          * Submit a draft for review
-         * @description If the tenant requires approval, this needs a signed-in person.
+         * @description If the tenant requires approval, this needs a signed-in person, or a workload that is trusted to submit.
          */
         post: operations["policies-submit"];
         delete?: never;
@@ -977,6 +1035,23 @@ export interface paths {
         put?: never;
         /** Report that a proxy is alive */
         post: operations["proxies-heartbeat"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/proxies/rollout": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** How many proxies enforce the live policies */
+        get: operations["proxies-rollout"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -1931,6 +2006,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/auth/token": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Exchange the token of a pipeline or another workload for a token of this server
+         * @description RFC 8693. The audience of the token names the tenant. It must be trusted (`/v1/workload-trust`), and is exchanged once. The answer is valid for 15 minutes. Without `scope` it may only read.
+         */
+        post: operations["post-auth-token"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/auth/invite": {
         parameters: {
             query?: never;
@@ -2511,6 +2606,40 @@ export interface webhooks {
         patch?: never;
         trace?: never;
     };
+    "workload_trust.created": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Tokens of a pipeline or another workload are trusted from now on */
+        post: operations["webhook-workload_trust-created"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "workload_trust.deleted": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Tokens of a pipeline or another workload are no longer trusted */
+        post: operations["webhook-workload_trust-deleted"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "forensics.exported": {
         parameters: {
             query?: never;
@@ -2684,6 +2813,17 @@ export interface webhooks {
 }
 export interface components {
     schemas: {
+        /** @description where the text comes from; what the token of a pipeline proves takes its place */
+        StatedSource: {
+            repo?: string;
+            commit?: string;
+            ref?: string;
+            /** @description of the file in the repository */
+            path?: string;
+            run_url?: string;
+            /** @description who started the run */
+            actor?: string;
+        };
         Session: {
             id: string;
             /** @description the session of this request */
@@ -2766,6 +2906,29 @@ export interface components {
             last_used_at?: string;
             /** Format: date-time */
             expires_at?: string;
+        };
+        WorkloadTrust: {
+            id: string;
+            label: string;
+            /** @description the exact `iss` of the tokens */
+            issuer: string;
+            /** @description the exact `aud` of the tokens */
+            audience: string;
+            jwks_uri: string | null;
+            /** @description the claims that a token must have, all of them */
+            match: {
+                [key: string]: string;
+            };
+            scopes: ("policies:read" | "policies:write" | "policies:submit")[];
+            /** @description the policies that it reaches; null for all */
+            policies: string | null;
+            created_by: string | null;
+            /** Format: date-time */
+            created_at: string;
+            /** Format: date-time */
+            last_used_at?: string;
+            /** @description restored from a backup and not confirmed since: it is not in force */
+            unconfirmed: boolean;
         };
         Settings: {
             /** @description a version is enforced only after another person approves it */
@@ -2887,27 +3050,56 @@ export interface components {
             live_version: number | null;
             scopes: string[];
         };
+        PolicyPlan: {
+            id: string;
+            /**
+             * @description against the newest version
+             * @enum {string}
+             */
+            change: "create" | "update" | "none";
+            content_hash: string;
+            newest: {
+                /** @enum {string} */
+                status: "draft" | "pending_approval" | "deployed" | "revoked";
+                version: number;
+                content_hash: string;
+                author_id: string;
+                source: components["schemas"]["PolicySource"] | null;
+            } | null;
+            live_version: number | null;
+            errors: components["schemas"]["Diagnostic"][];
+            tests_errors: components["schemas"]["Diagnostic"][];
+            warnings: components["schemas"]["Diagnostic"][];
+            /** @description against the live version, or the newest one if none is live */
+            diff: {
+                /** @description a unified diff of the texts */
+                unified: string;
+                lines_added: number;
+                lines_removed: number;
+                rules_added: string[];
+                rules_removed: string[];
+                rules_changed: string[];
+            } | null;
+            tests_changed: boolean;
+            /** @description run with all policies of the request in place; null without a suite */
+            tests: components["schemas"]["TestRun"] | null;
+            /** @description why it could not be submitted or enforced as it is */
+            objections: string[];
+        };
+        PolicySource: {
+            repo?: string;
+            commit?: string;
+            ref?: string;
+            path?: string;
+            run_url?: string;
+            actor?: string;
+            /** @description what a token proved; the rest was only stated */
+            proven: ("repo" | "commit" | "ref" | "path" | "run_url" | "actor")[];
+        };
         Diagnostic: {
             line: number;
             column: number;
             message: string;
-        };
-        Verdict: {
-            /** @enum {string} */
-            decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
-            /** @description the rule that decided */
-            rule_id: string | null;
-            policy_id: string | null;
-            deny_reason?: string;
-            masks?: string[];
-            /** @description the hold that it would open */
-            hold?: {
-                /** @enum {string} */
-                hold_type: "single" | "multi_party" | "conditional" | "time_delayed";
-                required_approvals: number;
-                ttl_seconds: number;
-                reason?: string;
-            };
         };
         TestRun: {
             /** @description neither text has errors; otherwise nothing was run */
@@ -2964,6 +3156,23 @@ export interface components {
             };
             reason?: string;
         };
+        Verdict: {
+            /** @enum {string} */
+            decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
+            /** @description the rule that decided */
+            rule_id: string | null;
+            policy_id: string | null;
+            deny_reason?: string;
+            masks?: string[];
+            /** @description the hold that it would open */
+            hold?: {
+                /** @enum {string} */
+                hold_type: "single" | "multi_party" | "conditional" | "time_delayed";
+                required_approvals: number;
+                ttl_seconds: number;
+                reason?: string;
+            };
+        };
         PolicyVersion: {
             version: number;
             content_hash: string;
@@ -2974,6 +3183,8 @@ export interface components {
             change: "create" | "update" | "rollback" | "break_glass";
             rolled_back_from?: number;
             note?: string;
+            /** @description where a pipeline took it from */
+            source?: components["schemas"]["PolicySource"];
             live: boolean;
             /** @description the newest decision on this version */
             review?: {
@@ -3549,7 +3760,7 @@ export interface components {
                 ip?: string;
             };
             /** @enum {string} */
-            action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted";
+            action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted";
             code: string;
             target: {
                 type: string;
@@ -3760,6 +3971,22 @@ export interface components {
             scopes?: string[];
             agent_id?: string;
             agent_role?: string;
+            /** @description who did it: the id of a person, of a key or of the system */
+            actor_id: string;
+        };
+        WorkloadTrustPayload: {
+            /** @description the type of the event */
+            event: string;
+            /** @description the same in every delivery of this event */
+            event_id: string;
+            tenant_id: string;
+            /** Format: date-time */
+            created_at: string;
+            trust_id: string;
+            label: string;
+            issuer: string;
+            scopes: string[];
+            policies: string | null;
             /** @description who did it: the id of a person, of a key or of the system */
             actor_id: string;
         };
@@ -4077,8 +4304,8 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
-        /** @description FORBIDDEN: The caller may not do this; KEY_SCOPE: The key has no scope for this route; SELF_APPROVAL: The author cannot approve their own version */
-        "FORBIDDEN-KEY_SCOPE-SELF_APPROVAL": {
+        /** @description VERSION_CHANGED: The policy, tool or list changed since this version was read */
+        VERSION_CHANGED: {
             headers: {
                 "X-Request-Id": components["headers"]["X-Request-Id"];
                 [name: string]: unknown;
@@ -4097,8 +4324,8 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
-        /** @description VERSION_CHANGED: The policy, tool or list changed since this version was read */
-        VERSION_CHANGED: {
+        /** @description FORBIDDEN: The caller may not do this; KEY_SCOPE: The key has no scope for this route; SELF_APPROVAL: The author cannot approve their own version */
+        "FORBIDDEN-KEY_SCOPE-SELF_APPROVAL": {
             headers: {
                 "X-Request-Id": components["headers"]["X-Request-Id"];
                 [name: string]: unknown;
@@ -4285,9 +4512,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-hzfiqd",
+                     *       "tenant_id": "t1-70rgjf",
                      *       "user": {
-                     *         "id": "usr_01m81gfa8ct174j8qra0gkkvsj",
+                     *         "id": "usr_01m828dsp7ffmqwjyspwwh1308",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -4301,9 +4528,9 @@ export interface operations {
                         /** @constant */
                         authenticated: true;
                         /** @enum {string} */
-                        auth_method: "api_key" | "oidc" | "magic_link";
+                        auth_method: "api_key" | "oidc" | "magic_link" | "workload_token";
                         tenant_id: string;
-                        scopes?: ("proxy" | "pipeline" | "admin")[];
+                        scopes?: ("proxy" | "pipeline" | "admin" | "policies:read" | "policies:write" | "policies:submit")[];
                         user?: {
                             id: string;
                             email: string;
@@ -4382,14 +4609,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m81gfa9m517vynfcm4n3cg8c",
+                     *           "id": "ses_01m828dsw74z7v40vswtp324hw",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-22T11:32:43.444Z",
-                     *           "last_seen_at": "2026-11-22T11:32:43.444Z",
-                     *           "expires_at": "2026-11-23T11:32:43.444Z"
+                     *           "created_at": "2026-11-22T18:31:19.687Z",
+                     *           "last_seen_at": "2026-11-22T18:31:19.687Z",
+                     *           "expires_at": "2026-11-23T18:31:19.687Z"
                      *         }
                      *       ]
                      *     }
@@ -4499,14 +4726,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m81gfa9m517vynfcm4n3cg8c",
+                     *           "id": "ses_01m828dsw74z7v40vswtp324hw",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-22T11:32:43.444Z",
-                     *           "last_seen_at": "2026-11-22T11:32:43.444Z",
-                     *           "expires_at": "2026-11-23T11:32:43.444Z"
+                     *           "created_at": "2026-11-22T18:31:19.687Z",
+                     *           "last_seen_at": "2026-11-22T18:31:19.687Z",
+                     *           "expires_at": "2026-11-23T18:31:19.687Z"
                      *         }
                      *       ]
                      *     }
@@ -4625,7 +4852,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *           "id": "usr_01m828ds85bfsejwdrqbgjnbdp",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -4633,13 +4860,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-22T11:32:43.257Z",
+                     *           "created_at": "2026-11-22T18:31:19.045Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m81gfa8ct174j8qra0gkkvsj",
+                     *           "id": "usr_01m828dsp7ffmqwjyspwwh1308",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -4647,8 +4874,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-22T11:32:43.404Z",
-                     *           "last_login": "2026-11-22T11:32:43.444Z",
+                     *           "created_at": "2026-11-22T18:31:19.495Z",
+                     *           "last_login": "2026-11-22T18:31:19.687Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -4696,7 +4923,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m81gfa8ct174j8qra0gkkvsj",
+                     *       "id": "usr_01m828dsp7ffmqwjyspwwh1308",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -4704,8 +4931,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-22T11:32:43.404Z",
-                     *       "last_login": "2026-11-22T11:32:43.444Z",
+                     *       "created_at": "2026-11-22T18:31:19.495Z",
+                     *       "last_login": "2026-11-22T18:31:19.687Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -4870,14 +5097,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m81gfbe7sdnyk910avwa9thb",
+                     *           "id": "inv_01m828dzqkcxzb237m57v3w42b",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-22T11:32:44.615Z",
-                     *           "sent_at": "2026-11-22T11:32:44.615Z",
-                     *           "expires_at": "2026-11-29T11:32:44.615Z"
+                     *           "created_at": "2026-11-22T18:31:25.683Z",
+                     *           "sent_at": "2026-11-22T18:31:25.683Z",
+                     *           "expires_at": "2026-11-29T18:31:25.683Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -5040,25 +5267,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m81gfbbk7jm2w1zf8yq9cmw9",
+                     *           "id": "key_01m828dyr2r3dv41wjdm6p38p4",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m81gfa8ct174j8qra0gkkvsj",
-                     *           "created_at": "2026-11-22T11:32:44.532Z"
+                     *           "created_by": "usr_01m828dsp7ffmqwjyspwwh1308",
+                     *           "created_at": "2026-11-22T18:31:24.675Z"
                      *         },
                      *         {
-                     *           "id": "key_01m81gfa88cdcww12szaj4a8r1",
+                     *           "id": "key_01m828dsn6qpbrfwv50tatssj4",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *           "created_at": "2026-11-22T11:32:43.400Z",
-                     *           "last_used_at": "2026-11-22T11:32:43.487Z"
+                     *           "created_by": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *           "created_at": "2026-11-22T18:31:19.463Z",
+                     *           "last_used_at": "2026-11-22T18:31:20.043Z"
                      *         }
                      *       ]
                      *     }
@@ -5115,14 +5342,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m81gfcvehy88gnapfafv8k52",
+                     *       "id": "key_01m828ebjkynnwhz9a9f562rdz",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-22T11:32:46.063Z"
+                     *       "created_at": "2026-11-22T18:31:37.814Z"
                      *     }
                      */
                     "application/json": {
@@ -5203,23 +5430,23 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m81gfbbzhsakz9qfkd699h8a",
+                     *           "id": "agk_01m828dz1csg2mzs5gmcy0cvc8",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m81gfa8ct174j8qra0gkkvsj",
+                     *           "owner_id": "usr_01m828dsp7ffmqwjyspwwh1308",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-22T11:32:44.544Z"
+                     *           "created_at": "2026-11-22T18:31:24.973Z"
                      *         },
                      *         {
-                     *           "id": "agk_01m81gfaae18xay1nmvddbjrh6",
+                     *           "id": "agk_01m828dt1j58h6jtjxycfj4nyy",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *           "owner_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-22T11:32:43.470Z",
-                     *           "last_used_at": "2026-11-22T11:32:44.246Z"
+                     *           "created_at": "2026-11-22T18:31:19.860Z",
+                     *           "last_used_at": "2026-11-22T18:31:22.902Z"
                      *         }
                      *       ]
                      *     }
@@ -5277,13 +5504,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m81gfcw12k7qsjn3aah47wg6",
+                     *       "id": "agk_01m828ebprz2rekg6j9xb5cy50",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *       "created_at": "2026-11-22T11:32:46.082Z"
+                     *       "owner_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *       "created_at": "2026-11-22T18:31:37.947Z"
                      *     }
                      */
                     "application/json": {
@@ -5343,6 +5570,159 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    "workloadTrust-list": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "audience": "https://control.example/tenants/t1-70rgjf",
+                     *       "workload_trust": [
+                     *         {
+                     *           "id": "wlt_1",
+                     *           "label": "a pipeline",
+                     *           "issuer": "https://127.0.0.1",
+                     *           "audience": "https://127.0.0.1/tenants/t",
+                     *           "jwks_uri": null,
+                     *           "match": {
+                     *             "sub": "x"
+                     *           },
+                     *           "scopes": [
+                     *             "policies:read"
+                     *           ],
+                     *           "policies": null,
+                     *           "created_by": null,
+                     *           "created_at": "2026-11-22T18:31:26.182Z",
+                     *           "unconfirmed": false
+                     *         }
+                     *       ]
+                     *     }
+                     */
+                    "application/json": {
+                        /** @description the audience that tokens for this tenant have, unless a trust names a longer one */
+                        audience: string;
+                        workload_trust: components["schemas"]["WorkloadTrust"][];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "workloadTrust-create": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "label": "a pipeline",
+                 *       "issuer": "https://127.0.0.1",
+                 *       "match": {
+                 *         "repository_id": "1",
+                 *         "ref": "refs/heads/main"
+                 *       },
+                 *       "scopes": [
+                 *         "policies:read",
+                 *         "policies:write"
+                 *       ]
+                 *     }
+                 */
+                "application/json": {
+                    label: string;
+                    issuer: string;
+                    audience?: string;
+                    /** @description the URL of the keys; default: from the discovery document of the issuer */
+                    jwks_uri?: string;
+                    match: {
+                        [key: string]: string;
+                    };
+                    scopes: ("policies:read" | "policies:write" | "policies:submit")[];
+                    policies?: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            201: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WorkloadTrust"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "workloadTrust-remove": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            204: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "people-directory": {
         parameters: {
             query?: never;
@@ -5365,12 +5745,12 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
+                     *           "id": "usr_01m828ds85bfsejwdrqbgjnbdp",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m81gfa8ct174j8qra0gkkvsj",
+                     *           "id": "usr_01m828dsp7ffmqwjyspwwh1308",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
@@ -5585,11 +5965,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m81gfbg8n29t9sr1zkt3s6hr",
+                     *           "id": "stc_01m828e03mnmagba7qe2gmggm0",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m81gfa8ct174j8qra0gkkvsj",
-                     *           "created_at": "2026-11-22T11:32:44.680Z",
+                     *           "proposed_by": "usr_01m828dsp7ffmqwjyspwwh1308",
+                     *           "created_at": "2026-11-22T18:31:26.068Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -5743,7 +6123,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-hzfiqd"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-70rgjf"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -6244,9 +6624,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *           "created_at": "2026-11-22T11:32:43.488Z",
-                     *           "updated_at": "2026-11-22T11:32:44.764Z",
+                     *           "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *           "created_at": "2026-11-22T18:31:20.057Z",
+                     *           "updated_at": "2026-11-22T18:31:26.465Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -6314,6 +6694,7 @@ export interface operations {
                     id?: string;
                     dsl_source: string;
                     tests_source?: string | null;
+                    source?: components["schemas"]["StatedSource"];
                 };
             };
         };
@@ -6335,9 +6716,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *       "created_at": "2026-11-22T11:32:45.850Z",
-                     *       "updated_at": "2026-11-22T11:32:45.850Z",
+                     *       "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *       "created_at": "2026-11-22T18:31:36.360Z",
+                     *       "updated_at": "2026-11-22T18:31:36.360Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -6352,6 +6733,73 @@ export interface operations {
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             422: components["responses"]["POLICY_INVALID"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "policies-plan": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "policies": [
+                 *         {
+                 *           "id": "new-policy",
+                 *           "dsl_source": "permit(principal, action, resource == Tool::\"read\");"
+                 *         }
+                 *       ]
+                 *     }
+                 */
+                "application/json": {
+                    policies: {
+                        id: string;
+                        dsl_source: string;
+                        tests_source?: string | null;
+                    }[];
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        policies: components["schemas"]["PolicyPlan"][];
+                        /** @description the policies that the request does not name and that are not revoked; at most 1,000 */
+                        others: {
+                            id: string;
+                            /** @enum {string} */
+                            status: "draft" | "pending_approval" | "deployed" | "revoked";
+                            version: number;
+                            live_version: number | null;
+                            content_hash: string;
+                            source: components["schemas"]["PolicySource"] | null;
+                        }[];
+                        approval_required: boolean;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -6659,9 +7107,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *       "created_at": "2026-11-22T11:32:43.488Z",
-                     *       "updated_at": "2026-11-22T11:32:44.764Z",
+                     *       "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *       "created_at": "2026-11-22T18:31:20.057Z",
+                     *       "updated_at": "2026-11-22T18:31:26.465Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -6669,28 +7117,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *           "created_at": "2026-11-22T11:32:44.764Z",
+                     *           "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *           "created_at": "2026-11-22T18:31:26.465Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *           "created_at": "2026-11-22T11:32:43.488Z",
+                     *           "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *           "created_at": "2026-11-22T18:31:20.057Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *             "decided_at": "2026-11-22T11:32:44.211Z"
+                     *             "decided_by": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *             "decided_at": "2026-11-22T18:31:22.718Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *               "decided_at": "2026-11-22T11:32:44.211Z"
+                     *               "decided_by": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *               "decided_at": "2026-11-22T18:31:22.718Z"
                      *             }
                      *           ]
                      *         }
@@ -6752,6 +7200,9 @@ export interface operations {
                     dsl_source: string;
                     /** @description absent: the suite of the newest version stays; null: none */
                     tests_source?: string | null;
+                    source?: components["schemas"]["StatedSource"];
+                    /** @description refused if this is not the newest version */
+                    expected_version?: number;
                 };
             };
         };
@@ -6772,6 +7223,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["VERSION_CHANGED"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             422: components["responses"]["POLICY_INVALID"];
@@ -6860,9 +7312,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *       "created_at": "2026-11-22T11:32:43.488Z",
-                     *       "updated_at": "2026-11-22T11:32:45.973Z",
+                     *       "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *       "created_at": "2026-11-22T18:31:20.057Z",
+                     *       "updated_at": "2026-11-22T18:31:37.335Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -6903,6 +7355,7 @@ export interface operations {
                  */
                 "application/json": {
                     note?: string;
+                    expected_version?: number;
                 };
             };
         };
@@ -6923,7 +7376,7 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
-            409: components["responses"]["INVALID_STATUS"];
+            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
@@ -7210,20 +7663,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *       "created_at": "2026-11-22T11:32:43.488Z",
+                     *       "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *       "created_at": "2026-11-22T18:31:20.057Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *         "decided_at": "2026-11-22T11:32:44.211Z"
+                     *         "decided_by": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *         "decided_at": "2026-11-22T18:31:22.718Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *           "decided_at": "2026-11-22T11:32:44.211Z"
+                     *           "decided_by": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *           "decided_at": "2026-11-22T18:31:22.718Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -7241,6 +7694,8 @@ export interface operations {
                         change: "create" | "update" | "rollback" | "break_glass";
                         rolled_back_from?: number;
                         note?: string;
+                        /** @description where a pipeline took it from */
+                        source?: components["schemas"]["PolicySource"];
                         live: boolean;
                         /** @description the newest decision on this version */
                         review?: {
@@ -7449,8 +7904,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *             "created_at": "2026-11-22T11:32:44.503Z",
+                     *             "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *             "created_at": "2026-11-22T18:31:24.549Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -7511,8 +7966,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *         "created_at": "2026-11-22T11:32:44.503Z",
+                     *         "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *         "created_at": "2026-11-22T18:31:24.549Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -7527,8 +7982,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *           "created_at": "2026-11-22T11:32:44.503Z",
+                     *           "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *           "created_at": "2026-11-22T18:31:24.549Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -7541,8 +7996,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m81gfa3ss6sxgwarav1x1qnb",
-                     *           "created_at": "2026-11-22T11:32:44.460Z",
+                     *           "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *           "created_at": "2026-11-22T18:31:24.355Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -7893,6 +8348,50 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    "proxies-rollout": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "proxies": 1,
+                     *       "current": 0,
+                     *       "silent": 0,
+                     *       "poll_seconds": 15
+                     *     }
+                     */
+                    "application/json": {
+                        /** @description proxies that were heard of within three poll intervals */
+                        proxies: number;
+                        /** @description of those, the ones that enforce the newest bundle */
+                        current: number;
+                        silent: number;
+                        poll_seconds: number;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "proxies-list": {
         parameters: {
             query?: never;
@@ -7919,8 +8418,8 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "first_seen_at": "2026-11-22T11:32:44.737Z",
-                     *           "last_seen_at": "2026-11-22T11:32:44.737Z",
+                     *           "first_seen_at": "2026-11-22T18:31:26.315Z",
+                     *           "last_seen_at": "2026-11-22T18:31:26.315Z",
                      *           "stale": false,
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -7984,18 +8483,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m81gfaae18xay1nmvddbjrh6",
-                     *           "key_hash": "sha256:3c7678ead8e64db3299e558f72006bef0e571119496e6ed03ea5cd1975ab6ad0",
+                     *           "id": "agk_01m828dt1j58h6jtjxycfj4nyy",
+                     *           "key_hash": "sha256:947ac4139acbd0daf65b8f3a778b2ca068996b9b7d86e807ae073e12f7b510ba",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m81gfa3ss6sxgwarav1x1qnb"
+                     *           "owner_id": "usr_01m828ds85bfsejwdrqbgjnbdp"
                      *         },
                      *         {
-                     *           "id": "agk_01m81gfbbzhsakz9qfkd699h8a",
-                     *           "key_hash": "sha256:09ce34d8763156ee1c3990855187126d40930d25f08557cac00220f75be1332e",
+                     *           "id": "agk_01m828dz1csg2mzs5gmcy0cvc8",
+                     *           "key_hash": "sha256:c8d738ae1fea3ec442e914826046fd351b5842bcabf42114b6a54dc0145cea87",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m81gfa8ct174j8qra0gkkvsj"
+                     *           "owner_id": "usr_01m828dsp7ffmqwjyspwwh1308"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -8146,8 +8645,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-22T11:32:44.415Z",
-                     *           "last_seen": "2026-11-22T11:32:44.415Z"
+                     *           "first_seen": "2026-11-22T18:31:24.070Z",
+                     *           "last_seen": "2026-11-22T18:31:24.070Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -8204,8 +8703,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-22T11:32:44.415Z",
-                     *       "last_seen": "2026-11-22T11:32:44.415Z",
+                     *       "first_seen": "2026-11-22T18:31:24.070Z",
+                     *       "last_seen": "2026-11-22T18:31:24.070Z",
                      *       "approved": null,
                      *       "shown": {
                      *         "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
@@ -8236,9 +8735,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-22T11:32:44.415Z",
-                     *           "last_seen": "2026-11-22T11:32:44.415Z",
-                     *           "reported_by": "key_01m81gfa88cdcww12szaj4a8r1",
+                     *           "first_seen": "2026-11-22T18:31:24.070Z",
+                     *           "last_seen": "2026-11-22T18:31:24.070Z",
+                     *           "reported_by": "key_01m828dsn6qpbrfwv50tatssj4",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -8549,8 +9048,8 @@ export interface operations {
                      *           "mode": "default",
                      *           "trust": null,
                      *           "check_arguments": false,
-                     *           "first_seen": "2026-11-22T11:32:44.415Z",
-                     *           "last_seen": "2026-11-22T11:32:44.415Z",
+                     *           "first_seen": "2026-11-22T18:31:24.070Z",
+                     *           "last_seen": "2026-11-22T18:31:24.070Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -8757,11 +9256,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m81gfb51xxcb53y49r4dzv34",
+                     *           "id": "esc_01m828dxhzjbpmjt98r1kvwaq9",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m81gfaae18xay1nmvddbjrh6",
+                     *           "opened_by": "agk_01m828dt1j58h6jtjxycfj4nyy",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -8783,8 +9282,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-22T12:32:44.321Z",
-                     *           "created_at": "2026-11-22T11:32:44.321Z",
+                     *           "expires_at": "2026-11-22T19:31:23.455Z",
+                     *           "created_at": "2026-11-22T18:31:23.455Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -8798,7 +9297,7 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m81gfa3ss6sxgwarav1x1qnb"
+                     *             "usr_01m828ds85bfsejwdrqbgjnbdp"
                      *           ],
                      *           "notify_targets": []
                      *         }
@@ -8958,11 +9457,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m81gfb51xxcb53y49r4dzv34",
+                     *       "id": "esc_01m828dxhzjbpmjt98r1kvwaq9",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m81gfaae18xay1nmvddbjrh6",
+                     *       "opened_by": "agk_01m828dt1j58h6jtjxycfj4nyy",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -8984,8 +9483,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-22T12:32:44.321Z",
-                     *       "created_at": "2026-11-22T11:32:44.321Z",
+                     *       "expires_at": "2026-11-22T19:31:23.455Z",
+                     *       "created_at": "2026-11-22T18:31:23.455Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -8999,7 +9498,7 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m81gfa3ss6sxgwarav1x1qnb"
+                     *         "usr_01m828ds85bfsejwdrqbgjnbdp"
                      *       ],
                      *       "notify_targets": []
                      *     }
@@ -9258,7 +9757,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m81gfbetc7wjbjeqb0823z56",
+                     *           "id": "sub_01m828dzwdft3wstnhfx96m7z0",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -9268,8 +9767,8 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-22T11:32:44.634Z",
-                     *           "updated_at": "2026-11-22T11:32:44.634Z"
+                     *           "created_at": "2026-11-22T18:31:25.837Z",
+                     *           "updated_at": "2026-11-22T18:31:25.837Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -9333,7 +9832,7 @@ export interface operations {
                      * @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named
                      * @default []
                      */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
                     /** @default true */
                     active?: boolean;
                     destination_config?: {
@@ -9388,7 +9887,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m81gfbetc7wjbjeqb0823z56",
+                     *       "id": "sub_01m828dzwdft3wstnhfx96m7z0",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -9398,8 +9897,8 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-22T11:32:44.634Z",
-                     *       "updated_at": "2026-11-22T11:32:44.634Z"
+                     *       "created_at": "2026-11-22T18:31:25.837Z",
+                     *       "updated_at": "2026-11-22T18:31:25.837Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -9440,7 +9939,7 @@ export interface operations {
                     /** @description how long the previous secret remains valid after a new one is set; 24 hours when absent */
                     secret_overlap_seconds?: number;
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
                     destination_config?: {
                         app_url?: string;
@@ -9532,7 +10031,7 @@ export interface operations {
                     /** @description how long the previous secret remains valid after a new one is set; 24 hours when absent */
                     secret_overlap_seconds?: number;
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
                     destination_config?: {
                         app_url?: string;
@@ -9615,7 +10114,7 @@ export interface operations {
         parameters: {
             query?: {
                 status?: "retrying" | "delivered" | "failed";
-                event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test";
+                event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test";
                 limit?: number;
                 cursor?: string;
             };
@@ -9640,9 +10139,9 @@ export interface operations {
                      * @example {
                      *       "deliveries": [
                      *         {
-                     *           "id": "dlv_1",
-                     *           "subscription_id": "sub_01m81gfbetc7wjbjeqb0823z56",
-                     *           "event_id": "oev_1",
+                     *           "id": "dlv_2",
+                     *           "subscription_id": "sub_01m828dzwdft3wstnhfx96m7z0",
+                     *           "event_id": "oev_2",
                      *           "event_type": "svc.test",
                      *           "status": "delivered",
                      *           "attempts": 1,
@@ -9650,7 +10149,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-22T11:32:44.719Z",
+                     *           "created_at": "2026-11-22T18:31:26.257Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -9699,9 +10198,9 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "dlv_1",
-                     *       "subscription_id": "sub_01m81gfbetc7wjbjeqb0823z56",
-                     *       "event_id": "oev_1",
+                     *       "id": "dlv_2",
+                     *       "subscription_id": "sub_01m828dzwdft3wstnhfx96m7z0",
+                     *       "event_id": "oev_2",
                      *       "event_type": "svc.test",
                      *       "status": "delivered",
                      *       "attempts": 1,
@@ -9709,7 +10208,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-22T11:32:44.719Z",
+                     *       "created_at": "2026-11-22T18:31:26.257Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -9914,13 +10413,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m81gfcwwt10sf9cyf16h4awf",
+                     *       "event_id": "evt_01m828ebt8mq3hrtesegh3rrma",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:d60be84053443f04f9cbeefce40b9bf7943b0a73ee6c00280677c8ee38222e37",
+                     *       "bundle_hash": "sha256:0761cc051a8d45f5eb8dd04f255fcfc40281bbdddaff653a62c1a736d444c088",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 23245
+                     *       "evaluation_us": 167514
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -9986,7 +10485,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-8462-3",
+                     *           "id": "event-22916-4",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -9998,10 +10497,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-22T11:32:44.730Z"
+                     *           "created_at": "2026-11-22T18:31:26.295Z"
                      *         },
                      *         {
-                     *           "id": "event-8462-2",
+                     *           "id": "event-22916-3",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -10013,7 +10512,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-22T11:32:44.730Z"
+                     *           "created_at": "2026-11-22T18:31:26.295Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -10058,12 +10557,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-21T11:32:45.379Z",
-                     *       "until": "2026-11-22T11:32:45.379Z",
+                     *       "since": "2026-11-21T18:31:32.193Z",
+                     *       "until": "2026-11-22T18:31:32.193Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-21T11:32:45.379Z",
+                     *           "at": "2026-11-21T18:31:32.193Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -10071,7 +10570,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-21T12:32:45.379Z",
+                     *           "at": "2026-11-21T19:31:32.193Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -10082,7 +10581,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-22T11:32:44.730Z"
+                     *         "at": "2026-11-22T18:31:26.295Z"
                      *       }
                      *     }
                      */
@@ -10119,7 +10618,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m81gfb2qjzc1kfpsr2gay5qd",
+                     *       "id": "evt_01m828dx0sry0nmh2cqkbqf99b",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -10130,25 +10629,25 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 114086,
-                     *       "created_at": "2026-11-22T11:32:44.387Z",
+                     *       "evaluation_us": 930147,
+                     *       "created_at": "2026-11-22T18:31:24.024Z",
                      *       "rule_id": "guard#1",
-                     *       "escrow_id": "esc_01m81gfb51xxcb53y49r4dzv34",
-                     *       "key_id": "agk_01m81gfaae18xay1nmvddbjrh6",
+                     *       "escrow_id": "esc_01m828dxhzjbpmjt98r1kvwaq9",
+                     *       "key_id": "agk_01m828dt1j58h6jtjxycfj4nyy",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-22T11:32:44.247Z",
-                     *       "input_hash": "sha256:09712c15848e8e7bae247a6b90f3852c198fb5c93d485ce97a9ab15174042d6e",
+                     *       "timestamp": "2026-11-22T18:31:22.905Z",
+                     *       "input_hash": "sha256:4dec6456d4487596935186207044436ead34d5feadc4e0845bb0399051c2ef49",
                      *       "action_hash": "sha256:cc07b92ff8743c224187331f80cf7a45f6038d31e65ad5fd3c40827adfea97d3",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:8dd9e1b5f63c6d7050e2b92d1c415519288ae1321886b44206597ec2bc0e0a91"
+                     *         "bundle_hash": "sha256:d512e43c4932d8c315323f91bdbc7a77cbc52cb5601eba65b5dc85987c6070c7"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "2ee23d082a6c0709f9819ac41e47c794ce710c79201cc8598e99f7b36a71822b",
-                     *         "hash": "90c73ab91dface0dff55d5cc9cf90f85b4116d467ce2a2057234d32dbc61d5b4",
+                     *         "prev_hash": "ba02218bc7b8fde56a8380927fd428847b56f70d6a408cb63bc81bfbe578094a",
+                     *         "hash": "fc56e8f944e2ad8df6b97eb29e1170718e8148340af27b5e3fca8abe9b57e984",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -10189,10 +10688,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "90c73ab91dface0dff55d5cc9cf90f85b4116d467ce2a2057234d32dbc61d5b4",
-                     *       "kid": "aOYpfmbGeQCiHd5H9Ux2YM-AI0zKUIPpVa1ezSzVrmI",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-hzfiqd/forensics\n2\n90c73ab91dface0dff55d5cc9cf90f85b4116d467ce2a2057234d32dbc61d5b4\n\n— control.test oYOk3BiHsMlC9PHOxM442w6lwLXKJcYIjlAnpFok81EtdGv3r2o3RK2E7sGMGRLsAI7e93/VdxF4EyZHgioydXBGngw=\n",
-                     *       "created_at": "2026-11-22T11:32:44.565Z"
+                     *       "hash": "fc56e8f944e2ad8df6b97eb29e1170718e8148340af27b5e3fca8abe9b57e984",
+                     *       "kid": "4Hb_zH7iOPYr2ZZQ2noViprvR9N5U-FhsPQIT9hJx0w",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-70rgjf/forensics\n2\nfc56e8f944e2ad8df6b97eb29e1170718e8148340af27b5e3fca8abe9b57e984\n\n— control.test XV3W2v0WFC+gB5HGrAL7MrCUDTY/QM9lhRH5M+52/l7csVr6SyYDPMzmLRDlhAhtJQOzX0A++rrpJWkSiJ2TL8B2rQE=\n",
+                     *       "created_at": "2026-11-22T18:31:25.278Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -10235,10 +10734,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "90c73ab91dface0dff55d5cc9cf90f85b4116d467ce2a2057234d32dbc61d5b4",
-                     *           "kid": "aOYpfmbGeQCiHd5H9Ux2YM-AI0zKUIPpVa1ezSzVrmI",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-hzfiqd/forensics\n2\n90c73ab91dface0dff55d5cc9cf90f85b4116d467ce2a2057234d32dbc61d5b4\n\n— control.test oYOk3BiHsMlC9PHOxM442w6lwLXKJcYIjlAnpFok81EtdGv3r2o3RK2E7sGMGRLsAI7e93/VdxF4EyZHgioydXBGngw=\n",
-                     *           "created_at": "2026-11-22T11:32:44.565Z"
+                     *           "hash": "fc56e8f944e2ad8df6b97eb29e1170718e8148340af27b5e3fca8abe9b57e984",
+                     *           "kid": "4Hb_zH7iOPYr2ZZQ2noViprvR9N5U-FhsPQIT9hJx0w",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-70rgjf/forensics\n2\nfc56e8f944e2ad8df6b97eb29e1170718e8148340af27b5e3fca8abe9b57e984\n\n— control.test XV3W2v0WFC+gB5HGrAL7MrCUDTY/QM9lhRH5M+52/l7csVr6SyYDPMzmLRDlhAhtJQOzX0A++rrpJWkSiJ2TL8B2rQE=\n",
+                     *           "created_at": "2026-11-22T18:31:25.278Z"
                      *         }
                      *       ]
                      *     }
@@ -10330,18 +10829,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-22T11:32:44.387Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:8fa24839534a8405dee867ab92f4ff78f04a3afa5cd3e65a04f3070a7cd09455\",\"received_at\":\"2026-11-22T11:32:44.387Z\",\"seq\":1,\"tenant_id\":\"t1-hzfiqd\",\"v\":1}",
-                     *           "hash": "2ee23d082a6c0709f9819ac41e47c794ce710c79201cc8598e99f7b36a71822b",
-                     *           "computed_hash": "2ee23d082a6c0709f9819ac41e47c794ce710c79201cc8598e99f7b36a71822b"
+                     *           "received_at": "2026-11-22T18:31:24.024Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:057989eb4a210c848a008f4e831a4683efd9ded86d570d87bc4baeda7752d2e4\",\"received_at\":\"2026-11-22T18:31:24.024Z\",\"seq\":1,\"tenant_id\":\"t1-70rgjf\",\"v\":1}",
+                     *           "hash": "ba02218bc7b8fde56a8380927fd428847b56f70d6a408cb63bc81bfbe578094a",
+                     *           "computed_hash": "ba02218bc7b8fde56a8380927fd428847b56f70d6a408cb63bc81bfbe578094a"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m81gfb2qjzc1kfpsr2gay5qd",
-                     *           "received_at": "2026-11-22T11:32:44.387Z",
-                     *           "line": "{\"action_hash\":\"sha256:cc07b92ff8743c224187331f80cf7a45f6038d31e65ad5fd3c40827adfea97d3\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"bundle_hash\":\"sha256:8dd9e1b5f63c6d7050e2b92d1c415519288ae1321886b44206597ec2bc0e0a91\",\"decision\":\"escrow\",\"escrow_id\":\"esc_01m81gfb51xxcb53y49r4dzv34\",\"evaluation_us\":114086,\"event_type\":\"decision.escrow\",\"id\":\"evt_01m81gfb2qjzc1kfpsr2gay5qd\",\"input_hash\":\"sha256:09712c15848e8e7bae247a6b90f3852c198fb5c93d485ce97a9ab15174042d6e\",\"key_id\":\"agk_01m81gfaae18xay1nmvddbjrh6\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-22T11:32:44.387Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"tenant_id\":\"t1-hzfiqd\",\"timestamp\":\"2026-11-22T11:32:44.247Z\",\"tool_name\":\"pay\",\"v\":1}",
-                     *           "hash": "90c73ab91dface0dff55d5cc9cf90f85b4116d467ce2a2057234d32dbc61d5b4",
-                     *           "computed_hash": "90c73ab91dface0dff55d5cc9cf90f85b4116d467ce2a2057234d32dbc61d5b4"
+                     *           "id": "evt_01m828dx0sry0nmh2cqkbqf99b",
+                     *           "received_at": "2026-11-22T18:31:24.024Z",
+                     *           "line": "{\"action_hash\":\"sha256:cc07b92ff8743c224187331f80cf7a45f6038d31e65ad5fd3c40827adfea97d3\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"bundle_hash\":\"sha256:d512e43c4932d8c315323f91bdbc7a77cbc52cb5601eba65b5dc85987c6070c7\",\"decision\":\"escrow\",\"escrow_id\":\"esc_01m828dxhzjbpmjt98r1kvwaq9\",\"evaluation_us\":930147,\"event_type\":\"decision.escrow\",\"id\":\"evt_01m828dx0sry0nmh2cqkbqf99b\",\"input_hash\":\"sha256:4dec6456d4487596935186207044436ead34d5feadc4e0845bb0399051c2ef49\",\"key_id\":\"agk_01m828dt1j58h6jtjxycfj4nyy\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-22T18:31:24.024Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"tenant_id\":\"t1-70rgjf\",\"timestamp\":\"2026-11-22T18:31:22.905Z\",\"tool_name\":\"pay\",\"v\":1}",
+                     *           "hash": "fc56e8f944e2ad8df6b97eb29e1170718e8148340af27b5e3fca8abe9b57e984",
+                     *           "computed_hash": "fc56e8f944e2ad8df6b97eb29e1170718e8148340af27b5e3fca8abe9b57e984"
                      *         }
                      *       ]
                      *     }
@@ -10473,7 +10972,7 @@ export interface operations {
         parameters: {
             query?: {
                 actor_id?: string;
-                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted";
+                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted";
                 target_type?: string;
                 target_id?: string;
                 severity?: "info" | "warning" | "critical";
@@ -10501,12 +11000,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m81gfbk1th827aph8r4maaax",
+                     *           "id": "aud_01m828e0gzat231dkxrnycpxgb",
                      *           "seq": 24,
-                     *           "created_at": "2026-11-22T11:32:44.769Z",
+                     *           "created_at": "2026-11-22T18:31:26.495Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m81gfa88cdcww12szaj4a8r1",
+                     *             "id": "key_01m828dsn6qpbrfwv50tatssj4",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -10519,14 +11018,14 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m81gfbjccwjsssck16ktbh59",
-                     *           "prev_hash": "5c1580c1ffb864000860cc9b18d46d55ff15144e590b2bede68e8395816c75a6",
-                     *           "hash": "09769eec8d11638b4d5b0c84dfadad35f580fa8133d95dcfe7a17ef8700548b8"
+                     *           "request_id": "req_01m828e0dt5xd86w9f0g573msy",
+                     *           "prev_hash": "01e226e48bf66b6e362e3c5aab95ce84fc939173663648af917ed6aaa0577763",
+                     *           "hash": "4e1f365103030273c070d563f7e270270e4a61a99c4385d3712b8fc1b7c9a2e6"
                      *         },
                      *         {
-                     *           "id": "aud_01m81gfbgv15f2cq8bv5n4y6x6",
+                     *           "id": "aud_01m828e05khjq1ta9dkt4qaxsq",
                      *           "seq": 23,
-                     *           "created_at": "2026-11-22T11:32:44.699Z",
+                     *           "created_at": "2026-11-22T18:31:26.131Z",
                      *           "actor": {
                      *             "type": "operator",
                      *             "id": "operator"
@@ -10535,15 +11034,15 @@ export interface operations {
                      *           "code": "TEN002I",
                      *           "target": {
                      *             "type": "tenant",
-                     *             "id": "t1-hzfiqd"
+                     *             "id": "t1-70rgjf"
                      *           },
                      *           "severity": "warning",
                      *           "reason": "for a test",
                      *           "detail": "approval_required: true → false",
                      *           "before_hash": "sha256:9651ac187bac82842493bea8651a30d38b07b0a418197c7ddb954b005003a533",
                      *           "after_hash": "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
-                     *           "prev_hash": "432418b6e4f15030d85b9d12e6acb501a9305ecddd24639d0b4c9ed54d9ef7a6",
-                     *           "hash": "5c1580c1ffb864000860cc9b18d46d55ff15144e590b2bede68e8395816c75a6"
+                     *           "prev_hash": "7ef4e28c8518a0ac005d0ec118e172efc7bee23c18e9ece549cdfb02043c8b05",
+                     *           "hash": "01e226e48bf66b6e362e3c5aab95ce84fc939173663648af917ed6aaa0577763"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -10587,9 +11086,9 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m81gfbgv15f2cq8bv5n4y6x6",
+                     *       "id": "aud_01m828e05khjq1ta9dkt4qaxsq",
                      *       "seq": 23,
-                     *       "created_at": "2026-11-22T11:32:44.699Z",
+                     *       "created_at": "2026-11-22T18:31:26.131Z",
                      *       "actor": {
                      *         "type": "operator",
                      *         "id": "operator"
@@ -10598,15 +11097,15 @@ export interface operations {
                      *       "code": "TEN002I",
                      *       "target": {
                      *         "type": "tenant",
-                     *         "id": "t1-hzfiqd"
+                     *         "id": "t1-70rgjf"
                      *       },
                      *       "severity": "warning",
                      *       "reason": "for a test",
                      *       "detail": "approval_required: true → false",
                      *       "before_hash": "sha256:9651ac187bac82842493bea8651a30d38b07b0a418197c7ddb954b005003a533",
                      *       "after_hash": "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
-                     *       "prev_hash": "432418b6e4f15030d85b9d12e6acb501a9305ecddd24639d0b4c9ed54d9ef7a6",
-                     *       "hash": "5c1580c1ffb864000860cc9b18d46d55ff15144e590b2bede68e8395816c75a6"
+                     *       "prev_hash": "7ef4e28c8518a0ac005d0ec118e172efc7bee23c18e9ece549cdfb02043c8b05",
+                     *       "hash": "01e226e48bf66b6e362e3c5aab95ce84fc939173663648af917ed6aaa0577763"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -10706,20 +11205,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m81gfczaatm9p2mmc1x9zhqs",
+                     *       "package_id": "pkg_01m828ecbbsyz6x4t611pfk0w6",
                      *       "purpose": "x",
-                     *       "from": "2026-10-22T11:32:46.186Z",
-                     *       "to": "2026-11-22T11:32:46.186Z",
+                     *       "from": "2026-10-22T18:31:38.603Z",
+                     *       "to": "2026-11-22T18:31:38.603Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 7,
                      *       "record_count": 7,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:4825527f5dffd432dfc7bfa5225e32f92e487f11a5e586b40b946a2bb2a146ba",
-                     *       "public_key_fingerprint": "sha256:8fa24839534a8405dee867ab92f4ff78f04a3afa5cd3e65a04f3070a7cd09455",
+                     *       "package_hash": "sha256:1aa53bd23046b35ab671c4264d3cadf2da34b642746739b34b34ae27d08ac1d3",
+                     *       "public_key_fingerprint": "sha256:057989eb4a210c848a008f4e831a4683efd9ded86d570d87bc4baeda7752d2e4",
                      *       "size": 31744,
-                     *       "created_by": "usr_01m81gfa8ct174j8qra0gkkvsj",
-                     *       "created_at": "2026-11-22T11:32:46.186Z"
+                     *       "created_by": "usr_01m828dsp7ffmqwjyspwwh1308",
+                     *       "created_at": "2026-11-22T18:31:38.603Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -10818,20 +11317,20 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m81gfbcak2cwhtc45bs001d9",
+                     *           "package_id": "pkg_01m828dz485qsr56wqhhg3gphn",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-22T11:32:44.554Z",
-                     *           "to": "2026-11-22T11:32:44.554Z",
+                     *           "from": "2026-10-22T18:31:25.064Z",
+                     *           "to": "2026-11-22T18:31:25.064Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:a247d2180fa74fe1744752d70d31e7d4dc00e1b984d888410e67d8b07784226f",
-                     *           "public_key_fingerprint": "sha256:8fa24839534a8405dee867ab92f4ff78f04a3afa5cd3e65a04f3070a7cd09455",
+                     *           "package_hash": "sha256:e9702e8609e3e44402187fdea33d21375705f0fd1a3d58d5c010336d4c8d63ef",
+                     *           "public_key_fingerprint": "sha256:057989eb4a210c848a008f4e831a4683efd9ded86d570d87bc4baeda7752d2e4",
                      *           "size": 26112,
-                     *           "created_by": "usr_01m81gfa8ct174j8qra0gkkvsj",
-                     *           "created_at": "2026-11-22T11:32:44.554Z"
+                     *           "created_by": "usr_01m828dsp7ffmqwjyspwwh1308",
+                     *           "created_at": "2026-11-22T18:31:25.064Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -11220,7 +11719,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m81gfb51xxcb53y49r4dzv34",
+                     *       "id": "esc_01m828dxhzjbpmjt98r1kvwaq9",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -11296,7 +11795,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "delivery",
-                     *       "id": "dlv_1",
+                     *       "id": "dlv_2",
                      *       "version": 1,
                      *       "state": "delivered",
                      *       "next": [
@@ -11548,6 +12047,71 @@ export interface operations {
             400: components["responses"]["VALIDATION_FAILED"];
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "post-auth-token": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/x-www-form-urlencoded": {
+                    grant_type: string;
+                    subject_token: string;
+                    subject_token_type: string;
+                    requested_token_type?: string;
+                    scope?: string;
+                };
+                /**
+                 * @example {
+                 *       "grant_type": "urn:ietf:params:oauth:grant-type:token-exchange",
+                 *       "subject_token": "the token of a pipeline",
+                 *       "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+                 *       "scope": "policies:read"
+                 *     }
+                 */
+                "application/json": {
+                    grant_type: string;
+                    subject_token: string;
+                    subject_token_type: string;
+                    requested_token_type?: string;
+                    scope?: string;
+                };
+            };
+        };
+        responses: {
+            /** @description A token for the `Authorization` header, as `Bearer` */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        access_token: string;
+                        /** @constant */
+                        issued_token_type: "urn:ietf:params:oauth:token-type:access_token";
+                        /** @constant */
+                        token_type: "Bearer";
+                        /** @description seconds */
+                        expires_in: number;
+                        scope: string;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
@@ -11807,8 +12371,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "0vgXVMVBFo2Yzm7UAWmw-LsFhfsud7i1ZCMbHDskt2s",
-                     *           "kid": "aOYpfmbGeQCiHd5H9Ux2YM-AI0zKUIPpVa1ezSzVrmI",
+                     *           "x": "Mg-QXZvttFHy5eoZci9Mcje3Y0eiggwuzwD4YK-Za5w",
+                     *           "kid": "4Hb_zH7iOPYr2ZZQ2noViprvR9N5U-FhsPQIT9hJx0w",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -11961,12 +12525,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "e684bb236eede208fd1fd06b497fbaaf1efa78fc52c3520d2ebd8c0e6f1c97cc"
+                     *         "hash": "cc65c79a109e3e98e655f2a35c264caf8b3e66c8400fbad07bf66b35d257e884"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "90c73ab91dface0dff55d5cc9cf90f85b4116d467ce2a2057234d32dbc61d5b4",
-                     *         "created_at": "2026-11-22T11:32:44.565Z"
+                     *         "hash": "fc56e8f944e2ad8df6b97eb29e1170718e8148340af27b5e3fca8abe9b57e984",
+                     *         "created_at": "2026-11-22T18:31:25.278Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -12008,9 +12572,13 @@ export interface operations {
                      *       "records_checked": 25,
                      *       "head": {
                      *         "seq": 25,
-                     *         "hash": "c4be5409b12a08ce5fed335a29d5e4a4014f48e5ffa1ab899c647e7028f47baa"
+                     *         "hash": "b65ae32a7dd8b38fc7b6f4daaf55deb64f4c9106c7037d3ea35855551fba8b3e"
                      *       },
-                     *       "last_checkpoint": null,
+                     *       "last_checkpoint": {
+                     *         "seq": 24,
+                     *         "hash": "4e1f365103030273c070d563f7e270270e4a61a99c4385d3712b8fc1b7c9a2e6",
+                     *         "created_at": "2026-11-22T18:31:29.142Z"
+                     *       },
                      *       "accepted_losses": []
                      *     }
                      */
@@ -12030,7 +12598,7 @@ export interface operations {
         parameters: {
             query?: {
                 actor_id?: string;
-                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted";
+                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted";
                 target_type?: string;
                 target_id?: string;
                 severity?: "info" | "warning" | "critical";
@@ -12824,6 +13392,76 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": components["schemas"]["KeyPayload"];
+            };
+        };
+        responses: {
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
+            "2XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    "webhook-workload_trust-created": {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
+                "X-Svc-Signature": string;
+                /** @description The type of the event */
+                "X-Svc-Event": string;
+                /** @description The id of the delivery, the same for all its attempts */
+                "X-Svc-Delivery": string;
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
+                "webhook-id": string;
+                /** @description Standard Webhooks: when this attempt was signed */
+                "webhook-timestamp": string;
+                /** @description Standard Webhooks: v1,<base64> */
+                "webhook-signature": string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["WorkloadTrustPayload"];
+            };
+        };
+        responses: {
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
+            "2XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    "webhook-workload_trust-deleted": {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
+                "X-Svc-Signature": string;
+                /** @description The type of the event */
+                "X-Svc-Event": string;
+                /** @description The id of the delivery, the same for all its attempts */
+                "X-Svc-Delivery": string;
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
+                "webhook-id": string;
+                /** @description Standard Webhooks: when this attempt was signed */
+                "webhook-timestamp": string;
+                /** @description Standard Webhooks: v1,<base64> */
+                "webhook-signature": string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["WorkloadTrustPayload"];
             };
         };
         responses: {
