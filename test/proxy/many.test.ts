@@ -58,7 +58,7 @@ async function joined(servers: Record<string, unknown>, name: string): Promise<C
   const own = { SVC_AGENT_KEY: world.agentKey, SVC_PROXY_DIR: path.join(dir, name), PATH: process.env.PATH! };
   const args = ['server/proxy/main.ts', 'mcp', '--config', file];
   await client.connect(
-    new StdioClientTransport({ command: process.execPath, args, env: { ...world.env, ...own }, stderr: 'ignore' }),
+    new StdioClientTransport({ command: process.execPath, args, env: { ...world.env, ...own }, stderr: process.env.DBG ? 'inherit' : 'ignore' }),
   );
   atEnd(() => client.close());
   return client;

@@ -60,6 +60,8 @@ export class CommandPlace implements Place {
     const child = await this.#process();
     const number = ++this.#next;
     const { promise, resolve, reject } = Promise.withResolvers<Answer | undefined>();
+    // it may fail while the request is still being written
+    promise.catch(() => {});
     this.#waiting.set(number, { request, on, settle: resolve, fail: reject });
     const cancel = () => {
       resolve(undefined);

@@ -13,6 +13,7 @@ import {
   type Answer,
   asMessage,
   CAPABILITIES_KEY,
+  type Failure,
   failure,
   HEADER_MISMATCH,
   INTERNAL_ERROR,
@@ -53,7 +54,16 @@ export interface ExchangeParts {
   onPolicyChange: (listener: () => void) => () => void;
 }
 
-interface From {
+/** In the data of an error: the tool server could not be asked, or has gone before it answered. */
+export const UNREACHABLE = { unreachable: true };
+
+/** Answers requests of the revision without sessions. */
+export interface Served {
+  /** The answer; nothing when `signal` has fired. Rejects with an AgentError for an agent that is not known. */
+  serve(request: Request, from: Serving): Promise<Answer | undefined>;
+}
+
+export interface Serving {
   agent: () => Promise<Agent>;
   sourceIp?: string | undefined;
   notify: (message: Notification) => void;
@@ -65,13 +75,15 @@ interface From {
   mismatch?: string | undefined;
   /** How long a held call waits, instead of what the settings say. */
   waitMs?: number | undefined;
+  /** The session that it belongs to, where the client has one with the proxy. */
+  session?: string | undefined;
 }
 
 /**
  * MCP without sessions (2026-07-28): one request in, one answer out. What the gate governs is decided before it goes to
  * the server, once for all rounds of a call.
  */
-export class Exchange {
+export class Exchange implements Served {
   readonly #parts: ExchangeParts;
   readonly #listeners = new Map<string, number>();
 
@@ -79,28 +91,20 @@ export class Exchange {
     this.#parts = parts;
   }
 
-  /** The answer; nothing when `signal` has fired. Rejects with an AgentError for an agent that is not known. */
-  async serve(request: Request, from: From): Promise<Answer | undefined> {
+  async serve(request: Request, from: Serving): Promise<Answer | undefined> {
     const { id, method } = request;
     const { gate, log, waiting } = this.#parts;
-    const { [VERSION_KEY]: version, [CAPABILITIES_KEY]: capabilities } = request.params?._meta ?? {};
     const agent = await from.agent();
     const caller: Caller = {
       agent: from.agent,
-      session: (now) => sessionOf(request, now),
+      session: (now) => from.session ?? sessionOf(request, now),
       sourceIp: from.sourceIp,
     };
     try {
-      if (typeof version !== 'string' || !isObject(capabilities)) {
-        return failure(id, INVALID_PARAMS, `_meta must have ${VERSION_KEY} and ${CAPABILITIES_KEY}`, {
-          envelope: true,
-        });
-      }
+      const fault = faultOf(request);
+      if (fault && fault.error.code !== UNSUPPORTED_VERSION) return fault;
       if (from.mismatch !== undefined) return await this.#mismatched(request, caller, from, from.mismatch);
-      if (version !== MODERN) {
-        const data = { supported: [MODERN, ...LEGACY], requested: version };
-        return failure(id, UNSUPPORTED_VERSION, 'Unsupported protocol version', data);
-      }
+      if (fault) return fault;
       if (TASK_METHODS.has(method) && waiting.knows(request) !== 'task') {
         const data = { requiredCapabilities: { extensions: { [TASKS]: {} } } };
         return failure(id, MISSING_CAPABILITY, 'Missing required client capability', data);
@@ -111,7 +115,7 @@ export class Exchange {
             sent,
             agent,
             caller,
-            { agent: from.agent, sourceIp: from.sourceIp, notify: () => {}, signal },
+            { agent: from.agent, sourceIp: from.sourceIp, session: from.session, notify: () => {}, signal },
             false,
           );
         return complete(await waiting.serve(request, agent, call));
@@ -137,7 +141,7 @@ export class Exchange {
       if (from.signal.aborted) return undefined;
       if (error instanceof Unreachable) {
         log.warn({ detail: error.message }, 'the tool server gave no answer');
-        return failure(id, INTERNAL_ERROR, 'the tool server cannot be reached');
+        return failure(id, INTERNAL_ERROR, 'the tool server cannot be reached', UNREACHABLE);
       }
       log.error({ err: error }, 'the proxy failed');
       return failure(id, INTERNAL_ERROR, 'the proxy failed');
@@ -145,7 +149,7 @@ export class Exchange {
   }
 
   /** What says two things is refused before it is decided on; an action is recorded as denied. */
-  async #mismatched(request: Request, caller: Caller, { signal, notify }: From, what: string): Promise<Answer> {
+  async #mismatched(request: Request, caller: Caller, { signal, notify }: Serving, what: string): Promise<Answer> {
     if (this.#parts.gate.governs(request.method)) {
       await this.#parts.gate.admit(request, caller, { signal, notify, refused: 'header_mismatch' });
     }
@@ -157,7 +161,7 @@ export class Exchange {
     request: Request,
     agent: Agent,
     caller: Caller,
-    from: From,
+    from: Serving,
     offers = true,
   ): Promise<Answer | undefined> {
     const { gate, rounds, upstream, waiting } = this.#parts;
@@ -235,7 +239,7 @@ export class Exchange {
     request: Request,
     agent: Agent,
     caller: Caller,
-    from: From,
+    from: Serving,
     hold: string,
   ): Promise<Answer | undefined> {
     const { requestState: _state, inputResponses, _meta, ...params } = request.params ?? {};
@@ -246,7 +250,7 @@ export class Exchange {
   }
 
   /** What the server wants of the client is decided as well; the first that is denied. */
-  async #denied(wanted: unknown, caller: Caller, { signal, notify }: From): Promise<Answer | undefined> {
+  async #denied(wanted: unknown, caller: Caller, { signal, notify }: Serving): Promise<Answer | undefined> {
     for (const [id, one] of Object.entries(isObject(wanted) ? wanted : {})) {
       const asked = asMessage({ ...(isObject(one) && one), jsonrpc: '2.0', id });
       if (!asked || !('method' in asked) || !('id' in asked)) {
@@ -260,7 +264,11 @@ export class Exchange {
     return undefined;
   }
 
-  #post(request: Request, agent: Agent, { signal, notify, masked }: From & On): Promise<Answer | undefined> {
+  #post(
+    request: Request,
+    agent: Agent,
+    { signal, notify, masked, session }: Serving & On,
+  ): Promise<Answer | undefined> {
     const { gate, upstream } = this.#parts;
     const told = (message: Notification) => {
       // of a task its client is told where it listens for that
@@ -269,7 +277,8 @@ export class Exchange {
       if (shown) notify(shown);
     };
     const on = { signal, notify: told, ...(masked && { masked }) };
-    return upstream.exchange(request, { ...on, owner: JSON.stringify([agent.id, agent.role]) });
+    // what belongs to one session is not shared with another of the agent's
+    return upstream.exchange(request, { ...on, owner: JSON.stringify([agent.id, agent.role, session]) });
   }
 
   /**
@@ -281,7 +290,7 @@ export class Exchange {
     [method, member]: readonly [method: string, member: 'uri' | 'taskId'],
     wanted: unknown,
     caller: Caller,
-    { signal, notify }: From,
+    { signal, notify }: Serving,
   ): Promise<Map<string, string>> {
     const names = Array.isArray(wanted) ? wanted.filter((one) => typeof one === 'string').slice(0, MOST_WATCHED) : [];
     const may = new Map<string, string>();
@@ -298,7 +307,7 @@ export class Exchange {
   }
 
   /** What a server tells of a task may be a wish for input, which is decided; in the order in which it was told. */
-  #ofTasks(caller: Caller, from: From): (message: Notification) => void {
+  #ofTasks(caller: Caller, from: Serving): (message: Notification) => void {
     let before = Promise.resolve();
     return (message) => {
       before = before
@@ -310,7 +319,7 @@ export class Exchange {
   }
 
   /** Of a list of tools the policies decide too, so the proxy itself tells when it has changed. */
-  async #listen(request: Request, agent: Agent, caller: Caller, from: From): Promise<Answer | undefined> {
+  async #listen(request: Request, agent: Agent, caller: Caller, from: Serving): Promise<Answer | undefined> {
     const owner = JSON.stringify([agent.id, agent.role]);
     const open = this.#listeners.get(owner) ?? 0;
     if (open >= MOST_LISTENERS_OF_AGENT) return failure(request.id, INTERNAL_ERROR, 'too many subscriptions are open');
@@ -375,6 +384,17 @@ export class Exchange {
       else this.#listeners.delete(owner);
     }
   }
+}
+
+/** What is wrong with a request that should follow the revision, if anything is. */
+export function faultOf({ id, params }: Request): Failure | undefined {
+  const { [VERSION_KEY]: version, [CAPABILITIES_KEY]: capabilities } = params?._meta ?? {};
+  if (typeof version !== 'string' || !isObject(capabilities)) {
+    return failure(id, INVALID_PARAMS, `_meta must have ${VERSION_KEY} and ${CAPABILITIES_KEY}`, { envelope: true });
+  }
+  if (version === MODERN) return undefined;
+  const data = { supported: [MODERN, ...LEGACY], requested: version };
+  return failure(id, UNSUPPORTED_VERSION, 'Unsupported protocol version', data);
 }
 
 /** Every result of the revision says what kind it is of. */

@@ -34,6 +34,7 @@ const INPUT_METHODS: ReadonlySet<string> = new Set(['tools/call', 'prompts/get',
 /** Those whose results clients may keep (2026-07-28, "Caching"). */
 const CACHEABLE = /^(?:server\/discover|(?:tools|prompts|resources|resources\/templates)\/list|resources\/read)$/;
 const NOT_FOUND = -32002;
+const MOST_UNASKED = 10;
 
 /** A server of the old eras, for clients of the stateless revision: sessions are kept for each owner and kind of client. */
 export class LegacyServers {
@@ -95,8 +96,9 @@ interface Open {
   /** What the server asked, until the client has answered. */
   asked: Map<string, Request>;
   answer: Answer | undefined;
-  /** Something of these has come. */
+  /** Something of these has come, or the session has ended. */
   wake: () => void;
+  lost?: true;
   /** Until its client sends the input. */
   state?: string;
   expires: NodeJS.Timeout | undefined;
@@ -109,6 +111,8 @@ class LegacyServer {
   readonly #open = new Map<number, Open>();
   readonly #listeners = new Set<{ request: Request; on: On; wants: Record<string, unknown>; end: () => void }>();
   readonly #watched = new Map<string, number>();
+  /** What the server wanted to know of the client while nothing was open that it could be asked with. */
+  readonly #unasked = new Map<string, Request>();
   #next = 0;
   #level: unknown;
   #closed = false;
@@ -189,6 +193,10 @@ class LegacyServer {
     if (meta.progressToken !== undefined) meta.progressToken = number;
     const open: Open = { request, on, asked: new Map(), answer: undefined, wake: () => {}, expires: undefined };
     this.#open.set(number, open);
+    if (INPUT_METHODS.has(method) && !on.masked) {
+      for (const [key, asked] of this.#unasked) open.asked.set(key, asked);
+      this.#unasked.clear();
+    }
     const message = { jsonrpc: '2.0' as const, id: number, method, params: { ...sent, _meta: meta } };
     return this.#answered(number, open, () => this.#send(message));
   }
@@ -201,7 +209,7 @@ class LegacyServer {
     on.signal.addEventListener('abort', resolve as () => void, { once: true });
     try {
       await begin();
-      if (!open.answer && open.asked.size === 0 && !on.signal.aborted) await promise;
+      if (!open.answer && !open.lost && open.asked.size === 0 && !on.signal.aborted) await promise;
     } catch (error) {
       this.#open.delete(number);
       throw error;
@@ -209,6 +217,7 @@ class LegacyServer {
       on.signal.removeEventListener('abort', resolve as () => void);
       open.wake = () => {};
     }
+    if (open.lost) throw new Unreachable('the tool server has ended the session');
     if (open.answer) {
       this.#open.delete(number);
       return { ...open.answer, id: request.id };
@@ -342,12 +351,18 @@ class LegacyServer {
       void reply(failure(message.id, INTERNAL_ERROR, MASKED_MEANWHILE));
       return;
     }
+    const key = `input-${String(message.id)}`;
     const open = [...this.#open.values()].filter(({ request }) => INPUT_METHODS.has(request.method)).at(-1);
+    // as servers do at their start; what the roots are can be said with the first call
+    if (!open && message.method === 'roots/list' && this.#unasked.size < MOST_UNASKED) {
+      this.#unasked.set(key, message);
+      return;
+    }
     if (!open || !/^(?:elicitation\/create|sampling\/createMessage|roots\/list)$/.test(message.method)) {
       void reply(failure(message.id, METHOD_NOT_FOUND, 'the client cannot be asked this'));
       return;
     }
-    open.asked.set(`input-${String(message.id)}`, message);
+    open.asked.set(key, message);
     open.wake();
   }
 
@@ -390,8 +405,8 @@ class LegacyServer {
     if (this.#closed) return;
     this.#closed = true;
     this.onclose();
-    for (const [number, open] of this.#open) {
-      open.answer = failure(number, INTERNAL_ERROR, 'the tool server has ended the session');
+    for (const open of this.#open.values()) {
+      open.lost = true;
       clearTimeout(open.expires);
       open.wake();
     }

@@ -7,6 +7,7 @@ import {
   failure,
   type Id,
   INTERNAL_ERROR,
+  INVALID_PARAMS,
   isObject,
   LEGACY,
   type Link,
@@ -35,23 +36,25 @@ const LISTEN_AGAIN_MS = 5000;
  * tell is listened for.
  */
 export class ModernServer implements Link {
-  readonly #place: Place;
+  readonly #place: Pick<Place, 'post'>;
   readonly #log: Log;
   readonly #open = new Map<Id, AbortController>();
   /** What the client was asked. */
   readonly #asked = new Map<string, (answer: Answer) => void>();
   readonly #closed = new AbortController();
   readonly #subscribed = new Set<string>();
+  /** Requests to subscribe that have no answer yet. */
+  readonly #subscribing: [uri: string, id: Id][] = [];
   #listening: AbortController | undefined;
   #meta: Meta = {};
   #capabilities: Record<string, unknown> = {};
   #level: unknown;
   #next = 0;
-  onmessage?: (message: Message) => void;
+  onmessage?: (message: Message, of?: Id) => void;
   onerror?: (error: Error) => void;
   onclose?: () => void;
 
-  constructor(place: Place, { log }: { log: Log }) {
+  constructor(place: Pick<Place, 'post'>, { log }: { log: Log }) {
     this.#place = place;
     this.#log = log;
   }
@@ -70,6 +73,15 @@ export class ModernServer implements Link {
       const { tools, prompts, resources } = this.#capabilities as Record<string, { listChanged?: boolean } | undefined>;
       if (tools?.listChanged || prompts?.listChanged || resources?.listChanged) this.#listen();
     }
+  }
+
+  isOpen(id: Id): boolean {
+    return this.#open.has(id);
+  }
+
+  /** Requests that have no answer yet. */
+  get busy(): boolean {
+    return this.#open.size > 0;
   }
 
   async close(): Promise<void> {
@@ -94,9 +106,12 @@ export class ModernServer implements Link {
         done({});
         return;
       case 'resources/subscribe':
+        this.#subscribed.add(String(params?.uri));
+        this.#subscribing.push([String(params?.uri), id]);
+        this.#listen();
+        return;
       case 'resources/unsubscribe':
-        if (method === 'resources/subscribe') this.#subscribed.add(String(params?.uri));
-        else this.#subscribed.delete(String(params?.uri));
+        this.#subscribed.delete(String(params?.uri));
         this.#listen();
         done({});
         return;
@@ -150,7 +165,7 @@ export class ModernServer implements Link {
       }
       const inputResponses: Record<string, unknown> = {};
       for (const [name, input] of Object.entries(isObject(inputRequests) ? inputRequests : {})) {
-        const given = await this.#ask(input, signal);
+        const given = await this.#ask(input, request.id, signal);
         if (!given) return undefined;
         if ('error' in given) return { ...given, id: request.id };
         inputResponses[name] = given.result;
@@ -161,7 +176,7 @@ export class ModernServer implements Link {
   }
 
   /** Asks the client; nothing when the request that it is asked for was cancelled. */
-  #ask(input: unknown, signal: AbortSignal): Promise<Answer | undefined> {
+  #ask(input: unknown, of: Id, signal: AbortSignal): Promise<Answer | undefined> {
     const { method, params } = (isObject(input) ? input : {}) as { method?: string; params?: Request['params'] };
     const id = `svc-input-${++this.#next}`;
     const { promise, resolve } = Promise.withResolvers<Answer | undefined>();
@@ -170,7 +185,7 @@ export class ModernServer implements Link {
     this.#asked.set(id, resolve);
     // in the old eras, an address to visit is named
     const named = method === 'elicitation/create' && params?.mode === 'url' && { elicitationId: id };
-    this.onmessage?.({ jsonrpc: '2.0', id, method: String(method), params: { ...params, ...named } });
+    this.onmessage?.({ jsonrpc: '2.0', id, method: String(method), params: { ...params, ...named } }, of);
     return promise.finally(() => {
       signal.removeEventListener('abort', cancel);
       this.#asked.delete(id);
@@ -181,7 +196,20 @@ export class ModernServer implements Link {
     const { params } = request;
     const level = this.#level === undefined ? {} : { [LOG_LEVEL_KEY]: this.#level };
     const asked = { ...request, params: { ...params, _meta: { ...params?._meta, ...this.#meta, ...level } } };
-    return this.#place.post(asked, { signal, notify: (message) => this.onmessage?.(message) });
+    return this.#place.post(asked, { signal, notify: (message) => this.onmessage?.(message, request.id) });
+  }
+
+  /** The server has said which resources it watches. */
+  #honored(notifications: unknown): void {
+    const given = isObject(notifications) ? notifications.resourceSubscriptions : undefined;
+    const uris: unknown[] = Array.isArray(given) ? given : [];
+    for (const [uri, id] of this.#subscribing.splice(0)) {
+      if (uris.includes(uri)) this.onmessage?.(success(id, {}));
+      else {
+        this.#subscribed.delete(uri);
+        this.onmessage?.(failure(id, INVALID_PARAMS, 'this resource cannot be subscribed to'));
+      }
+    }
   }
 
   /** Listens for what the client was promised to be told, from now on. */
@@ -203,7 +231,10 @@ export class ModernServer implements Link {
       params: { _meta: this.#meta, notifications },
     };
     const notify = (message: Notification) => {
-      if (message.method === 'notifications/subscriptions/acknowledged') return;
+      if (message.method === 'notifications/subscriptions/acknowledged') {
+        this.#honored(message.params?.notifications);
+        return;
+      }
       const { [SUBSCRIPTION_KEY]: _own, ..._meta } = message.params?._meta ?? {};
       this.onmessage?.({ ...message, params: { ...message.params, _meta } });
     };
@@ -211,9 +242,13 @@ export class ModernServer implements Link {
     this.#place.post(request, { signal: abort.signal, notify }).then(
       (answer) => {
         const unknown = answer && 'error' in answer && answer.error.code === METHOD_NOT_FOUND;
+        if (answer) this.#honored(undefined);
         if (answer && !unknown) again();
       },
-      () => again(),
+      () => {
+        this.#honored(undefined);
+        again();
+      },
     );
   }
 }

@@ -4,9 +4,10 @@ import type { Log } from '../../lib/log.ts';
 import { type Agent, AgentError } from '../agents.ts';
 import type { McpServer } from '../servers.ts';
 import { CommandPlace } from './command-place.ts';
-import { Exchange } from './exchange.ts';
+import { Exchange, type Served } from './exchange.ts';
 import { Gate, type GateParts } from './gate.ts';
-import { Many } from './many.ts';
+import { Join } from './join.ts';
+import { JoinedSession } from './joined-session.ts';
 import { Pipe } from './pipe.ts';
 import type { Place } from './place.ts';
 import { Rounds } from './rounds.ts';
@@ -75,11 +76,6 @@ export async function wrapStdio(parts: StdioParts): Promise<{ ended: Promise<voi
     ending: async () => server.terminate?.(),
   });
   await session.start();
-  client.onerror = (err) => log.debug({ err }, 'the MCP client');
-  client.onmessage = (message) => {
-    if (!alone.take(message)) lane.onmessage?.(message);
-  };
-
   const { promise: ended, resolve } = Promise.withResolvers<void>();
   const close = async () => {
     alone.close();
@@ -89,12 +85,7 @@ export async function wrapStdio(parts: StdioParts): Promise<{ ended: Promise<voi
     resolve();
   };
   session.onClose = () => void close();
-  client.onclose = () => void close();
-  process.stdin.once('end', async () => {
-    const end = Date.now() + LAST_ANSWERS_MS;
-    while ((session.busy || alone.busy) && Date.now() < end) await delay(20);
-    await close();
-  });
+  serveClient(client, { alone, lane, session, close, log });
   await client.start();
   return { ended, close };
 }
@@ -119,54 +110,75 @@ async function placeOf(server: McpServer, parts: ClientParts): Promise<Place> {
 }
 
 /**
- * Wraps several servers, which are one for the client; see `Many`. Resolves when the client has closed its side and what
+ * Wraps several servers, which are one for the client, of any era; see `Join`. Resolves when the client has closed its side and what
  * it asked was answered.
  */
 export async function joinStdio(
   parts: ClientParts & { members: readonly (Omit<GateParts, 'seal'> & { place: McpServer })[] },
 ): Promise<{ ended: Promise<void>; close: () => Promise<void> }> {
-  const { log, maxMessageBytes: maxBytes } = parts;
-  const name = `mcp_${randomUUID()}`;
+  const { log, maxMessageBytes: maxBytes, agent } = parts;
   const seal = new Seal(parts.secret);
-  const servers = await Promise.all(
-    parts.members.map(async (member) => {
-      const upstream = new Upstream(await placeOf(member.place, parts), { log });
-      return { name: member.server, gate: new Gate({ ...member, seal }), connect: () => upstream.link(), upstream };
-    }),
-  );
+  const rounds = new Rounds(parts.secret);
+  const servers = new Map<string, Served>();
+  const upstreams: Upstream[] = [];
+  for (const member of parts.members) {
+    const upstream = new Upstream(await placeOf(member.place, parts), { log });
+    const gate = new Gate({ ...member, seal });
+    const waiting = new Waiting({ ...member, seal });
+    servers.set(member.server, new Exchange({ ...parts, gate, upstream, rounds, waiting }));
+    upstreams.push(upstream);
+  }
+  const served = new Join(servers, { log });
   const client = new Pipe(process.stdin, process.stdout, { maxBytes, strict: true });
-  const many = new Many({
-    client,
-    members: servers,
-    caller: { agent: parts.agent, session: () => name },
-    log,
-    onPolicyChange: parts.onPolicyChange,
-  });
-  const { promise: ended, resolve } = Promise.withResolvers<void>();
-  many.onClose = resolve;
-  const close = async () => {
-    await many.close();
-    await Promise.allSettled(servers.map(({ upstream }) => upstream.close()));
+  const alone = new Alone(client, served, parts);
+  const lane: Link = {
+    start: async () => {},
+    send: (message) => client.send(message),
+    close: async () => {},
   };
+  const session = new JoinedSession({ client: lane, served, log, agent, name: `mcp_${randomUUID()}` });
+  await session.start();
+  const { promise: ended, resolve } = Promise.withResolvers<void>();
+  const close = async () => {
+    alone.close();
+    rounds.close();
+    await session.close();
+    await Promise.allSettled([...upstreams.map((upstream) => upstream.close()), client.close()]);
+    resolve();
+  };
+  serveClient(client, { alone, lane, session, close, log });
+  await client.start();
+  return { ended, close };
+}
+
+/** Hands the messages of the client on, until it has closed its side and what it asked was answered. */
+function serveClient(
+  client: Pipe,
+  parts: { alone: Alone; lane: Link; session: { readonly busy: boolean }; close: () => Promise<void>; log: Log },
+): void {
+  const { alone, lane, session, close, log } = parts;
+  client.onerror = (err) => log.debug({ err }, 'the MCP client');
+  client.onmessage = (message) => {
+    if (!alone.take(message)) lane.onmessage?.(message);
+  };
+  client.onclose = () => void close();
   process.stdin.once('end', async () => {
     const end = Date.now() + LAST_ANSWERS_MS;
-    while (many.busy && Date.now() < end) await delay(20);
+    while ((session.busy || alone.busy) && Date.now() < end) await delay(20);
     await close();
   });
-  await many.start();
-  return { ended, close };
 }
 
 /** The requests of a client that stand for themselves. */
 class Alone {
   readonly #client: Pipe;
-  readonly #exchange: Exchange;
-  readonly #parts: StdioParts;
+  readonly #served: Served;
+  readonly #parts: ClientParts;
   readonly #open = new Map<Id, { abort: AbortController; listens: boolean }>();
 
-  constructor(client: Pipe, exchange: Exchange, parts: StdioParts) {
+  constructor(client: Pipe, served: Served, parts: ClientParts) {
     this.#client = client;
-    this.#exchange = exchange;
+    this.#served = served;
     this.#parts = parts;
   }
 
@@ -205,7 +217,7 @@ class Alone {
     const abort = new AbortController();
     this.#open.set(id, { abort, listens: request.method === 'subscriptions/listen' });
     try {
-      const answer = await this.#exchange.serve(request, { agent, notify: send, signal: abort.signal });
+      const answer = await this.#served.serve(request, { agent, notify: send, signal: abort.signal });
       if (answer) send(answer);
     } catch (error) {
       if (!(error instanceof AgentError)) throw error;

@@ -4,7 +4,7 @@ import type { Seal } from './seal.ts';
 import { type Answer, isObject, type Message, type Params, type Request, type Result } from './wire.ts';
 
 /** In `_meta`: the task that a message belongs to. */
-const RELATED_TASK = 'io.modelcontextprotocol/related-task';
+export const RELATED_TASK = 'io.modelcontextprotocol/related-task';
 /** Whose a task is, is remembered for this many of a server. */
 const MOST_TASKS = 10_000;
 

@@ -39,7 +39,8 @@ export interface Link {
   close(): Promise<void>;
   /** Tells the transport what `initialize` has settled. */
   setProtocolVersion?: (version: string) => void;
-  onmessage?: (message: Message) => void;
+  /** `of`: the request that the message belongs to, where that is known. */
+  onmessage?: (message: Message, of?: Id) => void;
   onerror?: (error: Error) => void;
   onclose?: () => void;
 }
