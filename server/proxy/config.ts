@@ -149,16 +149,33 @@ const McpRoute = z.strictObject({
   wait_seconds: z.number().min(0).max(3600).default(0),
   others: z.enum(['enforce', 'record']).default('enforce'),
 });
+/** A name begins other names, and addresses of resources: it has no character that could end it there. */
+export const SERVER_NAME = /^[a-z](?:[a-z0-9-]{0,30}[a-z0-9])?$/;
+/** Routes to MCP servers as one. */
+const JoinRoute = z.strictObject({
+  path: common.path,
+  join: z
+    .record(z.string(), z.string())
+    .refine((join) => Object.keys(join).every((name) => SERVER_NAME.test(name)), {
+      error: 'a name has 1 to 32 lower-case letters, digits and "-", a letter first',
+    })
+    .refine((join) => Object.keys(join).length > 0, 'names no routes'),
+});
 const RouteTable = z.strictObject({
   routes: z
-    .array(z.union([HttpRoute, McpRoute]))
+    .array(z.union([HttpRoute, McpRoute, JoinRoute]))
     .min(1)
     .max(1000),
 });
 
 export type HttpRoute = z.infer<typeof HttpRoute> & { tool: string };
 export type McpRoute = z.infer<typeof McpRoute> & { server: string };
-export type Route = HttpRoute | McpRoute;
+/** Several MCP servers as one: by what each is called in it, the route that it has. */
+export interface JoinRoute {
+  path: string;
+  join: ReadonlyMap<string, McpRoute>;
+}
+export type Route = HttpRoute | McpRoute | JoinRoute;
 
 export interface ProxyConfig {
   readonly url: string;
@@ -310,10 +327,15 @@ function parseRoutes(text: string) {
 function readRoutes(text: string, env: Environment): Route[] {
   const faults: string[] = [];
   const seen = new Set<string>();
-  const routes = parseRoutes(text).map((route, n): Route => {
+  const joins: { route: z.infer<typeof JoinRoute>; n: number }[] = [];
+  const routes = parseRoutes(text).flatMap((route, n): (HttpRoute | McpRoute)[] => {
     const fault = (what: string) => faults.push(`SVC_PROXY_ROUTES: routes.${n}.${what}`);
     if (seen.has(route.path)) fault(`path: ${route.path} is there twice`);
     seen.add(route.path);
+    if ('join' in route) {
+      joins.push({ route, n });
+      return [];
+    }
     const target = new URL('to' in route ? route.to : route.mcp);
     if (target.username || target.password)
       fault(`${'to' in route ? 'to' : 'mcp'}: credentials go into headers, as \${NAME}`);
@@ -337,21 +359,34 @@ function readRoutes(text: string, env: Environment): Route[] {
       }
     }
     const name = route.path.replace(/\/?\*$/, '').slice(1) || target.hostname;
-    if ('mcp' in route) return { ...route, headers, server: route.server ?? name };
+    if ('mcp' in route) return [{ ...route, headers, server: route.server ?? name }];
     const decide_on_headers = route.decide_on_headers.map((header) => header.toLowerCase());
-    return { ...route, headers, decide_on_headers, tool: route.tool ?? name };
+    return [{ ...route, headers, decide_on_headers, tool: route.tool ?? name }];
+  });
+  const joined = joins.map(({ route: { path, join }, n }): JoinRoute => {
+    const members = Object.entries(join).flatMap(([name, to]): [string, McpRoute][] => {
+      const found = routes.find((one) => one.path === to);
+      if (found && 'mcp' in found) return [[name, found]];
+      faults.push(`SVC_PROXY_ROUTES: routes.${n}.join.${name}: ${to} is no route to an MCP server`);
+      return [];
+    });
+    return { path, join: new Map(members) };
   });
   if (faults.length > 0) throw new Error(faults.join('\n  '));
-  return routes;
+  return [...routes, ...joined];
 }
 
 /** Of a route that is neither kind, the faults of the kind that it names are what helps. */
 function unionError(issue: { code?: string; input?: unknown }): string | undefined {
   if (issue.code !== 'invalid_union') return undefined;
   const input = issue.input as Record<string, unknown> | null;
-  if (typeof input !== 'object' || input === null || 'to' in input === 'mcp' in input) {
-    return 'must have either "to" (an HTTP API) or "mcp" (an MCP server)';
+  if (
+    typeof input !== 'object' ||
+    input === null ||
+    ['to', 'mcp', 'join'].filter((kind) => kind in input).length !== 1
+  ) {
+    return 'must have either "to" (an HTTP API), or "mcp" (an MCP server), or "join" (several of those)';
   }
-  const result = ('to' in input ? HttpRoute : McpRoute).safeParse(input);
+  const result = ('to' in input ? HttpRoute : 'mcp' in input ? McpRoute : JoinRoute).safeParse(input);
   return result.error && faultLines(result.error).join('; ');
 }

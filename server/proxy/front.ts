@@ -5,7 +5,7 @@ import { sha256Tag } from '../lib/crypto.ts';
 import type { Log } from '../lib/log.ts';
 import { applyMasks } from '../policy/evaluation/masks.ts';
 import { type Agent, AgentError, type Agents, isPlain } from './agents.ts';
-import type { HttpRoute, McpRoute, ProxyConfig, Route } from './config.ts';
+import type { HttpRoute, JoinRoute, McpRoute, ProxyConfig, Route } from './config.ts';
 import { CredentialError } from './credentials.ts';
 import type { Enforcer, Ruling } from './decide.ts';
 import { retryAfter, usedBefore } from './holds.ts';
@@ -32,7 +32,7 @@ import { type Call, type Credential, Upstreams } from './upstream.ts';
 
 /** Serves a request on a route to an MCP server. */
 export type ServeMcp = (
-  route: McpRoute,
+  route: McpRoute | JoinRoute,
   agent: () => Promise<Agent>,
   request: IncomingMessage,
   response: ServerResponse,
@@ -167,7 +167,7 @@ export class HttpFront {
       this.#trusted,
     );
     const { route, rest } = found;
-    if ('mcp' in route) return this.#mcp(route, identify, request, response, sourceIp || undefined);
+    if (!('to' in route)) return this.#mcp(route, identify, request, response, sourceIp || undefined);
     return this.#forwardDecided({
       request,
       response,

@@ -93,7 +93,7 @@ export async function serve(config: ProxyConfig, interrupted: AbortSignal): Prom
 function signInsOf(config: ProxyConfig, log: Log): Map<Route, SignIn> {
   const signIns = new Map<Route, SignIn>();
   for (const route of config.routes) {
-    if (!route.sign_in) continue;
+    if ('join' in route || !route.sign_in) continue;
     const url = new URL('to' in route ? route.to : route.mcp);
     const signIn = new SignIn({ url, route: { path: route.path, issuer: route.sign_in.issuer } }, config.dir, log);
     signIns.set(route, signIn);

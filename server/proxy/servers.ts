@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { z } from 'zod';
 import { faultLines } from '../lib/faults.ts';
-import { HeaderTable, Value, type ValueRule } from './config.ts';
+import { HeaderTable, SERVER_NAME, Value, type ValueRule } from './config.ts';
 import { CredentialError, filled, filledHeaders } from './credentials.ts';
 import { UsageError } from './failure.ts';
 
@@ -37,8 +37,6 @@ const Address = z.strictObject({
   url: z.url({ protocol: /^https?$/, error: 'must be an http or https address' }),
   headers: HeaderTable.default({}),
 });
-/** A name begins other names, and addresses of resources: it has no character that could end it there. */
-const NAME = /^[a-z](?:[a-z0-9-]{0,30}[a-z0-9])?$/;
 const File = z.strictObject({
   servers: z.record(z.string(), z.union([Command, Address], { error: 'must have either "command" or "url"' })),
 });
@@ -59,7 +57,7 @@ export function readServers(file: string, env: Readonly<Record<string, string | 
   const parsed = File.safeParse(json);
   if (!parsed.success) throw wrong(`:\n  ${faultLines(parsed.error, 'the file').join('\n  ')}`);
   const servers = Object.entries(parsed.data.servers).map(([name, entry]): NamedServer => {
-    if (!NAME.test(name)) {
+    if (!SERVER_NAME.test(name)) {
       throw wrong(`: ${name}: a name has 1 to 32 lower-case letters, digits and "-", a letter first`);
     }
     const server: McpServer =

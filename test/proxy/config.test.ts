@@ -119,6 +119,12 @@ describe('the route table', () => {
     ['empty', { routes: [] }, /routes: /],
     ['neither kind', { routes: [{ path: '/x' }] }, /must have either "to" .* or "mcp"/],
     ['both kinds', { routes: [{ path: '/x', to: 'http://a.test', mcp: 'http://b.test' }] }, /must have either/],
+    [
+      'a joined route that is none',
+      { routes: [{ path: '/x', join: { a: '/a' } }] },
+      /join\.a: \/a is no route to an MCP/,
+    ],
+    ['a joined name that could be another', { routes: [{ path: '/x', join: { a__b: '/a' } }] }, /lower-case letters/],
     ['a member that nobody knows', { routes: [{ path: '/x', to: 'http://a.test', toool: 'x' }] }, /toool/],
     ['another scheme', { routes: [{ path: '/x', to: 'file:///etc/passwd' }] }, /must be an http or https address/],
     ['a path with dots', { routes: [{ path: '/a/../b', to: 'http://a.test' }] }, /dot segments/],

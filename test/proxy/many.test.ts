@@ -3,7 +3,12 @@ import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node
 import path from 'node:path';
 import { Client } from '@modelcontextprotocol/sdk/client/index.js';
 import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js';
-import { CreateMessageRequestSchema, ToolListChangedNotificationSchema } from '@modelcontextprotocol/sdk/types.js';
+import {
+  CreateMessageRequestSchema,
+  LoggingMessageNotificationSchema,
+  ResourceUpdatedNotificationSchema,
+  ToolListChangedNotificationSchema,
+} from '@modelcontextprotocol/sdk/types.js';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { atEnd } from '../helpers/cleanups.ts';
 import { useServer } from '../helpers/server.ts';
@@ -30,9 +35,11 @@ writeFileSync(
      const { id, method, params } = JSON.parse(line);
      if (id === undefined || !method) return;
      const done = (result) => say({ id, result });
-     if (method === 'initialize') done({ protocolVersion: params.protocolVersion, capabilities: { tools: {} }, serverInfo: { name: 's', version: '1' }, instructions: 'be kind' });
+     if (method === 'initialize') done({ protocolVersion: params.protocolVersion, capabilities: { tools: {}, logging: {}, resources: { subscribe: true } }, serverInfo: { name: 's', version: '1' }, instructions: 'be kind' });
      else if (method === 'tools/list') { const [names, nextCursor] = pages[params?.cursor]; done({ tools: names.map(tool), nextCursor }); }
+     else if (method === 'resources/subscribe' || method === 'logging/setLevel') { fs.appendFileSync('${path.join(dir, 'kept')}', method + ' ' + (params.uri ?? params.level) + '\\n'); done({}); }
      else if (method === 'tools/call' && params.name === 'end') process.exit(0);
+     else if (method === 'tools/call' && params.name === 'change') { say({ method: 'notifications/resources/updated', params: { uri: 'own://1' } }); say({ method: 'notifications/message', params: { level: 'debug', data: 'changed' } }); done({ content: [] }); }
      else if (method === 'tools/call' && params.name === 'lie') { say({ method: 'notifications/progress', params: { progressToken: 1, progress: 1 } }); for (let t = 0; t < 50; t++) say({ method: 'notifications/progress', params: { progressToken: t, progress: 99, message: 'spoofed' } }); done({ content: [] }); }
      else if (method === 'tools/call') done({ content: [{ type: 'text', text: params.name + ' ' + process.env.TOKEN }] });
      else say({ id, error: { code: -32601, message: 'no' } });
@@ -58,7 +65,7 @@ async function joined(servers: Record<string, unknown>, name: string): Promise<C
   const own = { SVC_AGENT_KEY: world.agentKey, SVC_PROXY_DIR: path.join(dir, name), PATH: process.env.PATH! };
   const args = ['server/proxy/main.ts', 'mcp', '--config', file];
   await client.connect(
-    new StdioClientTransport({ command: process.execPath, args, env: { ...world.env, ...own }, stderr: process.env.DBG ? 'inherit' : 'ignore' }),
+    new StdioClientTransport({ command: process.execPath, args, env: { ...world.env, ...own }, stderr: 'ignore' }),
   );
   atEnd(() => client.close());
   return client;
@@ -187,6 +194,29 @@ describe('several servers behind one svc-proxy mcp', () => {
       'it is back',
     );
     expect(answer.content).toEqual([{ type: 'text', text: 'env second' }]);
+  });
+
+  test('one that comes back has the subscriptions and the log level that it had', async () => {
+    const kept = () => readFileSync(path.join(dir, 'kept'), 'utf8').trim().split('\n');
+    const updated: string[] = [];
+    const logged: unknown[] = [];
+    client.setNotificationHandler(ResourceUpdatedNotificationSchema, ({ params }) => void updated.push(params.uri));
+    client.setNotificationHandler(LoggingMessageNotificationSchema, ({ params }) => void logged.push(params));
+    await client.setLoggingLevel('debug');
+    await client.subscribeResource({ uri: 'own+own://1' });
+    await expect(client.subscribeResource({ uri: 'nobody+own://1' })).rejects.toThrow('cannot be subscribed');
+    const change = () => client.callTool({ name: 'own__change', arguments: {} });
+    await change();
+    expect(new Set(kept())).toEqual(new Set(['logging/setLevel debug', 'resources/subscribe own://1']));
+    const subscribed = () => kept().filter((line) => line === 'resources/subscribe own://1').length;
+    const before = subscribed();
+    await until(() => updated.length === 1 && logged.length === 1, 'it is told');
+    await expect(client.callTool({ name: 'own__end', arguments: {} })).rejects.toThrow('away');
+    await until(() => subscribed() > before, 'it is subscribed');
+    await until(async () => change().catch(() => undefined), 'it is back');
+    await until(() => updated.length === 2 && logged.length === 2, 'it is told again');
+    expect(updated).toEqual(['own+own://1', 'own+own://1']);
+    expect(logged).toEqual([1, 2].map(() => ({ level: 'debug', data: 'changed', logger: 'own' })));
   });
 
   test('one that was away at the start joins later', async () => {

@@ -42,8 +42,9 @@ beforeAll(async () => {
     const result = { resultType: 'complete', ...results[method] };
     response.setHeader('content-type', 'application/json').end(JSON.stringify({ jsonrpc: '2.0', id, result }));
   };
+  const control = server.url;
   const relay = createServer((request, response) => {
-    const sent = httpRequest(server.url + request.url, { method: request.method, headers: request.headers });
+    const sent = httpRequest(control + request.url, { method: request.method, headers: request.headers });
     sent.on('response', async (answer) => {
       if (request.url!.endsWith('/consume') && answer.statusCode === 200) await onConsumed?.();
       response.writeHead(answer.statusCode!, answer.headers);

@@ -139,6 +139,7 @@ function routeOf(
   }
   const route = routesOf(env).find((one) => one.path === wanted);
   if (!route) throw new UsageError(`--route: SVC_PROXY_ROUTES has no route with the path ${wanted}`);
+  if ('join' in route) throw new UsageError(`--route: ${wanted} joins others: sign in at each of them`);
   if (!route.sign_in) throw new UsageError(`--route: the route ${wanted} has no sign_in`);
   return { ...route.sign_in, url: new URL('to' in route ? route.to : route.mcp) };
 }

@@ -1,20 +1,22 @@
 import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';
-import { Readable } from 'node:stream';
 import { WebStandardStreamableHTTPServerTransport } from '@modelcontextprotocol/server';
 import type { Log } from '../../lib/log.ts';
 import type { Agent } from '../agents.ts';
-import type { McpRoute } from '../config.ts';
+import type { JoinRoute, McpRoute } from '../config.ts';
 import { Refusal } from '../problem.ts';
 import { collect, isUtf8Charset, mediaType, readJson } from '../requests.ts';
-import { Exchange } from './exchange.ts';
-import { Gate, type GateParts } from './gate.ts';
+import { Exchange, type Served } from './exchange.ts';
+import { type Caller, Gate, type GateParts } from './gate.ts';
 import { headerMismatch } from './headers.ts';
 import { HttpPlace } from './http-place.ts';
+import { Join } from './join.ts';
+import { JoinedSession } from './joined-session.ts';
 import { Rounds } from './rounds.ts';
 import { Seal } from './seal.ts';
 import { Session } from './session.ts';
 import { Turns } from './turns.ts';
+import { Unread } from './unread.ts';
 import { Upstream } from './upstream.ts';
 import { Waiting } from './waiting.ts';
 import {
@@ -41,13 +43,13 @@ const MOST_SESSIONS = 10_000;
 const MOST_SESSIONS_OF_AGENT = 100;
 /** So that nothing on the way takes a quiet stream for one that has ended. */
 const KEEP_ALIVE_MS = 15_000;
-/** A client that reads no more of its stream is given up. */
-const MOST_UNREAD_BYTES = 64 * 1024 * 1024;
+/** What is kept for an agent that does not read its streams. */
+const MOST_UNREAD_BYTES = 16 * 1024 * 1024;
 
 interface Open {
-  session: Session;
+  session: Session | JoinedSession;
   transport: WebStandardStreamableHTTPServerTransport;
-  route: McpRoute;
+  route: McpRoute | JoinRoute;
   /** Of the agent that began it. */
   owner: string;
   identify: () => Promise<Agent>;
@@ -84,7 +86,9 @@ export class McpFront {
   readonly #names: readonly string[];
   readonly #sessions = new Map<string, Open>();
   readonly #servers = new Map<McpRoute, Server>();
+  readonly #joins = new Map<JoinRoute, Join>();
   readonly #rounds: Rounds;
+  readonly #unread = new Unread({ mostBytes: MOST_UNREAD_BYTES });
   readonly #turns = new Turns({ atOnce: 8, mostWaiting: 1000 });
   readonly #seal: Seal;
   readonly #sweep: NodeJS.Timeout;
@@ -107,7 +111,7 @@ export class McpFront {
   }
 
   async serve(
-    route: McpRoute,
+    route: McpRoute | JoinRoute,
     identify: () => Promise<Agent>,
     request: IncomingMessage,
     response: ServerResponse,
@@ -124,7 +128,7 @@ export class McpFront {
       response.once('close', done);
     }
     if (body !== undefined && standsAlone(body, request)) {
-      await this.#exchange(route, identify, body, request, response, sourceIp);
+      await this.#exchange(route, owner, identify, body, request, response, sourceIp);
       return;
     }
     const id = request.headers['mcp-session-id'];
@@ -143,12 +147,15 @@ export class McpFront {
       // nothing is kept without a successful initialization
       if (!open.session.initialized && open.streams === 0) void open.session.close();
     });
-    await answerWeb(await open.transport.handleRequest(webRequest(request), { parsedBody: body }), response);
+    const answer = await open.transport.handleRequest(webRequest(request), { parsedBody: body });
+    this.#unread.add(owner, response);
+    await answerWeb(answer, response, () => this.#unread.makeRoom(owner));
   }
 
   /** One request of the revision without sessions. */
   async #exchange(
-    route: McpRoute,
+    route: McpRoute | JoinRoute,
+    owner: string,
     agent: () => Promise<Agent>,
     body: unknown,
     request: IncomingMessage,
@@ -169,8 +176,9 @@ export class McpFront {
     }
     const gone = new AbortController();
     response.once('close', () => gone.abort());
-    const stream = new Stream(response);
-    const answer = await this.#serverOf(route).exchange.serve(message, {
+    this.#unread.add(owner, response);
+    const stream = new Stream(response, () => this.#unread.makeRoom(owner));
+    const answer = await this.#servedOf(route).serve(message, {
       agent,
       sourceIp,
       signal: gone.signal,
@@ -221,7 +229,7 @@ export class McpFront {
   }
 
   async #begin(
-    route: McpRoute,
+    route: McpRoute | JoinRoute,
     owner: string,
     identify: () => Promise<Agent>,
     sourceIp: string | undefined,
@@ -234,18 +242,13 @@ export class McpFront {
         open.begun = true;
       },
     });
-    const { gate, upstream } = this.#serverOf(route);
-    const server = upstream.link();
+    const client = transport as unknown as Link;
+    const agent = () => open.identify();
     const open: Open = {
-      session: new Session({
-        ...this.#parts,
-        gate,
-        client: transport as unknown as Link,
-        server,
-        caller: { agent: () => open.identify(), session: () => name, sourceIp },
-        // the server may keep a session of its own, which ends with this one
-        ending: async () => server.terminate?.(),
-      }),
+      session:
+        'join' in route
+          ? new JoinedSession({ client, served: this.#servedOf(route), log: this.#parts.log, agent, name, sourceIp })
+          : this.#session(route, client, { agent, session: () => name, sourceIp }),
       transport,
       route,
       owner,
@@ -259,6 +262,24 @@ export class McpFront {
     this.#sessions.set(name, open);
     await open.session.start();
     return open;
+  }
+
+  #session(route: McpRoute, client: Link, caller: Caller): Session {
+    const { gate, upstream } = this.#serverOf(route);
+    const server = upstream.link();
+    // the server may keep a session of its own, which ends with this one
+    const ending = async () => server.terminate?.();
+    return new Session({ ...this.#parts, gate, client, server, caller, ending });
+  }
+
+  #servedOf(route: McpRoute | JoinRoute): Served {
+    if ('mcp' in route) return this.#serverOf(route).exchange;
+    const known = this.#joins.get(route);
+    if (known) return known;
+    const servers = new Map(Array.from(route.join, ([name, one]) => [name, this.#serverOf(one).exchange]));
+    const made = new Join(servers, { log: this.#parts.log });
+    this.#joins.set(route, made);
+    return made;
   }
 
   #serverOf(route: McpRoute): Server {
@@ -344,10 +365,12 @@ function sendJson(response: ServerResponse, status: number, value: unknown): voi
 /** The answer to one request: JSON, or a stream of events where something has to be said before. */
 class Stream {
   readonly #response: ServerResponse;
+  readonly #makeRoom: () => void;
   #alive: NodeJS.Timeout | undefined;
 
-  constructor(response: ServerResponse) {
+  constructor(response: ServerResponse, makeRoom: () => void) {
     this.#response = response;
+    this.#makeRoom = makeRoom;
   }
 
   notify(message: Notification): void {
@@ -362,8 +385,8 @@ class Stream {
       this.#alive = setInterval(() => response.write(':\n\n'), KEEP_ALIVE_MS).unref();
       response.once('close', () => clearInterval(this.#alive));
     }
-    response.write(event(message));
-    if (response.writableLength > MOST_UNREAD_BYTES) response.destroy();
+    this.#makeRoom();
+    if (!response.destroyed) response.write(event(message));
   }
 
   end(answer: Answer | undefined): void {
@@ -387,15 +410,24 @@ function webRequest({ method = 'GET', headers, url = '/' }: IncomingMessage): Re
   return new Request(new URL(url, 'http://proxy.invalid'), { method, headers: given });
 }
 
-async function answerWeb(answer: Response, response: ServerResponse): Promise<void> {
+/** The whole answer; of a stream each part as it comes, whether the client has read the last or not. */
+async function answerWeb(answer: Response, response: ServerResponse, makeRoom: () => void): Promise<void> {
   response.writeHead(answer.status, Object.fromEntries(answer.headers));
   if (!answer.body) {
     response.end();
     return;
   }
   response.flushHeaders();
-  const body = Readable.fromWeb(answer.body as Parameters<typeof Readable.fromWeb>[0]);
-  body.on('error', () => response.destroy());
-  response.once('close', () => body.destroy());
-  body.pipe(response);
+  const reader = answer.body.getReader();
+  response.once('close', () => void reader.cancel().catch(() => {}));
+  try {
+    for (let part = await reader.read(); !part.done; part = await reader.read()) {
+      makeRoom();
+      if (response.destroyed) return;
+      response.write(part.value);
+    }
+    response.end();
+  } catch {
+    response.destroy();
+  }
 }

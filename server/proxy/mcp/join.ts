@@ -75,9 +75,10 @@ export class Join implements Served {
   readonly #log: Log;
 
   /** The servers by their names: lower-case letters, digits and `-`, a letter first. */
-  constructor(servers: ReadonlyMap<string, Served>, { log }: { log: Log }) {
+  /** `rests`: one that is away is left alone for some time, which grows: to ask it would start a process each time. */
+  constructor(servers: ReadonlyMap<string, Served>, { log, rests = false }: { log: Log; rests?: boolean }) {
     this.#log = log;
-    this.#members = new Map(Array.from(servers, ([name, served]) => [name, new Member(name, served, log)]));
+    this.#members = new Map(Array.from(servers, ([name, served]) => [name, new Member(name, served, { log, rests })]));
   }
 
   async serve(request: Request, from: Serving): Promise<Answer | undefined> {
@@ -92,6 +93,9 @@ export class Join implements Served {
     if (method === 'server/discover') return this.#discover(request, from);
     if (Object.hasOwn(LISTS, method)) return this.#list(request, method as ListMethod, from);
     if (method === 'subscriptions/listen') return new Listening([...this.#members.values()], request, from).answer;
+    if (method === 'tools/call' && params.task !== undefined) {
+      return failure(id, INVALID_PARAMS, 'several servers are behind this: no tasks of 2025-11-25');
+    }
     const found = await this.#find(method, params, request, from);
     if (found) return found.member.ask({ ...request, params: { ...params, ...found.params } }, from);
     // whoever is asked, the message says two things
@@ -225,6 +229,7 @@ class Member {
   readonly name: string;
   readonly #served: Served;
   readonly #log: Log;
+  readonly #rests: boolean;
   /** Long names by the short ones that clients know, for each list. */
   readonly #aliases = new Map<string, string>();
   #failures = 0;
@@ -232,10 +237,11 @@ class Member {
   /** What it has said of itself. */
   #known: { result: Result; until: number } | undefined;
 
-  constructor(name: string, served: Served, log: Log) {
+  constructor(name: string, served: Served, { log, rests }: { log: Log; rests: boolean }) {
     this.name = name;
     this.#served = served;
     this.#log = log;
+    this.#rests = rests;
   }
 
   /** How long it is left alone, because it is away. */
@@ -264,12 +270,12 @@ class Member {
     return this.#away({ ...request, id });
   }
 
-  /** It is away: it is left alone for some time, which grows. */
+  /** It is away. */
   left(): void {
-    const ms = BACKOFF_MS[Math.min(this.#failures++, BACKOFF_MS.length - 1)]!;
-    this.#againAt = Date.now() + ms;
+    if (this.#rests) this.#againAt = Date.now() + backoff(this.#failures);
+    this.#failures++;
     this.#known = undefined;
-    this.#log.warn({ server: this.name, retry_ms: ms }, 'a server is away');
+    this.#log.warn({ server: this.name }, 'a server is away');
   }
 
   async discover({ id, params }: Request, from: Serving): Promise<Result | undefined> {
@@ -309,7 +315,9 @@ class Member {
   #shown(method: ListMethod, item: Record<string, unknown>): Record<string, unknown> {
     if (method === 'resources/list') return { ...item, uri: this.outerUri(item.uri) };
     if (method === 'resources/templates/list') return { ...item, uriTemplate: this.outerUri(item.uriTemplate) };
-    return { ...item, name: this.#outerName(String(item.name)) };
+    // the tasks of 2025-11-25 are begun by the client, in its session
+    const { execution: _tasks, ...rest } = item;
+    return { ...rest, name: this.#outerName(String(item.name)) };
   }
 
   outerUri(uri: unknown): string {
@@ -351,7 +359,7 @@ class Member {
     for (const name of names) {
       const outer = this.#outerName(name);
       if (outer.endsWith(`${SEPARATOR}${name}`)) continue;
-      if (!plain.has(outer)) this.#aliases.set(`${list} ${outer}`, name);
+      if (!plain.has(outer) && this.#aliases.size < MOST_ITEMS) this.#aliases.set(`${list} ${outer}`, name);
     }
   }
 
@@ -412,6 +420,10 @@ class Member {
   }
 }
 
+function backoff(failures: number): number {
+  return BACKOFF_MS[Math.min(failures, BACKOFF_MS.length - 1)]!;
+}
+
 function isAway(answer: Answer): boolean {
   return 'error' in answer && isObject(answer.error.data) && answer.error.data.unreachable === true;
 }
@@ -465,15 +477,15 @@ class Listening {
         ...(tasks.length > 0 && { taskIds: tasks }),
       },
     };
-    while (!signal.aborted) {
-      if (member.awayMs > 0) {
-        this.#heard(member, {});
-        await delay(member.awayMs, undefined, { signal, ref: false }).catch(() => undefined);
-        continue;
-      }
+    for (let failures = 0; !signal.aborted; failures++) {
+      const waitMs = failures === 0 ? member.awayMs : Math.max(member.awayMs, backoff(failures - 1));
+      if (waitMs > 0) this.#heard(member, {});
+      await delay(waitMs, undefined, { signal, ref: false }).catch(() => undefined);
+      if (signal.aborted) return;
       const notify = (message: Notification) => {
         const honored = message.params?.notifications;
         if (message.method === 'notifications/subscriptions/acknowledged') {
+          failures = 0;
           this.#heard(member, isObject(honored) ? honored : {});
         } else this.#told(message);
       };
@@ -484,7 +496,6 @@ class Listening {
       // one that cannot be listened to, and is there
       if (answer && 'error' in answer && !isAway(answer)) return;
       if (went) this.#announceAll();
-      if (answer && 'result' in answer) member.left();
     }
   }
 

@@ -128,7 +128,7 @@ export async function joinStdio(
     servers.set(member.server, new Exchange({ ...parts, gate, upstream, rounds, waiting }));
     upstreams.push(upstream);
   }
-  const served = new Join(servers, { log });
+  const served = new Join(servers, { log, rests: true });
   const client = new Pipe(process.stdin, process.stdout, { maxBytes, strict: true });
   const alone = new Alone(client, served, parts);
   const lane: Link = {
