@@ -220,6 +220,7 @@ export async function openCore(parts: Parts): Promise<Core> {
   const openSession: Sessions['open'] = (...args) => sessions.open(...args);
   const invitations = new Invitations({ db, clock, audit, queueMail, policy, baseUrl, openSession, failed });
   const language = new AuthorLanguage();
+  const slow = new AuthorLanguage({ keepsThread: false });
   const policyQueries = new PolicyQueries({ db, rules: settings });
   const toolQueries = new ToolQueries({ db, rules: settings });
   const listQueries = new ListQueries(db);
@@ -228,6 +229,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     db,
     clock,
     language,
+    slow,
     rules: settings,
     queries: policyQueries,
     registry: registryOf,
@@ -374,7 +376,7 @@ export async function openCore(parts: Parts): Promise<Core> {
       await actors.stop();
       await appender.stop();
       await checkpoints.stop();
-      await language.close();
+      await Promise.all([language.close(), slow.close()]);
       mail.close();
       await redis?.close();
       await db.close();

@@ -7,7 +7,9 @@ import { coversPolicy, SOURCE_FIELDS, SOURCE_LENGTH } from '../domain/workload.t
 import { AppError } from '../errors.ts';
 import { text } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';
-import { REACHES, type SuiteRun } from './authoring/run-suite.ts';
+import { REACHES, SEEN } from './authoring/coverage.ts';
+import { MUTATION_LIMITS, MUTATIONS } from './authoring/mutants.ts';
+import type { SuiteRun } from './authoring/run-suite.ts';
 import { SUITE_LIMITS, TrialRequest } from './authoring/suite.ts';
 import { firstHidden } from './evaluation/approver-view.ts';
 import type { Verdict } from './evaluation/evaluate.ts';
@@ -187,6 +189,9 @@ const SuiteRunOut = z
     ),
     coverage: z.object({
       percent: z.int().describe('the share of the statements that applied in at least one test, rounded down'),
+      condition_percent: z
+        .int()
+        .describe('the share of the outcomes of the conditions, two of each, that some test had, rounded down'),
       statements: z.array(
         z.object({
           rule_id: z.string(),
@@ -196,8 +201,19 @@ const SuiteRunOut = z
             .describe(
               'decisive: a test was decided by it; hit: it applied in a test; reached: its scope fitted but its conditions did not; never: no test fits its scope',
             ),
+          conditions: z
+            .array(
+              z.object({
+                text: z.string(),
+                line: z.int(),
+                column: z.int(),
+                seen: z.enum(SEEN).describe('what the condition was in the tests that came to it'),
+              }),
+            )
+            .describe('the parts of its `when` and `unless` clauses between `&&` and `||`'),
         }),
       ),
+      conditions_left_out: z.int().describe('conditions beyond what is measured'),
     }),
   })
   .meta({ id: 'TestRun' });
@@ -261,6 +277,27 @@ function planOut({ newest, tests, ...plan }: PolicyPlan): z.input<typeof PlanOut
     tests: tests && suiteRunOut(tests),
   };
 }
+const MutationRunOut = z
+  .object({
+    valid: z.boolean().describe('neither text has errors; otherwise nothing was run'),
+    errors: z.array(DiagnosticOut).describe('in the policy text'),
+    tests_errors: z.array(DiagnosticOut).describe('in the test suite'),
+    failing: z.int().describe('tests that fail without any change; they count for nothing'),
+    tried: z.int().describe('changes that were tried, one at a time'),
+    noticed: z.int().describe('changes that made a passing test fail'),
+    left_out: z.int().describe('changes that were not tried: too many, or no time for them'),
+    survivors: z.array(
+      z.object({
+        rule_id: z.string(),
+        mutation: z.enum(MUTATIONS),
+        line: z.int().describe('of the changed condition or statement, in the policy text'),
+        column: z.int(),
+        before: z.string(),
+        after: z.string().describe('empty if it was dropped'),
+      }),
+    ),
+  })
+  .meta({ id: 'MutationRun' });
 
 /** Pipeline keys and authors write policies. */
 const write = { keys: ['pipeline'], role: 'author' } as const;
@@ -452,6 +489,19 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       .input(z.strictObject({ ...Id, dsl_source: Source.optional(), tests_source: Tests.optional() }))
       .output(SuiteRunOut)
       .mutation(async ({ ctx, input: { id, ...input } }) => suiteRunOut(await texts.test(within(ctx, id), id, input))),
+
+    mutations: route('POST /v1/policies/{id}/mutations', reads, {
+      summary: 'Find changes of a policy that its tests do not notice; nothing is saved or recorded',
+      description: `Makes up to ${MUTATION_LIMITS.mutants} changes to the policy, one at a time, and runs the tests on each, for at most ${MUTATION_LIMITS.ms / 1000} seconds: drops a statement, flips its effect, widens its scope, drops an annotation that obliges, negates a condition, swaps a comparison with one that includes the limit, moves a number by one (a decimal by 0.0001). Each change in \`survivors\` passes all tests.`,
+      tag,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject({ ...Id, dsl_source: Source.optional(), tests_source: Tests.optional() }))
+      .output(MutationRunOut)
+      .mutation(async ({ ctx, input: { id, ...input } }) => {
+        const run = await texts.mutate(within(ctx, id), id, input);
+        return { valid: run.errors.length === 0 && run.tests_errors.length === 0, ...run };
+      }),
 
     format: route('POST /v1/policies/format', reads, { summary: 'Format a policy text; nothing is saved', tag })
       .input(z.strictObject({ dsl_source: Source }))

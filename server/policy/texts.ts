@@ -7,6 +7,7 @@ import type { Source } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { AuthorBusy, type AuthorLanguage, type SuiteJob, type Surroundings, type Trial } from './authoring/author.ts';
+import type { MutationRun } from './authoring/mutants.ts';
 import type { SuiteRun } from './authoring/run-suite.ts';
 import { listsNamed } from './bundle.ts';
 import type { Verdict } from './evaluation/evaluate.ts';
@@ -64,6 +65,7 @@ export class PolicyTexts {
   readonly #db: Database;
   readonly #clock: Clock;
   readonly #language: AuthorLanguage;
+  readonly #slow: AuthorLanguage;
   readonly #rules: (tenantId: string) => Promise<Rules>;
   readonly #queries: PolicyQueries;
   readonly #registry: (em: EntityManager) => Promise<BundleRegistry>;
@@ -74,6 +76,8 @@ export class PolicyTexts {
     db: Database;
     clock: Clock;
     language: AuthorLanguage;
+    /** A thread of its own for what takes seconds, so that nobody's saving waits for it. */
+    slow: AuthorLanguage;
     rules: (tenantId: string) => Promise<Rules>;
     queries: PolicyQueries;
     /** What is known of tools and agents, as the reader or the transaction sees it. */
@@ -85,6 +89,7 @@ export class PolicyTexts {
     this.#db = parts.db;
     this.#clock = parts.clock;
     this.#language = parts.language;
+    this.#slow = parts.slow;
     this.#rules = parts.rules;
     this.#queries = parts.queries;
     this.#registry = parts.registry;
@@ -224,21 +229,30 @@ export class PolicyTexts {
    * Runs tests on a policy, which replaces its live version among all live policies. What is not given is taken from the
    * newest version; NOT_FOUND when there is none. Nothing is saved, counted or recorded.
    */
-  async test(
+  async test(tenantId: string, id: string, input: TextAndTests): Promise<SuiteRun> {
+    return this.run(tenantId, await this.#job(tenantId, id, input));
+  }
+
+  /** The same, with one change of the policy after the other: those that no test notices. */
+  async mutate(tenantId: string, id: string, input: TextAndTests): Promise<MutationRun> {
+    const job = await this.#job(tenantId, id, input);
+    return this.#ask((language) => language.mutate(tenantId, job), this.#slow);
+  }
+
+  async #job(
     tenantId: string,
-    id: string,
-    input: { dsl_source?: string | undefined; tests_source?: string | undefined },
-  ): Promise<SuiteRun> {
-    let { dsl_source: text, tests_source: tests } = input;
+    policyId: string,
+    { dsl_source: text, tests_source: tests }: TextAndTests,
+  ): Promise<SuiteJob> {
     if (text === undefined || tests === undefined) {
-      const { version } = await this.#queries.find(tenantId, id);
-      const newest = await this.#queries.revision(tenantId, id, version);
+      const { version } = await this.#queries.find(tenantId, policyId);
+      const newest = await this.#queries.revision(tenantId, policyId, version);
       text ??= newest.dslSource;
       tests ??= newest.testsSource ?? NO_TESTS;
     }
     const { liveTexts, ...surroundings } = await this.#surroundings(tenantId, text);
-    const others = liveTexts.filter((one) => one.policyId !== id);
-    return this.run(tenantId, { policyId: id, text, tests, liveTexts: others, ...surroundings });
+    const others = liveTexts.filter((one) => one.policyId !== policyId);
+    return { policyId, text, tests, liveTexts: others, ...surroundings };
   }
 
   /** The tests of a policy with all that they depend on, as the transaction sees it. */
@@ -296,14 +310,20 @@ export class PolicyTexts {
   }
 
   /** Turns AuthorBusy into UNAVAILABLE. */
-  async #ask<T>(job: (language: AuthorLanguage) => Promise<T>): Promise<T> {
+  async #ask<T>(job: (language: AuthorLanguage) => Promise<T>, language = this.#language): Promise<T> {
     try {
-      return await job(this.#language);
+      return await job(language);
     } catch (error) {
       if (!(error instanceof AuthorBusy)) throw error;
       throw new AppError('UNAVAILABLE', error.message, { headers: { 'retry-after': '2' }, cause: error });
     }
   }
+}
+
+/** Absent parts are those of the newest version. */
+interface TextAndTests {
+  dsl_source?: string | undefined;
+  tests_source?: string | undefined;
 }
 
 interface LiveText {

@@ -1,3 +1,4 @@
+import fc from 'fast-check';
 import { afterAll, describe, expect, test } from 'vitest';
 import { AuthorLanguage } from '../../server/policy/authoring/author.ts';
 import type { SuiteRun } from '../../server/policy/authoring/run-suite.ts';
@@ -97,21 +98,121 @@ test('the coverage says of each statement how far the tests reach', async () => 
     `${HEAD}tests: [{ name: a, expect: { decision: allow } }, { name: b, state: { exceeded: [p#often] }, expect: { decision: allow } }]`,
     { text },
   );
-  expect(coverage).toEqual({
-    percent: 40,
-    statements: [
-      { rule_id: 'p#small', line: 2, reach: 'hit' },
-      { rule_id: 'p#large', line: 4, reach: 'reached' },
-      { rule_id: 'p#often', line: 7, reach: 'decisive' },
-      { rule_id: 'p#wipe', line: 8, reach: 'never' },
-      { rule_id: 'p#never', line: 9, reach: 'never' },
-    ],
-  });
+  expect(coverage).toMatchObject({ percent: 40, condition_percent: 50, conditions_left_out: 0 });
+  expect(coverage.statements.map(({ rule_id, line, reach }) => ({ rule_id, line, reach }))).toEqual([
+    { rule_id: 'p#small', line: 2, reach: 'hit' },
+    { rule_id: 'p#large', line: 4, reach: 'reached' },
+    { rule_id: 'p#often', line: 7, reach: 'decisive' },
+    { rule_id: 'p#wipe', line: 8, reach: 'never' },
+    { rule_id: 'p#never', line: 9, reach: 'never' },
+  ]);
+  const over = 'context.num.getTag("amount").greaterThan(decimal("50.0"))';
+  expect(coverage.statements[1]!.conditions).toEqual([
+    { text: 'context.num.hasTag("amount")', line: 6, column: 8, seen: 'true' },
+    { text: over, line: 6, column: 40, seen: 'false' },
+  ]);
   // a forbid that applies does not hide the permit beside it
   const beside = await run(`${HEAD}tests: [{ name: a, expect: { decision: deny } }]`, {
     text: 'permit(principal, action, resource); forbid(principal, action, resource == Tool::"refund");',
   });
   expect(beside.coverage.statements.map(({ reach }) => reach)).toEqual(['hit', 'decisive']);
+});
+
+describe('the coverage of conditions', () => {
+  const seenIn = async (clauses: string, ...args: object[]) => {
+    const tests = args.map((one, n) => ({
+      name: `test ${n}`,
+      request: { arguments: one },
+      expect: { decision: 'allow' },
+    }));
+    const suite = JSON.stringify({
+      defaults: { agent_role: 'r', action_type: 'tool_call', tool_name: 't', risk_score: 0.5 },
+      tests,
+    });
+    const run_ = await run(suite, { text: `permit(principal, action, resource)\n${clauses};` });
+    expect(run_.errors).toEqual([]);
+    return run_.coverage.statements[0]!.conditions.map(({ text, line, seen }) => `${line} ${text}: ${seen}`);
+  };
+  const has = (name: string) => `context.bool.hasTag("${name}")`;
+  const is = (name: string) => `context.bool.getTag("${name}")`;
+
+  test('counts a condition only where the engine comes to it', async () => {
+    const clauses = `when { ${has('a')} && ${is('a')}\n && (${has('b')} || ${has('c')}) }\nunless { ${has('d')} && ${is('d')} }`;
+    expect(await seenIn(clauses, { a: true, b: true }, { a: true, c: true, d: false }, {})).toEqual([
+      `2 ${has('a')}: both`,
+      `2 ${is('a')}: true`,
+      `3 ${has('b')}: both`,
+      `3 ${has('c')}: true`,
+      `4 ${has('d')}: both`,
+      `4 ${is('d')}: false`,
+    ]);
+    // nothing after a condition that was false
+    expect(await seenIn(clauses, { b: true, d: true })).toEqual([
+      `2 ${has('a')}: false`,
+      `2 ${is('a')}: never`,
+      `3 ${has('b')}: never`,
+      `3 ${has('c')}: never`,
+      `4 ${has('d')}: never`,
+      `4 ${is('d')}: never`,
+    ]);
+  });
+
+  test('splits as the parser does: at no operator within an if, a text, a comment or a list', async () => {
+    const whole = `if ${has('a')} && ${has('b')} then ${has('c')} || true else false`;
+    expect(await seenIn(`when { ${whole} }`, {})).toEqual([`2 ${whole}: false`]);
+    const text = 'context.str.hasTag("a && b || c")';
+    expect(await seenIn(`when { ((${text})) }`, {})).toEqual([`2 ${text}: false`]);
+    expect(await seenIn(`when { // a && b }\n !(${has('a')} && ${has('b')}) && ["x || y"].contains("x") }`, {})).toEqual([
+      `3 !(${has('a')} && ${has('b')}): true`,
+      '3 ["x || y"].contains("x"): false',
+    ]);
+  });
+
+  test('agrees with the engine for every tree of conditions', async () => {
+    const names = ['a', 'b', 'c', 'd', 'e'];
+    const tree = fc.letrec<{ node: string }>((tie) => ({
+      node: fc.oneof(
+        { depthSize: 'small', withCrossShrink: true },
+        fc.constantFrom(...names).map(has),
+        fc.tuple(tie('node'), fc.constantFrom('&&', '||'), tie('node')).map(([l, op, r]) => `(${l}) ${op} (${r})`),
+      ),
+    })).node;
+    const args = fc.dictionary(fc.constantFrom(...names), fc.constant(true), { maxKeys: 5 });
+    await fc.assert(
+      fc.asyncProperty(fc.constantFrom('when', 'unless'), tree, args, async (word, clause, given) => {
+        const found = await seenIn(`${word} { ${clause} }`, given);
+        const outcome = new Map(found.map((line) => [line.slice(line.indexOf(' ') + 1).split(': ')[0]!, line]));
+        for (const name of names) {
+          const line = outcome.get(has(name));
+          // the same condition may occur again where the engine does not come to it
+          if (line && !line.endsWith('never')) expect(line).toContain(String(name in given));
+        }
+        // an outcome of the whole that the conditions do not explain would be a wrong split
+        const value = Function(
+          ...names,
+          `return ${clause.replace(/context\.bool\.hasTag\("(\w)"\)/g, '$1')}`,
+        )(...names.map((name) => name in given)) as boolean;
+        const whole = await run(
+          JSON.stringify({
+            defaults: { agent_role: 'r', action_type: 'tool_call', tool_name: 't', arguments: given },
+            tests: [{ name: 'a', expect: { decision: value === (word === 'when') ? 'allow' : 'deny' } }],
+          }),
+          { text: `permit(principal, action, resource) ${word} { ${clause} };` },
+        );
+        expect(whole.failed).toBe(0);
+      }),
+      { numRuns: 40 },
+    );
+  });
+
+  test('ends where measuring would take too long, and says so', async () => {
+    const long = Array.from({ length: 60 }, (_, n) => `context.str.hasTag("${'x'.repeat(400)}${n}")`).join(' && ');
+    const tests = `${HEAD}tests: [{ name: a, expect: { decision: deny } }]`;
+    const { coverage, errors } = await run(tests, { text: `permit(principal, action, resource) when { ${long} };` });
+    expect(errors).toEqual([]);
+    expect(coverage.conditions_left_out).toBeGreaterThan(0);
+    expect(coverage.conditions_left_out + coverage.statements[0]!.conditions.length).toBe(60);
+  });
 });
 
 test('nothing runs where a text has errors', async () => {

@@ -6,7 +6,8 @@ import { compareTexts } from '../language/compare.ts';
 import { type CompiledStatement, compilePolicy, formatPolicy } from '../language/compile.ts';
 import { CedarHost, cedarLanguageVersion } from '../language/host.ts';
 import { storedStatements } from '../language/statements.ts';
-import type { AuthorJob, AuthorResult, Surroundings, Trial } from './author.ts';
+import type { AuthorJob, AuthorResult, SuiteJob, Surroundings, Trial } from './author.ts';
+import { MUTATION_LIMITS, type MutationRun, notMutated, runMutants } from './mutants.ts';
 import { notRun, runCases, type SuiteRun } from './run-suite.ts';
 import { readSuite } from './suite.ts';
 
@@ -32,6 +33,8 @@ function answer(job: AuthorJob): AuthorResult {
       return { errors: readSuite(job.tests).errors };
     case 'test':
       return runSuite(job);
+    case 'mutate':
+      return mutate(job);
     case 'diff':
       return compareTexts(job.policyId, job.from, job.to);
   }
@@ -64,11 +67,28 @@ function tryOut(job: Extract<AuthorJob, { kind: 'try' }>): Trial {
   }
 }
 
-function runSuite(job: Extract<AuthorJob, { kind: 'test' }>): SuiteRun {
+function runSuite(job: SuiteJob): SuiteRun {
   const { errors, statements } = compilePolicy(host, job.policyId, job.text, job.schema, namesOf(job));
   const { errors: faults, scope, cases } = readSuite(job.tests);
   if (errors.length > 0 || faults.length > 0) return notRun(errors, faults);
   return runCases(contentOf(job, statements, scope === 'policy' ? [] : job.liveTexts), statements, cases);
+}
+
+function mutate(job: SuiteJob): MutationRun {
+  const began = processorMs();
+  const { errors, statements } = compilePolicy(host, job.policyId, job.text, job.schema, namesOf(job));
+  const { errors: faults, scope, cases } = readSuite(job.tests);
+  if (errors.length > 0 || faults.length > 0) return notMutated(errors, faults);
+  const content = contentOf(job, statements, scope === 'policy' ? [] : job.liveTexts);
+  // ends before the kill timer does, which would lose what was found
+  const left = () => 0.8 * MUTATION_LIMITS.ms - (processorMs() - began);
+  return runMutants(host, content, statements, cases, left);
+}
+
+/** The processor time that this thread has used; where that is unknown, the time that has passed. */
+function processorMs(): number {
+  const used = process.threadCpuUsage?.();
+  return used ? (used.user + used.system) / 1_000 : performance.now();
 }
 
 /** The policy with the other texts, as a bundle would have them. */

@@ -6,6 +6,7 @@ import type { Verdict } from '../evaluation/evaluate.ts';
 import type { TextDiff } from '../language/compare.ts';
 import { type Compilation, ENGINE_FAILED, failed } from '../language/compile.ts';
 import { LIMITS } from '../language/scan.ts';
+import { MUTATION_LIMITS, type MutationRun, notMutated } from './mutants.ts';
 import { notRun, type SuiteRun } from './run-suite.ts';
 import { SUITE_LIMITS } from './suite.ts';
 
@@ -19,6 +20,12 @@ export interface Surroundings {
   /** The reference lists that these texts name. */
   lists: readonly BundleList[];
 }
+/** A policy with its tests, and what they are run with. */
+export interface SuiteJob extends Surroundings {
+  policyId: string;
+  text: string;
+  tests: string;
+}
 export type AuthorJob =
   | {
       kind: 'compile';
@@ -30,7 +37,8 @@ export type AuthorJob =
     }
   | { kind: 'format'; text: string }
   | ({ kind: 'try'; policyId: string; text: string; request: ActionRequest } & Surroundings)
-  | ({ kind: 'test'; policyId: string; text: string; tests: string } & Surroundings)
+  | ({ kind: 'test' } & SuiteJob)
+  | ({ kind: 'mutate' } & SuiteJob)
   | { kind: 'read-suite'; tests: string }
   | { kind: 'diff'; policyId: string; from: { name: string; text: string }; to: { name: string; text: string } };
 export interface Formatted {
@@ -48,9 +56,7 @@ export interface Trial {
   /** Why the request could not be evaluated. */
   detail?: string;
 }
-export type AuthorResult = Compilation | Formatted | Trial | TextDiff | SuiteRun | Pick<SuiteRun, 'errors'>;
-/** A policy with its tests, and what they are run with. */
-export type SuiteJob = Omit<Extract<AuthorJob, { kind: 'test' }>, 'kind'>;
+export type AuthorResult = Compilation | Formatted | Trial | TextDiff | SuiteRun | MutationRun | Pick<SuiteRun, 'errors'>;
 
 /** The text was not checked, because the queue is full or the thread got too little processor time. Retry later. */
 export class AuthorBusy extends Error {
@@ -82,6 +88,7 @@ const MAX_WAITING = { tenant: 20, all: 200 } as const;
 export class AuthorLanguage {
   readonly #limitMs: number;
   readonly #entry: URL;
+  readonly #keepsThread: boolean;
   /** By tenant; the first entry is the tenant whose turn is next. */
   readonly #queues = new Map<string, Waiting[]>();
   #waiting = 0;
@@ -91,7 +98,9 @@ export class AuthorLanguage {
   #timer: NodeJS.Timeout | undefined;
   #closed = false;
 
-  constructor(options: { limitMs?: number; entry?: URL } = {}) {
+  /** Without `keepsThread` the thread, and its memory, are given up when no text is waiting. */
+  constructor(options: { limitMs?: number; entry?: URL; keepsThread?: boolean } = {}) {
+    this.#keepsThread = options.keepsThread ?? true;
     this.#limitMs = options.limitMs ?? 2_000;
     this.#entry = options.entry ?? new URL('./author-worker.ts', import.meta.url);
   }
@@ -124,6 +133,11 @@ export class AuthorLanguage {
   /** Runs the tests of a policy. A run that is too slow, or kills the thread, ends with an error and no results. */
   test(tenantId: string, job: SuiteJob): Promise<SuiteRun> {
     return this.#submit(tenantId, { kind: 'test', ...job }) as Promise<SuiteRun>;
+  }
+
+  /** The changes of a policy that its tests do not notice. Takes up to five seconds of processor time. */
+  mutate(tenantId: string, job: SuiteJob): Promise<MutationRun> {
+    return this.#submit(tenantId, { kind: 'mutate', ...job }) as Promise<MutationRun>;
   }
 
   /** What changed between two texts that have been compiled. */
@@ -204,18 +218,19 @@ export class AuthorLanguage {
     if (!worker || !current) return;
     const before = processorMs(worker);
     const began = performance.now();
+    const limitMs = current.job.kind === 'mutate' ? Math.max(this.#limitMs, MUTATION_LIMITS.ms) : this.#limitMs;
     worker.postMessage(current.job);
     const check = async () => {
       const [from, to] = await Promise.all([before, processorMs(worker)]);
       if (this.#current !== current || this.#worker !== worker) return;
-      const left = this.#limitMs - (to - from);
-      if (left <= 0) return this.#giveUp(`the policy took longer than ${this.#limitMs / 1_000} s to check`);
-      if (performance.now() - began < WALL_TIME_FACTOR * this.#limitMs)
+      const left = limitMs - (to - from);
+      if (left <= 0) return this.#giveUp(`the policy took longer than ${limitMs / 1_000} s to check`);
+      if (performance.now() - began < WALL_TIME_FACTOR * limitMs)
         return this.#arm(Math.max(left || 0, 20), check);
       // too little processor time, or the usage is unknown: that says nothing about the text
       this.#abandon(new AuthorBusy('the server was too busy to check the policy text; try again shortly'));
     };
-    this.#arm(this.#limitMs, check);
+    this.#arm(limitMs, check);
   }
 
   #finish(result: AuthorResult): void {
@@ -223,6 +238,7 @@ export class AuthorLanguage {
     const { resolve } = this.#current ?? {};
     this.#current = undefined;
     this.#worker?.unref();
+    if (!this.#keepsThread && this.#waiting === 0) void this.#drop();
     resolve?.(result);
     this.#next();
   }
@@ -234,6 +250,7 @@ export class AuthorLanguage {
     const kind = this.#current?.job.kind;
     if (kind === 'diff') this.#abandon(new Error(message));
     else if (kind === 'test') this.#finish(notRun([diagnostic]));
+    else if (kind === 'mutate') this.#finish(notMutated([diagnostic]));
     else if (kind === 'try') this.#finish({ errors: [diagnostic], hits: [] });
     else this.#finish(kind === 'format' ? { errors: [diagnostic] } : failed(diagnostic));
   }

@@ -1,8 +1,8 @@
-import type { ActionRequest, BundleContent, BundleStatement, Diagnostic } from '../../domain/policy.ts';
+import type { BundleContent, BundleStatement, Diagnostic } from '../../domain/policy.ts';
 import { PolicyEngine, type SettleState, settle, type Verdict } from '../evaluation/evaluate.ts';
 import { ruleReference } from '../evaluation/hold-terms.ts';
 import type { CompiledStatement } from '../language/compile.ts';
-import { preamble, tokens } from '../language/scan.ts';
+import { type Coverage, Measured, NOTHING_COVERED } from './coverage.ts';
 import type { Expectation, TestCase } from './suite.ts';
 
 /** The result of one test, or of one row of its table. */
@@ -21,19 +21,6 @@ export interface TestResult {
   column: number;
 }
 
-/**
- * How far the tests exercise a statement: `decisive`, a test was decided by it; `hit`, it applied in a test; `reached`,
- * its scope fitted but its conditions were never true; `never`, not even its scope fitted.
- */
-export const REACHES = ['decisive', 'hit', 'reached', 'never'] as const;
-export type Reach = (typeof REACHES)[number];
-
-export interface Coverage {
-  /** The share of the policy's statements that are decisive or hit, rounded down. */
-  percent: number;
-  statements: { rule_id: string; line: number; reach: Reach }[];
-}
-
 export interface SuiteRun {
   /** Faults of the policy text. With any, or with `tests_errors`, nothing was run. */
   errors: Diagnostic[];
@@ -47,7 +34,7 @@ export interface SuiteRun {
 
 /** A run that did not happen. */
 export function notRun(errors: Diagnostic[], tests_errors: Diagnostic[] = []): SuiteRun {
-  return { errors, tests_errors, passed: 0, failed: 0, results: [], coverage: { percent: 0, statements: [] } };
+  return { errors, tests_errors, passed: 0, failed: 0, results: [], coverage: NOTHING_COVERED };
 }
 
 /**
@@ -92,7 +79,7 @@ export function runCases(
   }
 }
 
-function stateOf({ exceeded, covered }: TestCase['state'], byId: ReadonlyMap<string, BundleStatement>): SettleState {
+export function stateOf({ exceeded, covered }: TestCase['state'], byId: ReadonlyMap<string, BundleStatement>): SettleState {
   return {
     exceeded: new Map(exceeded.map((id) => [id, { retry_after: 1 }])),
     covered: covered.flatMap((id) => {
@@ -102,7 +89,7 @@ function stateOf({ exceeded, covered }: TestCase['state'], byId: ReadonlyMap<str
   };
 }
 
-function differencesOf(expect: Expectation, got: Verdict): string[] {
+export function differencesOf(expect: Expectation, got: Verdict): string[] {
   const found: string[] = [];
   const compare = (what: string, expected: unknown, actual: unknown) => {
     if (expected === undefined || JSON.stringify(expected) === JSON.stringify(actual)) return;
@@ -120,47 +107,4 @@ function differencesOf(expect: Expectation, got: Verdict): string[] {
   if (expect.hold && !got.escrow) found.push('hold: expected one, got none');
   compare('reason', expect.reason, got.deny_reason ?? got.escrow?.reason ?? null);
   return found;
-}
-
-/** Which statements apply to each case: as permits by themselves, since the engine does not report permits beside a forbid. */
-class Measured {
-  readonly #engine: PolicyEngine;
-  readonly #own: readonly CompiledStatement[];
-  readonly #reach = new Map<string, Reach>();
-
-  constructor(content: BundleContent, own: readonly CompiledStatement[]) {
-    this.#own = own;
-    const ids = new Set(own.map(({ id }) => id));
-    const policies = content.policies
-      .filter(({ id }) => ids.has(id))
-      .map((statement): BundleStatement => {
-        const read = tokens(statement.cedar);
-        const effect = read[preamble(read).rest - 1]!;
-        const cedar = `${statement.cedar.slice(0, effect.start)}permit${statement.cedar.slice(effect.end)}`;
-        return { ...statement, effect: 'permit', annotations: {}, cedar };
-      });
-    this.#engine = new PolicyEngine({ ...content, policies });
-  }
-
-  count(request: ActionRequest, { rule_id }: Verdict): void {
-    for (const { id } of this.#engine.reached(request)) this.#raise(id, 'reached');
-    const match = this.#engine.match(request);
-    if (match.outcome === 'permitted') for (const { id } of match.hits) this.#raise(id, 'hit');
-    if (rule_id !== null) this.#raise(rule_id, 'decisive');
-  }
-
-  coverage(): Coverage {
-    const statements = this.#own.map(({ id, line }) => ({ rule_id: id, line, reach: this.#reach.get(id) ?? 'never' }));
-    const covered = statements.filter(({ reach }) => reach === 'hit' || reach === 'decisive').length;
-    return { percent: Math.floor((100 * covered) / Math.max(1, statements.length)), statements };
-  }
-
-  dispose(): void {
-    this.#engine.dispose();
-  }
-
-  #raise(id: string, reach: Reach): void {
-    const before = this.#reach.get(id) ?? 'never';
-    if (REACHES.indexOf(reach) < REACHES.indexOf(before)) this.#reach.set(id, reach);
-  }
 }

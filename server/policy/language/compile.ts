@@ -210,7 +210,7 @@ function validated({ policyId, error }: ValidationError, positions: Positions, s
 const placeOf = (policyId: string) => Number(policyId.slice('policy'.length));
 
 /** What the engine says of a statement that no request of the schema can match. */
-const IMPOSSIBLE = /policy is impossible|unable to find an applicable action/;
+export const IMPOSSIBLE = /policy is impossible|unable to find an applicable action/;
 
 /** Removes the engine's internal names, and the action, so that errors repeated for each action become equal. */
 function cleaned(message: string): string {
