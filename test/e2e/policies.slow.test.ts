@@ -96,6 +96,55 @@ describeInBrowser('a policy', () => {
     await reviewer.page.getByText('Nothing to decide').waitFor();
   });
 
+  test('shows how far its tests reach, line by line, and the changes that none would notice', async () => {
+    const tenant = await server.tenant();
+    const author = await tenant.person('author');
+    const dsl_source = `@id("small") permit(principal in AgentRole::"clerk", action, resource == Tool::"refund")
+when { context.num.hasTag("amount") &&
+       context.num.getTag("amount").lessThanOrEqual(decimal("50.0")) };
+@id("wipe") forbid(principal, action, resource == Tool::"wipe");`;
+    const tests_source = `defaults: { agent_role: clerk, action_type: tool_call, tool_name: refund }
+tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decision: allow } }]`;
+    await server.call(201, 'POST /v1/policies', author, { id: 'reach', dsl_source, tests_source });
+    const visitor = await browser.visitor(author);
+    const { page } = visitor;
+    await visitor.open('/policies/reach');
+    const marks = () =>
+      page.locator('.cm-reach-mark').evaluateAll((all) => all.map((mark) => (mark as HTMLElement).dataset.tone));
+    await expect.poll(marks, { timeout: 20_000 }).toEqual(['ok', 'wait', 'wait', 'bad']);
+    await page.getByText('How far the tests reach').click();
+    await page.getByText('only true in tests').first().waitFor();
+    await visitor.assertAccessible();
+    // without a save, and the marks follow the text
+    await write(visitor, dsl_source.replace('50.0', '10.0'));
+    await page.getByText('1 of 1 test failed').waitFor();
+    await page.getByText('Not saved (Ctrl+S saves)').waitFor();
+    await write(visitor, dsl_source);
+    await page.getByText('1 test passed').waitFor();
+
+    await page.getByRole('tab', { name: 'Tests' }).click();
+    await page.getByRole('button', { name: 'Search' }).click();
+    const survivors = page.getByRole('list', { name: 'Changes that no test notices' });
+    await survivors.getByText('lessThan(decimal("50.0"))').waitFor();
+    await visitor.assertAccessible();
+    for (const [name, width, scheme] of [
+      ['tests-wide', 1280, 'light'],
+      ['tests-phone', 360, 'dark'],
+    ] as const) {
+      await page.setViewportSize({ width, height: 900 });
+      await page.emulateMedia({ colorScheme: scheme });
+      const overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+      expect(overflow, name).toBeLessThanOrEqual(0);
+      if (process.env.SVC_PICTURES)
+        await page.screenshot({ path: `${process.env.SVC_PICTURES}/${name}.png`, fullPage: true });
+      await page.getByRole('tab', { name: 'Text' }).click();
+      await expect.poll(marks, { timeout: 20_000 }).toHaveLength(4);
+      if (process.env.SVC_PICTURES)
+        await page.screenshot({ path: `${process.env.SVC_PICTURES}/${name}-text.png`, fullPage: true });
+      await page.getByRole('tab', { name: 'Tests' }).click();
+    }
+  });
+
   test('has an editor that completes, explains and formats', async () => {
     const tenant = await server.tenant();
     const author = await browser.visitor(await tenant.person('author'));

@@ -103,6 +103,12 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
       'tests: [{ name: clerks write, expect: { decision: allow } }]',
     ].join('\n'),
   },
+  'POST /v1/policies/{id}/mutations': {
+    tests_source: [
+      'defaults: { agent_role: clerk, action_type: tool_call, tool_name: write }',
+      'tests: [{ name: clerks write, expect: { decision: allow } }]',
+    ].join('\n'),
+  },
   'POST /v1/policies/{id}/comments': { version: 1, comment: 'why?' },
   'PUT /v1/policies/{id}': { dsl_source: 'permit(principal, action, resource == Tool::"write");' },
   'DELETE /v1/policies/{id}': { reason: 'over' },

@@ -63,9 +63,15 @@ describe('a change that no test notices is named, with its place', () => {
   - { name: large, request: { arguments: { amount: 900 } }, expect: { decision: escrow } }
 `);
     const at = 'context.num.getTag("amount")';
-    expect(lines).toContain(`3 p#small swap_comparison: ${at}.lessThanOrEqual(decimal("50.0")) -> ${at}.lessThan(decimal("50.0"))`);
-    expect(lines).toContain(`3 p#small move_number: ${at}.lessThanOrEqual(decimal("50.0")) -> ${at}.lessThanOrEqual(decimal("50.0001"))`);
-    expect(lines).toContain(`6 p#large move_number: ${at}.greaterThan(decimal("50.0")) -> ${at}.greaterThan(decimal("49.9999"))`);
+    expect(lines).toContain(
+      `3 p#small swap_comparison: ${at}.lessThanOrEqual(decimal("50.0")) -> ${at}.lessThan(decimal("50.0"))`,
+    );
+    expect(lines).toContain(
+      `3 p#small move_number: ${at}.lessThanOrEqual(decimal("50.0")) -> ${at}.lessThanOrEqual(decimal("50.0001"))`,
+    );
+    expect(lines).toContain(
+      `6 p#large move_number: ${at}.greaterThan(decimal("50.0")) -> ${at}.greaterThan(decimal("49.9999"))`,
+    );
     expect(lines).toContain(
       '1 p#small widen_scope: (principal in AgentRole::"support", action, resource == Tool::"refund") -> (principal, action, resource == Tool::"refund")',
     );
@@ -85,7 +91,9 @@ describe('a change that no test notices is named, with its place', () => {
   });
 
   test('but a failing test notices nothing', async () => {
-    const run = await mutate(`${HEAD}tests: [{ name: wrong, request: { arguments: { amount: 20 } }, expect: { decision: deny } }]`);
+    const run = await mutate(
+      `${HEAD}tests: [{ name: wrong, request: { arguments: { amount: 20 } }, expect: { decision: deny } }]`,
+    );
     expect(run).toMatchObject({ failing: 1, noticed: 0 });
     expect(run.survivors).toHaveLength(run.tried);
   });

@@ -162,10 +162,9 @@ describe('the coverage of conditions', () => {
     expect(await seenIn(`when { ${whole} }`, {})).toEqual([`2 ${whole}: false`]);
     const text = 'context.str.hasTag("a && b || c")';
     expect(await seenIn(`when { ((${text})) }`, {})).toEqual([`2 ${text}: false`]);
-    expect(await seenIn(`when { // a && b }\n !(${has('a')} && ${has('b')}) && ["x || y"].contains("x") }`, {})).toEqual([
-      `3 !(${has('a')} && ${has('b')}): true`,
-      '3 ["x || y"].contains("x"): false',
-    ]);
+    expect(
+      await seenIn(`when { // a && b }\n !(${has('a')} && ${has('b')}) && ["x || y"].contains("x") }`, {}),
+    ).toEqual([`3 !(${has('a')} && ${has('b')}): true`, '3 ["x || y"].contains("x"): false']);
   });
 
   test('agrees with the engine for every tree of conditions', async () => {

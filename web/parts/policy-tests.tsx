@@ -1,10 +1,13 @@
 import { Anchor, Group, Text, Title } from '@mantine/core';
 import type { Answers } from '../lib/trpc.ts';
 import { count } from '../lib/words.ts';
+import type { ReachMark } from '../ui/editor/code-editor.tsx';
 import { Diff } from '../ui/editor/diff.tsx';
 import { DecisionTag, Tag } from '../ui/status.tsx';
 
 type Run = Answers['policies']['test'];
+type Coverage = Run['coverage'];
+type Mutations = Answers['policies']['mutations'];
 
 const REACH = {
   decisive: ['decided a test', 'ok'],
@@ -13,51 +16,156 @@ const REACH = {
   never: ['not tested', 'bad'],
 } as const;
 
+const SEEN = {
+  both: ['true and false in tests', 'ok'],
+  true: ['only true in tests', 'wait'],
+  false: ['only false in tests', 'wait'],
+  never: ['not tested', 'bad'],
+} as const;
+
+const MUTATION = {
+  drop_statement: 'the statement is dropped',
+  flip_effect: 'the effect is flipped',
+  widen_scope: 'the scope is wider',
+  drop_annotation: 'an annotation is dropped',
+  negate_condition: 'the condition is negated',
+  swap_comparison: 'the comparison is another one',
+  move_number: 'the number is another one',
+} as const satisfies Record<Mutations['survivors'][number]['mutation'], string>;
+
 /** What the tests of a version found: the counts, each test, and how far the tests reach. */
 export function TestRun({ run, goTo }: { run: Run; goTo?: (line: number) => void }) {
   const [fault] = [...run.errors, ...run.tests_errors];
   if (fault) return <Text>The tests cannot be run: {fault.message}.</Text>;
-  const { passed, failed, results, coverage } = run;
   return (
     <>
-      <Group gap="xs" mb="xs">
-        <Tag tone={failed > 0 ? 'bad' : 'ok'}>
-          {failed > 0 ? `${failed} of ${count(passed + failed, 'test')} failed` : `${count(passed, 'test')} passed`}
-        </Tag>
-        <Tag tone="quiet">{coverage.percent} % of the statements covered</Tag>
-      </Group>
-      <ul className="plain-list" aria-label="Tests">
-        {results.map(({ name, row, ok, got, differences, line }) => {
-          const title = `${name}${row === undefined ? '' : `, row ${row}`}`;
-          return (
-            <li key={title} style={{ overflowWrap: 'anywhere' }}>
-              <Tag tone={ok ? 'ok' : 'bad'}>{ok ? 'passed' : 'failed'}</Tag> <DecisionTag decision={got.decision} />{' '}
-              {goTo ? (
-                <Anchor component="button" type="button" ta="left" onClick={() => goTo(line)}>
-                  {title}
-                </Anchor>
-              ) : (
-                title
-              )}
-              {differences.map((difference) => (
-                <Text size="sm" key={difference}>
-                  {difference}
-                </Text>
-              ))}
-            </li>
-          );
-        })}
+      <TestCounts run={run} />
+      <Results results={run.results} {...(goTo && { goTo })} />
+      <Reach coverage={run.coverage} />
+    </>
+  );
+}
+
+export function TestCounts({ run: { passed, failed, coverage } }: { run: Run }) {
+  return (
+    <Group gap="xs" mb="xs">
+      <Tag tone={failed > 0 ? 'bad' : 'ok'}>
+        {failed > 0 ? `${failed} of ${count(passed + failed, 'test')} failed` : `${count(passed, 'test')} passed`}
+      </Tag>
+      <Tag tone="quiet">{coverage.percent} % of the statements covered</Tag>
+      <Tag tone="quiet">{coverage.condition_percent} % of the conditions</Tag>
+    </Group>
+  );
+}
+
+/** The tests that fail, if any. */
+export function Failures({ run }: { run: Run }) {
+  const failures = run.results.filter(({ ok }) => !ok);
+  return failures.length > 0 ? <Results results={failures} /> : null;
+}
+
+function Results({ results, goTo }: { results: Run['results']; goTo?: (line: number) => void }) {
+  return (
+    <ul className="plain-list" aria-label="Tests">
+      {results.map(({ name, row, ok, got, differences, line }) => {
+        const title = `${name}${row === undefined ? '' : `, row ${row}`}`;
+        return (
+          <li key={title} style={{ overflowWrap: 'anywhere' }}>
+            <Tag tone={ok ? 'ok' : 'bad'}>{ok ? 'passed' : 'failed'}</Tag> <DecisionTag decision={got.decision} />{' '}
+            {goTo ? (
+              <Anchor component="button" type="button" ta="left" onClick={() => goTo(line)}>
+                {title}
+              </Anchor>
+            ) : (
+              title
+            )}
+            {differences.map((difference) => (
+              <Text size="sm" key={difference}>
+                {difference}
+              </Text>
+            ))}
+          </li>
+        );
+      })}
+    </ul>
+  );
+}
+
+/** How far the tests reach: each statement, and each condition that was not both true and false. */
+export function Reach({ coverage, goTo }: { coverage: Coverage; goTo?: (line: number) => void }) {
+  const place = (line: number) =>
+    goTo ? (
+      <Anchor component="button" type="button" onClick={() => goTo(line)}>
+        line {line}
+      </Anchor>
+    ) : (
+      `line ${line}`
+    );
+  return (
+    <details>
+      <summary>How far the tests reach</summary>
+      <ul className="plain-list" aria-label="Statements">
+        {coverage.statements.map(({ rule_id, line, reach, conditions }) => (
+          <li key={rule_id} style={{ overflowWrap: 'anywhere' }}>
+            <Tag tone={REACH[reach][1]}>{REACH[reach][0]}</Tag> <span className="mono">{rule_id}</span>, {place(line)}
+            <ul className="plain-list" aria-label={`Conditions of ${rule_id} that tests leave out`}>
+              {conditions
+                .filter(({ seen }) => seen !== 'both')
+                .map((one) => (
+                  <li key={`${one.line}:${one.column}`} style={{ marginLeft: 12 }}>
+                    <Tag tone={SEEN[one.seen][1]}>{SEEN[one.seen][0]}</Tag> <code className="mono">{one.text}</code>,{' '}
+                    {place(one.line)}
+                  </li>
+                ))}
+            </ul>
+          </li>
+        ))}
       </ul>
-      <details>
-        <summary>How far the tests reach</summary>
-        <ul className="plain-list" aria-label="Statements">
-          {coverage.statements.map(({ rule_id, line, reach }) => (
-            <li key={rule_id}>
-              <Tag tone={REACH[reach][1]}>{REACH[reach][0]}</Tag> <span className="mono">{rule_id}</span>, line {line}
-            </li>
-          ))}
-        </ul>
-      </details>
+      {coverage.conditions_left_out > 0 ? (
+        <Text size="sm">{count(coverage.conditions_left_out, 'more condition')} not measured.</Text>
+      ) : null}
+    </details>
+  );
+}
+
+/** The marks of an editor: how far the tests reach each line of a policy. */
+export function marksOf({ statements }: Coverage): ReachMark[] {
+  return statements.flatMap(({ rule_id, line, reach, conditions }) => [
+    { line, tone: REACH[reach][1], title: `${rule_id}: ${REACH[reach][0]}` },
+    ...conditions.map((one) => ({
+      ...{ line: one.line, tone: SEEN[one.seen][1] },
+      title: `${one.text}: ${SEEN[one.seen][0]}`,
+    })),
+  ]);
+}
+
+/** The changes of a policy that its tests do not notice. */
+export function Survivors({ run }: { run: Mutations }) {
+  const [fault] = [...run.errors, ...run.tests_errors];
+  if (fault) return <Text mt="sm">The changes cannot be tried: {fault.message}.</Text>;
+  const { tried, noticed, left_out, failing, survivors } = run;
+  if (tried === 0) return <Text mt="sm">No change was tried.</Text>;
+  return (
+    <>
+      <Group gap="xs" mt="sm" mb="xs">
+        <Tag tone={survivors.length > 0 ? 'wait' : 'ok'}>
+          {noticed} of {count(tried, 'change')} noticed, {Math.floor((100 * noticed) / tried)} %
+        </Tag>
+        {left_out > 0 ? <Tag tone="quiet">{left_out} not tried</Tag> : null}
+        {failing > 0 ? <Tag tone="bad">{count(failing, 'failing test')} not counted</Tag> : null}
+      </Group>
+      <ul className="plain-list" aria-label="Changes that no test notices">
+        {survivors.map(({ rule_id, mutation, line, before, after }, n) => (
+          // biome-ignore lint/suspicious/noArrayIndexKey: the list is replaced as a whole
+          <li key={n} style={{ overflowWrap: 'anywhere', marginBottom: 8 }}>
+            <span className="mono">{rule_id}</span>, line {line}: {MUTATION[mutation]}
+            <pre className="mutation">
+              <del>{before}</del>
+              {after === '' ? null : <ins>{after}</ins>}
+            </pre>
+          </li>
+        ))}
+      </ul>
     </>
   );
 }

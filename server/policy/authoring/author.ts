@@ -56,7 +56,14 @@ export interface Trial {
   /** Why the request could not be evaluated. */
   detail?: string;
 }
-export type AuthorResult = Compilation | Formatted | Trial | TextDiff | SuiteRun | MutationRun | Pick<SuiteRun, 'errors'>;
+export type AuthorResult =
+  | Compilation
+  | Formatted
+  | Trial
+  | TextDiff
+  | SuiteRun
+  | MutationRun
+  | Pick<SuiteRun, 'errors'>;
 
 /** The text was not checked, because the queue is full or the thread got too little processor time. Retry later. */
 export class AuthorBusy extends Error {
@@ -225,8 +232,7 @@ export class AuthorLanguage {
       if (this.#current !== current || this.#worker !== worker) return;
       const left = limitMs - (to - from);
       if (left <= 0) return this.#giveUp(`the policy took longer than ${limitMs / 1_000} s to check`);
-      if (performance.now() - began < WALL_TIME_FACTOR * limitMs)
-        return this.#arm(Math.max(left || 0, 20), check);
+      if (performance.now() - began < WALL_TIME_FACTOR * limitMs) return this.#arm(Math.max(left || 0, 20), check);
       // too little processor time, or the usage is unknown: that says nothing about the text
       this.#abandon(new AuthorBusy('the server was too busy to check the policy text; try again shortly'));
     };

@@ -181,9 +181,7 @@ export class Measured {
           // no @id has a space
           const id = `${statement.id} ${measures.length} ${is}`;
           this.#outcomes.set(id, { measure, is });
-          asked.push(
-            permit(id, `${head} when { ${before}${is === 'true' ? '' : '!'}(${condition.text}) };`),
-          );
+          asked.push(permit(id, `${head} when { ${before}${is === 'true' ? '' : '!'}(${condition.text}) };`));
         }
       }
       this.#measures.set(statement.id, measures);
@@ -210,7 +208,10 @@ export class Measured {
       rule_id: id,
       line,
       reach: this.#reach.get(id) ?? 'never',
-      conditions: (this.#measures.get(id) ?? []).map(({ condition, ...seen }) => ({ ...condition, seen: seenOf(seen) })),
+      conditions: (this.#measures.get(id) ?? []).map(({ condition, ...seen }) => ({
+        ...condition,
+        seen: seenOf(seen),
+      })),
     }));
     const covered = statements.filter(({ reach }) => reach === 'hit' || reach === 'decisive').length;
     const measures = [...this.#measures.values()].flat();

@@ -128,11 +128,7 @@ export function runMutants(
 }
 
 /** Does one of the tests fail now? Undefined when the time is over before that is known. */
-function notices(
-  content: BundleContent,
-  asked: readonly { one: TestCase }[],
-  left: () => number,
-): boolean | undefined {
+function notices(content: BundleContent, asked: readonly { one: TestCase }[], left: () => number): boolean | undefined {
   if (left() <= 0) return undefined;
   if (asked.length === 0) return false;
   const engine = new PolicyEngine(content);

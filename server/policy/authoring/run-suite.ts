@@ -79,7 +79,10 @@ export function runCases(
   }
 }
 
-export function stateOf({ exceeded, covered }: TestCase['state'], byId: ReadonlyMap<string, BundleStatement>): SettleState {
+export function stateOf(
+  { exceeded, covered }: TestCase['state'],
+  byId: ReadonlyMap<string, BundleStatement>,
+): SettleState {
   return {
     exceeded: new Map(exceeded.map((id) => [id, { retry_after: 1 }])),
     covered: covered.flatMap((id) => {

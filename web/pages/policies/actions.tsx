@@ -6,7 +6,7 @@ import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { ButtonLink } from '../../ui/link.tsx';
-import type { PolicyDetail } from './policy.tsx';
+import type { PolicyDetail } from './draft.tsx';
 
 type Action = 'submit' | 'deploy' | 'revoke' | 'break_glass';
 

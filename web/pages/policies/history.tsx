@@ -13,7 +13,7 @@ import { PageLink } from '../../ui/link.tsx';
 import { Shown } from '../../ui/states.tsx';
 import { REVIEW, Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
-import type { PolicyDetail } from './policy.tsx';
+import type { PolicyDetail } from './draft.tsx';
 
 const CHANGE = {
   create: 'created',

@@ -1,24 +1,21 @@
 import { Notice } from '../../ui/notice.tsx';
 import '@mantine/core/styles/Tabs.css';
-import { Button, Paper, Tabs, Text } from '@mantine/core';
-import { useMutation, useQuery } from '@tanstack/react-query';
-import { getRouteApi, Link, useBlocker } from '@tanstack/react-router';
+import { Paper, Tabs, Title } from '@mantine/core';
+import { useQuery } from '@tanstack/react-query';
+import { getRouteApi, Link } from '@tanstack/react-router';
 import { lazy, Suspense, useRef, useState } from 'react';
-import { toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
-import { useMe } from '../../lib/session.ts';
-import { type Answers, trpc } from '../../lib/trpc.ts';
-import { TestsDiff } from '../../parts/policy-tests.tsx';
+import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { Failures, marksOf, Reach, TestCounts, TestsDiff } from '../../parts/policy-tests.tsx';
 import { Broken } from '../../ui/broken.tsx';
-import { ConfirmDialog } from '../../ui/confirm.tsx';
-import type { EditorHandle } from '../../ui/editor/code-editor.tsx';
+import type { Problem } from '../../ui/editor/code-editor.tsx';
 import { Diff } from '../../ui/editor/diff.tsx';
-import { Editor } from '../../ui/editor/editor.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Loading, Shown } from '../../ui/states.tsx';
 import { PolicyTag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
 import { PolicyActions } from './actions.tsx';
+import { Draft, type PolicyDetail } from './draft.tsx';
 import { FormatButton } from './format.tsx';
 import { History } from './history.tsx';
 import { Rules } from './rules.tsx';
@@ -32,8 +29,6 @@ const MachineStanding = lazy(() =>
 );
 
 const route = getRouteApi('/app/policies/$id');
-
-export type PolicyDetail = Answers['policies']['get'];
 
 /** One policy: its text and a form to try it, its changes against the enforced version, its rules and its history. */
 export function PolicyPage() {
@@ -121,88 +116,49 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
   );
 }
 
+/** The text of a policy, checked while it is written, with the reach of its tests beside each line. */
 function Workbench({ policy }: { policy: PolicyDetail }) {
-  const me = useMe();
-  const editor = useRef<EditorHandle>(null);
-  const text = useRef(policy.dsl_source);
-  /** The version that the editor was opened with, which may no longer be the newest. */
-  const [base, setBase] = useState({ version: policy.version, source: policy.dsl_source });
-  const [dirty, setDirty] = useState(false);
   const [broken, setBroken] = useState(false);
-  const settings = useQuery(trpc.settings.get.queryOptions({}));
-  const save = useMutation(
-    trpc.policies.update.mutationOptions({
-      onSuccess: (next) => {
-        setBase({ version: next.version, source: text.current });
-        setDirty(false);
-        toastDone(
-          `Version ${next.version} saved`,
-          next.live_version === next.version ? 'It is enforced.' : 'It is a draft: submit it for review.',
-        );
-      },
-    }),
-  );
-  const blocker = useBlocker({ shouldBlockFn: () => dirty, enableBeforeUnload: () => dirty, withResolver: true });
-  const mayWrite = me.has('author');
-  const submit = () => dirty && !broken && save.mutate({ id: policy.id, dsl_source: text.current });
-  const deploysAtOnce = policy.status === 'deployed' && settings.data?.approval_required === false;
-
+  const [run, setRun] = useState<Answers['policies']['test']>();
+  const newest = useRef('');
+  const suite = policy.tests_source;
+  const measure = async (text: string) => {
+    newest.current = text;
+    if (suite === null) return;
+    const input = { id: policy.id, dsl_source: text, tests_source: suite };
+    const answer = await api.policies.test.mutate(input).catch(() => undefined);
+    if (answer?.valid && newest.current === text) setRun(answer);
+  };
+  const onProblems = (found: readonly Problem[], text: string) => {
+    const errors = found.some(({ severity }) => severity === 'error');
+    setBroken(errors);
+    if (!errors) void measure(text);
+  };
   return (
-    <>
-      {policy.version !== base.version && policy.dsl_source !== base.source ? (
-        <Notice tone="wait" title={`Version ${policy.version} is newer`}>
-          You are editing version {base.version}. Saving creates a version after {policy.version}.{' '}
-          <Button
-            size="compact-xs"
-            variant="default"
-            onClick={() => {
-              editor.current?.replace(policy.dsl_source);
-              setBase({ version: policy.version, source: policy.dsl_source });
-              setDirty(false);
-            }}
-          >
-            Load version {policy.version}
-          </Button>
-        </Notice>
-      ) : null}
-      <div className="bench">
-        <div>
-          <Editor
-            initial={base.source}
-            policyId={policy.id}
-            handle={editor}
-            readOnly={!mayWrite}
-            onChange={(next) => {
-              text.current = next;
-              setDirty(next !== base.source);
-            }}
-            onProblems={(found) => setBroken(found.some(({ severity }) => severity === 'error'))}
-            onSave={submit}
-          />
-          {mayWrite ? (
-            <div className="bar" style={{ marginTop: 12 }}>
-              <Button onClick={submit} disabled={!dirty || broken} loading={save.isPending}>
-                {deploysAtOnce ? 'Save and enforce' : 'Save draft'}
-              </Button>
-              <FormatButton editor={editor} text={() => text.current} disabled={broken} />
-              <Text size="sm" c="dimmed" role="status" style={{ alignSelf: 'center' }}>
-                {dirty ? (broken ? 'Not saved: the text has problems' : 'Not saved (Ctrl+S saves)') : 'Saved'}
-              </Text>
+    <Draft
+      policy={policy}
+      part="text"
+      broken={broken}
+      editor={{ onProblems, ...(run && { marks: marksOf(run.coverage) }) }}
+      buttons={({ editor, text }) => <FormatButton editor={editor} text={text} disabled={broken} />}
+      below={({ editor }) =>
+        run ? (
+          <Paper component="section" aria-labelledby="reach-title" mt="md">
+            <Title order={2} id="reach-title">
+              Tests of this text
+            </Title>
+            <div aria-live="polite">
+              <TestCounts run={run} />
             </div>
-          ) : null}
-        </div>
-        <TryIt policyId={policy.id} text={() => text.current} goTo={(line) => editor.current?.goTo(line)} />
-      </div>
-      <ConfirmDialog
-        opened={blocker.status === 'blocked'}
-        onClose={() => blocker.reset?.()}
-        title="Leave without saving?"
-        action="Leave"
-        onConfirm={async () => blocker.proceed?.()}
-      >
-        Your changes since version {base.version} will be lost.
-      </ConfirmDialog>
-    </>
+            <Failures run={run} />
+            <Reach coverage={run.coverage} goTo={(line) => editor.current?.goTo(line)} />
+          </Paper>
+        ) : null
+      }
+      beside={({ editor, text }) => (
+        <TryIt policyId={policy.id} text={text} goTo={(line) => editor.current?.goTo(line)} />
+      )}
+    />
   );
 }
 

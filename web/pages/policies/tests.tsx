@@ -1,16 +1,10 @@
 import { Button, Paper, Text, Title } from '@mantine/core';
-import { useMutation, useQuery } from '@tanstack/react-query';
-import { useBlocker } from '@tanstack/react-router';
+import { useMutation } from '@tanstack/react-query';
 import { useRef, useState } from 'react';
-import { toastDone } from '../../lib/errors.tsx';
-import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
-import { TestRun } from '../../parts/policy-tests.tsx';
-import { ConfirmDialog } from '../../ui/confirm.tsx';
-import type { EditorHandle, Problem } from '../../ui/editor/code-editor.tsx';
-import { Editor } from '../../ui/editor/editor.tsx';
-import { Notice } from '../../ui/notice.tsx';
-import type { PolicyDetail } from './policy.tsx';
+import { Survivors, TestRun } from '../../parts/policy-tests.tsx';
+import type { Problem } from '../../ui/editor/code-editor.tsx';
+import { Draft, type PolicyDetail } from './draft.tsx';
 
 type Run = Answers['policies']['test'];
 
@@ -25,37 +19,18 @@ tests:
 
 /** The test suite of a policy, and what its tests find while it is written. They run on the newest saved text. */
 export function Tests({ policy }: { policy: PolicyDetail }) {
-  const me = useMe();
-  const editor = useRef<EditorHandle>(null);
-  const text = useRef(policy.tests_source ?? '');
-  /** The version that the editor was opened with: the newest may be another one by now. */
-  const [base, setBase] = useState({ version: policy.version, source: policy.tests_source ?? '' });
-  const [dirty, setDirty] = useState(false);
-  const [invalid, setInvalid] = useState(false);
+  const newest = useRef('');
   const [run, setRun] = useState<Run>();
-  const settings = useQuery(trpc.settings.get.queryOptions({}));
-  const save = useMutation(
-    trpc.policies.update.mutationOptions({
-      onSuccess: (next) => {
-        setBase({ version: next.version, source: next.tests_source ?? '' });
-        setDirty((next.tests_source ?? '') !== text.current);
-        toastDone(`Version ${next.version} saved`, 'It has the same text, with these tests.');
-      },
-    }),
-  );
-  const blocker = useBlocker({ shouldBlockFn: () => dirty, enableBeforeUnload: () => dirty, withResolver: true });
-  const mayWrite = me.has('author');
   const check = async (source: string): Promise<Problem[] | undefined> => {
+    newest.current = source;
     if (source.trim() === '') {
       setRun(undefined);
-      setInvalid(false);
       return [];
     }
     const input = { id: policy.id, dsl_source: policy.dsl_source, tests_source: source };
     const answer = await api.policies.test.mutate(input).catch(() => undefined);
-    if (!answer || text.current !== source) return undefined;
+    if (!answer || newest.current !== source) return undefined;
     setRun(answer);
-    setInvalid(answer.tests_errors.length > 0);
     return [
       ...answer.tests_errors.map((error) => ({ ...error, severity: 'error' as const })),
       ...answer.results
@@ -66,80 +41,63 @@ export function Tests({ policy }: { policy: PolicyDetail }) {
         })),
     ];
   };
-  const submit = () => {
-    if (!dirty || invalid) return;
-    const suite = text.current.trim() === '' ? null : text.current;
-    save.mutate({ id: policy.id, dsl_source: policy.dsl_source, tests_source: suite });
-  };
-  const deploysAtOnce = policy.status === 'deployed' && settings.data?.approval_required === false;
+  const invalid = (run?.tests_errors.length ?? 0) > 0;
 
   return (
-    <>
-      {policy.version !== base.version && (policy.tests_source ?? '') !== base.source ? (
-        <Notice tone="wait" title={`Version ${policy.version} has other tests`}>
-          You are editing the tests of version {base.version}. Saving replaces the newer ones.{' '}
-          <Button
-            size="compact-xs"
-            variant="default"
-            onClick={() => {
-              editor.current?.replace(policy.tests_source ?? '');
-              setBase({ version: policy.version, source: policy.tests_source ?? '' });
-              setDirty(false);
-            }}
-          >
-            Load the tests of version {policy.version}
-          </Button>
-        </Notice>
-      ) : null}
-      <div className="bench">
+    <Draft
+      policy={policy}
+      part="tests"
+      broken={invalid}
+      editor={{ suite: check }}
+      buttons={({ editor, text }) => (
+        <Button variant="default" disabled={text() !== ''} onClick={() => editor.current?.replace(EXAMPLE)}>
+          Insert an example
+        </Button>
+      )}
+      beside={({ editor, text }) => (
         <div>
-          <Editor
-            initial={base.source}
-            policyId={policy.id}
-            handle={editor}
-            readOnly={!mayWrite}
-            suite={check}
-            onChange={(next) => {
-              text.current = next;
-              setDirty(next !== base.source);
-            }}
-            onSave={submit}
-          />
-          {mayWrite ? (
-            <div className="bar" style={{ marginTop: 12 }}>
-              <Button onClick={submit} disabled={!dirty || invalid} loading={save.isPending}>
-                {deploysAtOnce ? 'Save and enforce' : 'Save draft'}
-              </Button>
-              <Button variant="default" disabled={text.current !== ''} onClick={() => editor.current?.replace(EXAMPLE)}>
-                Insert an example
-              </Button>
-              <Text size="sm" c="dimmed" role="status" style={{ alignSelf: 'center' }}>
-                {dirty ? (invalid ? 'Not saved: the tests have problems' : 'Not saved (Ctrl+S saves)') : 'Saved'}
-              </Text>
+          <Paper component="section" aria-labelledby="tests-title">
+            <Title order={2} id="tests-title">
+              Results
+            </Title>
+            <Text size="sm" c="dimmed" mb="sm">
+              The tests run on version {policy.version} together with all live policies. Nothing is recorded.
+            </Text>
+            <div aria-live="polite">
+              {run ? (
+                <TestRun run={run} goTo={(line) => editor.current?.goTo(line)} />
+              ) : (
+                <Text>There are no tests.</Text>
+              )}
             </div>
-          ) : null}
+          </Paper>
+          {run && !invalid ? <Mutations policy={policy} text={text} /> : null}
         </div>
-        <Paper component="section" aria-labelledby="tests-title">
-          <Title order={2} id="tests-title">
-            Results
-          </Title>
-          <Text size="sm" c="dimmed" mb="sm">
-            The tests run on version {policy.version} together with all live policies. Nothing is recorded.
-          </Text>
-          <div aria-live="polite">
-            {run ? <TestRun run={run} goTo={(line) => editor.current?.goTo(line)} /> : <Text>There are no tests.</Text>}
-          </div>
-        </Paper>
-      </div>
-      <ConfirmDialog
-        opened={blocker.status === 'blocked'}
-        onClose={() => blocker.reset?.()}
-        title="Leave without saving?"
-        action="Leave"
-        onConfirm={async () => blocker.proceed?.()}
+      )}
+    />
+  );
+}
+
+/** Changes the policy in many small ways when asked to, and shows which of them the tests do not notice. */
+function Mutations({ policy, text }: { policy: PolicyDetail; text: () => string }) {
+  const search = useMutation(trpc.policies.mutations.mutationOptions());
+  return (
+    <Paper component="section" aria-labelledby="mutations-title" mt="md">
+      <Title order={2} id="mutations-title">
+        Changes that no test would notice
+      </Title>
+      <Text size="sm" c="dimmed" mb="sm">
+        Changes the policy in up to 200 small ways, one at a time, and runs the tests on each. Nothing is saved.
+      </Text>
+      <Button
+        variant="default"
+        size="xs"
+        loading={search.isPending}
+        onClick={() => search.mutate({ id: policy.id, dsl_source: policy.dsl_source, tests_source: text() })}
       >
-        Your changes to the tests will be lost.
-      </ConfirmDialog>
-    </>
+        Search
+      </Button>
+      <div aria-live="polite">{search.data ? <Survivors run={search.data} /> : null}</div>
+    </Paper>
   );
 }

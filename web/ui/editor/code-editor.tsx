@@ -2,9 +2,11 @@ import { autocompletion, closeBrackets, closeBracketsKeymap, completionKeymap } 
 import { defaultKeymap, history, historyKeymap, indentWithTab } from '@codemirror/commands';
 import { bracketMatching } from '@codemirror/language';
 import { type Diagnostic, forceLinting, linter, lintGutter, lintKeymap } from '@codemirror/lint';
-import { EditorState, type Text } from '@codemirror/state';
+import { EditorState, RangeSet, StateEffect, StateField, type Text } from '@codemirror/state';
 import {
   EditorView,
+  GutterMarker,
+  gutter,
   highlightActiveLine,
   highlightActiveLineGutter,
   hoverTooltip,
@@ -30,6 +32,13 @@ async function listNames(): Promise<string[]> {
   return answer?.lists.map(({ name }) => name) ?? [];
 }
 
+/** How far tests reach a line. A line may have several. */
+export interface ReachMark {
+  line: number;
+  tone: 'ok' | 'wait' | 'bad';
+  title: string;
+}
+
 /** Controls the editor from a page. */
 export interface EditorHandle {
   goTo(line: number, column?: number): void;
@@ -49,16 +58,19 @@ export default function CodeEditor({
   handle,
   readOnly = false,
   suite,
+  marks,
 }: {
   initial: string;
   policyId?: string;
   onChange?: (text: string) => void;
-  onProblems?: (problems: Problem[]) => void;
+  onProblems?: (problems: Problem[], text: string) => void;
   onSave?: () => void;
   handle?: React.Ref<EditorHandle>;
   readOnly?: boolean;
   /** The text is a test suite, in which this finds the problems; undefined when the text has changed meanwhile. */
   suite?: (text: string) => Promise<Problem[] | undefined>;
+  /** Beside the lines, until the text changes them. */
+  marks?: readonly ReachMark[];
 }) {
   const box = useRef<HTMLDivElement>(null);
   const view = useRef<EditorView>(undefined);
@@ -76,7 +88,7 @@ export default function CodeEditor({
       // a later text is checked by a later call
       if (view.current?.state.doc.eq(state.doc)) {
         setProblems(found);
-        latest.current.onProblems?.(found);
+        latest.current.onProblems?.(found, text);
       }
       return found.map((problem) => ({ ...placeOf(state.doc, problem), ...problem }));
     };
@@ -99,6 +111,7 @@ export default function CodeEditor({
                 autocompletion({ override: [complete, (at) => completeLists(at, listNames)] }),
                 hoverTooltip((at, pos) => help(at, pos)),
               ]),
+          reachMarks,
           lintGutter(),
           linter(check, { delay: 300 }),
           keymap.of([
@@ -133,6 +146,11 @@ export default function CodeEditor({
     forceLinting(editor);
     return () => editor.destroy();
   }, [policyId, readOnly, isSuite]);
+
+  useEffect(() => {
+    const editor = view.current;
+    if (editor) editor.dispatch({ effects: setMarks.of(markersOf(editor.state.doc, marks ?? [])) });
+  }, [marks]);
 
   const goTo = (line: number, column = 1) => {
     const editor = view.current;
@@ -188,6 +206,47 @@ export default function CodeEditor({
       </div>
     </div>
   );
+}
+
+const WORST = ['ok', 'wait', 'bad'] as const;
+
+/** The worst mark of a line, with the words of all of them. Readers of screens find the same in a list on the page. */
+class ReachMarker extends GutterMarker {
+  readonly #tone: ReachMark['tone'];
+  readonly #title: string;
+
+  constructor(marks: readonly ReachMark[]) {
+    super();
+    this.#tone = WORST[Math.max(...marks.map(({ tone }) => WORST.indexOf(tone)))] ?? 'ok';
+    this.#title = marks.map(({ title }) => title).join('\n');
+  }
+
+  override toDOM() {
+    const dom = document.createElement('span');
+    dom.className = 'cm-reach-mark';
+    dom.dataset.tone = this.#tone;
+    dom.title = this.#title;
+    return dom;
+  }
+}
+
+const setMarks = StateEffect.define<RangeSet<GutterMarker>>();
+const markField = StateField.define<RangeSet<GutterMarker>>({
+  create: () => RangeSet.empty,
+  update: (old, transaction) => {
+    const set = transaction.effects.find((effect) => effect.is(setMarks));
+    return set ? set.value : old.map(transaction.changes);
+  },
+});
+const reachMarks = [markField, gutter({ class: 'cm-reach', markers: (view) => view.state.field(markField) })];
+
+function markersOf(doc: Text, marks: readonly ReachMark[]): RangeSet<GutterMarker> {
+  const lines = Map.groupBy(
+    marks.filter(({ line }) => line <= doc.lines),
+    ({ line }) => line,
+  );
+  const ranges = [...lines].sort(([a], [b]) => a - b);
+  return RangeSet.of(ranges.map(([line, found]) => new ReachMarker(found).range(doc.line(line).from)));
 }
 
 /** What the server finds in a policy text; undefined when it cannot be reached. */
