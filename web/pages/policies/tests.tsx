@@ -20,11 +20,12 @@ tests:
 /** The test suite of a policy, and what its tests find while it is written. They run on the newest saved text. */
 export function Tests({ policy }: { policy: PolicyDetail }) {
   const newest = useRef('');
-  const [run, setRun] = useState<Run>();
+  /** Null: there are no tests. */
+  const [run, setRun] = useState<Run | null | undefined>(policy.tests_source === null ? null : undefined);
   const check = async (source: string): Promise<Problem[] | undefined> => {
     newest.current = source;
     if (source.trim() === '') {
-      setRun(undefined);
+      setRun(null);
       return [];
     }
     const input = { id: policy.id, dsl_source: policy.dsl_source, tests_source: source };
@@ -67,7 +68,7 @@ export function Tests({ policy }: { policy: PolicyDetail }) {
               {run ? (
                 <TestRun run={run} goTo={(line) => editor.current?.goTo(line)} />
               ) : (
-                <Text>There are no tests.</Text>
+                <Text>{run === null ? 'There are no tests.' : 'The tests are running.'}</Text>
               )}
             </div>
           </Paper>
