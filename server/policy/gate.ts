@@ -1,27 +1,29 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
+import type { Diagnostic } from '../domain/policy.ts';
 import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import type { Fault } from '../lib/faults.ts';
-import type { SuiteJob } from './authoring/author.ts';
-import { notRun, type SuiteRun } from './authoring/run-suite.ts';
+import { notRun, type OthersRun, type SuiteRun } from './authoring/run-suite.ts';
 import { holdLiveSet } from './live.ts';
 import type { Rules } from './queries.ts';
-import type { PolicyTexts } from './texts.ts';
+import type { GateJob, PolicyTexts } from './texts.ts';
 
 /** A finished run, and the hash of all that it depended on. */
 export interface Tested {
   basis: string;
-  run: SuiteRun;
+  /** Undefined where the version has no tests. */
+  run: SuiteRun | undefined;
+  others: OthersRun;
 }
 
 /** Thrown within a transaction that needs the result of these tests. It must be rolled back. */
 class Untested extends Error {
   override readonly name = 'Untested';
-  readonly job: SuiteJob;
+  readonly job: GateJob;
   readonly basis: string;
 
-  constructor(job: SuiteJob, basis: string) {
+  constructor(job: GateJob, basis: string) {
     super('the tests of the version have not been run');
     this.job = job;
     this.basis = basis;
@@ -31,7 +33,7 @@ class Untested extends Error {
 /** What the tests say of a version that is to be submitted or enforced. */
 export interface Finding {
   /** Why the version must not pass; undefined if it may. */
-  refusal?: AppError;
+  refusal?: AppError | undefined;
   /** For the audit record: the counts, the names of failed tests, the coverage, and the hash of the suite. */
   words: string | undefined;
 }
@@ -51,6 +53,8 @@ const MOST_NAMED = 20;
 
 /**
  * Lets a version pass only with the tests that the tenant asks for.
+ *
+ * The tests of other live policies count too: a change may break what they promise. Those that fail already do not.
  *
  * INVARIANT: the tests passed with exactly the live policies, the settings and the tool registry that are in force when
  * the change commits. They run outside the transaction, so that no lock is held for long; the transaction locks the live
@@ -83,7 +87,7 @@ export class TestGate {
             headers: { 'retry-after': '2' },
           });
         }
-        tested = { basis: error.basis, run: await this.#run(tenantId, error.job, emergency) };
+        tested = { basis: error.basis, ...(await this.#run(tenantId, error.job, emergency)) };
       }
     }
   }
@@ -97,28 +101,76 @@ export class TestGate {
     emergency: boolean,
   ): Promise<Finding> {
     const { tenantId, tests, ...policy } = version;
-    if (tests === null) {
-      const why = objectionTo(null, null, rules);
-      return { ...(why && { refusal: new AppError('TESTS_FAILED', why) }), words: why && 'tests: none' };
-    }
+    const missing = tests === null ? objectionTo(null, null, rules) : undefined;
     await holdLiveSet(em, tenantId);
     const job = await this.#texts.jobWithin(em, tenantId, { ...policy, tests }, rules);
+    const none: Finding =
+      missing === undefined
+        ? { words: undefined }
+        : { refusal: new AppError('TESTS_FAILED', missing), words: 'tests: none' };
+    if (tests === null && job.suites.length === 0) return none;
     // the version of a list stands for its values
     const lists = job.lists.map(({ name, version }) => ({ name, version }));
     const basis = sha256Tag(canonicalJson({ ...job, lists }));
     if (!tested || (tested.basis !== basis && !emergency)) throw new Untested(job, basis);
-    return findingOf(tested.run, tests, rules);
+    const own = tested.run && tests !== null ? findingOf(tested.run, tests, rules) : none;
+    const others = othersFinding(tested.others);
+    return {
+      refusal: own.refusal ?? others.refusal,
+      words: [own.words, others.words].filter(Boolean).join('; ') || undefined,
+    };
   }
 
-  async #run(tenantId: string, job: SuiteJob, emergency: boolean): Promise<SuiteRun> {
-    try {
-      return await this.#texts.run(tenantId, job);
-    } catch (error) {
-      if (!emergency) throw error;
-      return notRun([{ line: 1, column: 1, message: error instanceof Error ? error.message : String(error) }]);
-    }
+  async #run(tenantId: string, job: GateJob, emergency: boolean): Promise<Omit<Tested, 'basis'>> {
+    const { suites, before, tests, ...common } = job;
+    /** In an emergency, why there is no result is a result. */
+    const attempt = async <T>(work: () => Promise<T>, failed: (found: Diagnostic[]) => T): Promise<T> => {
+      try {
+        return await work();
+      } catch (error) {
+        if (!emergency) throw error;
+        return failed([{ line: 1, column: 1, message: error instanceof Error ? error.message : String(error) }]);
+      }
+    };
+    const run =
+      tests === null ? undefined : await attempt(() => this.#texts.run(tenantId, { ...common, tests }), notRun);
+    const others = await attempt(
+      () => this.#texts.brokenBy(tenantId, { ...common, before, suites }),
+      (errors): OthersRun => ({ errors, broken: [] }),
+    );
+    return { run, others };
   }
 }
+
+/** A version may not break the tests of other live policies. */
+function othersFinding({ errors, broken }: OthersRun): Finding {
+  const [error] = errors;
+  if (error) {
+    const why = `the tests of other policies could not be run: ${error.message}`;
+    return { refusal: new AppError('TESTS_FAILED', why), words: 'tests of other policies: not run' };
+  }
+  if (broken.length === 0) return { words: undefined };
+  const byPolicy = [...Map.groupBy(broken, ({ policy_id }) => policy_id)].map(
+    ([id, tests]) => `${id} (${namesOf(tests)})`,
+  );
+  const named = [...byPolicy.slice(0, MOST_NAMED), ...more(byPolicy.length)].join(', ');
+  const faults = broken.slice(0, MOST_NAMED).map(
+    ({ policy_id, name, row, differences }): Fault => ({
+      pointer: '/dsl_source',
+      message: `${policy_id}, ${JSON.stringify(name)}${row === undefined ? '' : `, row ${row}`}: ${differences.join('; ')}`,
+    }),
+  );
+  const why = `tests of other live policies would fail: ${named}`;
+  return { refusal: new AppError('TESTS_FAILED', why, { faults }), words: `tests of other policies failed: ${named}` };
+}
+
+/** Quoted, so that no name can be taken for another part of the record. */
+function namesOf(tests: readonly { name: string }[]): string {
+  const names = [...new Set(tests.map(({ name }) => JSON.stringify(name)))];
+  return [...names.slice(0, MOST_NAMED), ...more(names.length)].join(', ');
+}
+
+const more = (n: number) => (n > MOST_NAMED ? [`and ${n - MOST_NAMED} more`] : []);
 
 function findingOf(run: SuiteRun, tests: string, rules: Rules): Finding {
   const suite = `suite ${sha256Tag(tests)}`;
@@ -129,10 +181,7 @@ function findingOf(run: SuiteRun, tests: string, rules: Rules): Finding {
   }
   const { passed, failed, coverage } = run;
   const failures = run.results.filter(({ ok }) => !ok);
-  // quoted, so that no name can be taken for another part of the record
-  const names = [...new Set(failures.map(({ name }) => JSON.stringify(name)))];
-  const more = names.length > MOST_NAMED ? [`and ${names.length - MOST_NAMED} more`] : [];
-  const named = [...names.slice(0, MOST_NAMED), ...more].join(', ');
+  const named = namesOf(failures);
   const words = [
     failed > 0 ? `tests: ${failed} of ${passed + failed} failed: ${named}` : `tests: ${passed} passed`,
     `coverage ${coverage.percent} %`,

@@ -196,11 +196,14 @@ export class Policies {
     by: By,
   ): Promise<PolicyView> {
     const policy = await this.#queries.find(tenantId, id);
-    const invalid =
+    const checked =
       version === policy.version && policy.status !== 'deployed'
-        ? await this.#faults(tenantId, id, (await this.#queries.revision(tenantId, id, version)).dslSource)
+        ? {
+            version,
+            invalid: await this.#faults(tenantId, id, (await this.#queries.revision(tenantId, id, version)).dslSource),
+          }
         : undefined;
-    return this.#decide(tenantId, id, { type: 'approve', version }, by, { reason: comment, invalid });
+    return this.#decide(tenantId, id, { type: 'approve', version }, by, { reason: comment, checked });
   }
 
   reject(tenantId: string, id: string, version: number, reason: string, by: By): Promise<PolicyView> {
@@ -221,9 +224,15 @@ export class Policies {
     return this.#decide(tenantId, id, { type: 'revoke' }, by, { reason });
   }
 
-  /** Enforces the newest version immediately, without a review. A review stays open. */
-  breakGlass(tenantId: string, id: string, reason: string, by: By): Promise<PolicyView> {
-    return this.#decide(tenantId, id, { type: 'break_glass' }, by, { reason });
+  /**
+   * Enforces the newest version immediately, without a review. A review stays open. POLICY_INVALID when its text has errors
+   * by now: the tenant's action types may have changed, and a bundle with such a text helps in no emergency.
+   */
+  async breakGlass(tenantId: string, id: string, reason: string, by: By): Promise<PolicyView> {
+    const { version } = await this.#queries.find(tenantId, id);
+    const { dslSource } = await this.#queries.revision(tenantId, id, version);
+    const checked = { version, invalid: await this.#faults(tenantId, id, dslSource) };
+    return this.#decide(tenantId, id, { type: 'break_glass' }, by, { reason, checked });
   }
 
   /** One transaction, repeated until it has the results of the tests that it needs. */
@@ -357,13 +366,13 @@ export class Policies {
     event: BareEvent,
     by: By,
     // `remark` is stored with the revision only; `reason` also in the audit log
-    // `invalid` is thrown if the decision would enforce the version
+    // the version whose text was compiled again, and what is thrown if the decision would enforce it
     words: {
       reason?: string | undefined;
       remark?: string | undefined;
       note?: string | null;
       expected?: number | undefined;
-      invalid?: AppError | undefined;
+      checked?: { version: number; invalid: AppError | undefined } | undefined;
     },
   ): Promise<PolicyView> {
     const emergency = event.type === 'break_glass';
@@ -375,7 +384,10 @@ export class Policies {
       const [effects, taken] = step(policy, { ...event, ...circumstancesOf(by, rules) });
       const revision = await em.findOneOrFail(PolicyRevision, { policyId: id, version: policy.version });
       const publishes = effects.some((effect) => effect.type === 'publish');
-      if (publishes && words.invalid) throw words.invalid;
+      if (publishes && words.checked?.invalid) throw words.checked.invalid;
+      if (publishes && words.checked && words.checked.version !== policy.version) {
+        throw new AppError('VERSION_CHANGED', `the newest version is ${policy.version} by now`);
+      }
       let finding: Finding | undefined;
       if (event.type === 'submit' || (publishes && event.type !== 'revoke')) {
         const { dslSource: text, testsSource } = revision;

@@ -490,6 +490,31 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
       .output(SuiteRunOut)
       .mutation(async ({ ctx, input: { id, ...input } }) => suiteRunOut(await texts.test(within(ctx, id), id, input))),
 
+    breaks: route('POST /v1/policies/{id}/breaks', reads, {
+      summary: 'Find the tests of other live policies that a version would break; nothing is saved or recorded',
+      description:
+        'Without `dsl_source` the newest version is taken. Only tests that pass now count, of suites with the scope `live`.',
+      tag,
+      problems: ['NOT_FOUND'],
+    })
+      .input(z.strictObject({ ...Id, dsl_source: Source.optional() }))
+      .output(
+        z.object({
+          errors: z.array(DiagnosticOut).describe('why nothing was found out'),
+          broken: z.array(
+            z.object({
+              policy_id: z.string(),
+              name: z.string(),
+              row: z.int().optional(),
+              differences: z.array(z.string()),
+              line: z.int().describe('in the suite of that policy'),
+              column: z.int(),
+            }),
+          ),
+        }),
+      )
+      .mutation(({ ctx, input: { id, ...input } }) => texts.breaks(within(ctx, id), id, input)),
+
     mutations: route('POST /v1/policies/{id}/mutations', reads, {
       summary: 'Find changes of a policy that its tests do not notice; nothing is saved or recorded',
       description: `Makes up to ${MUTATION_LIMITS.mutants} changes to the policy, one at a time, and runs the tests on each, for at most ${MUTATION_LIMITS.ms / 1000} seconds: drops a statement, flips its effect, widens its scope, drops an annotation that obliges, negates a condition, swaps a comparison with one that includes the limit, moves a number by one (a decimal by 0.0001). Each change in \`survivors\` passes all tests.`,
@@ -624,7 +649,7 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
         description:
           'Audited as critical. It opens a review, which stays open across newer versions and a revocation until an approver other than the actor closes it.',
         tag,
-        problems: ['NOT_FOUND', 'INVALID_STATUS'],
+        problems: ['NOT_FOUND', 'INVALID_STATUS', 'VERSION_CHANGED', 'POLICY_INVALID'],
       },
     )
       .input(z.strictObject({ ...Id, reason: text(2000) }))

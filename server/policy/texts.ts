@@ -6,9 +6,16 @@ import type { BundleRegistry } from '../domain/tools.ts';
 import type { Source } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
-import { AuthorBusy, type AuthorLanguage, type SuiteJob, type Surroundings, type Trial } from './authoring/author.ts';
+import {
+  AuthorBusy,
+  type AuthorLanguage,
+  type OthersJob,
+  type SuiteJob,
+  type Surroundings,
+  type Trial,
+} from './authoring/author.ts';
 import type { MutationRun } from './authoring/mutants.ts';
-import type { SuiteRun } from './authoring/run-suite.ts';
+import type { BrokenTest, OthersRun, SuiteRun } from './authoring/run-suite.ts';
 import { listsNamed } from './bundle.ts';
 import type { Verdict } from './evaluation/evaluate.ts';
 import { objectionTo } from './gate.ts';
@@ -255,17 +262,51 @@ export class PolicyTexts {
     return { policyId, text, tests, liveTexts: others, ...surroundings };
   }
 
-  /** The tests of a policy with all that they depend on, as the transaction sees it. */
+  /** The tests of a policy, and those of others, with all that they depend on, as the transaction sees it. */
   async jobWithin(
     em: EntityManager,
     tenantId: string,
-    policy: Pick<SuiteJob, 'policyId' | 'text' | 'tests'>,
+    { policyId, text, tests }: { policyId: string; text: string; tests: string | null },
     { action_types }: Rules,
-  ): Promise<SuiteJob> {
+  ): Promise<GateJob> {
     const rows = await em.execute<LiveText[]>(liveTexts('?'), [tenantId]);
-    const others = rows.filter(({ policy_id }) => policy_id !== policy.policyId);
-    const lists = await this.#lists.valuesOf(em, tenantId, listsOf([policy.text], others));
-    return { ...policy, ...surroundingsOf(others, action_types, await this.#registry(em), lists) };
+    const others = without(rows, policyId);
+    const lists = await this.#lists.valuesOf(em, tenantId, listsOf([text], rows));
+    const surroundings = surroundingsOf(others, action_types, await this.#registry(em), lists);
+    return { tests, ...othersOf(rows, policyId, text), ...surroundings };
+  }
+
+  /**
+   * The tests of other live policies that pass now, and would fail after a change: those of suites with the scope `live`,
+   * of policies that stay. UNAVAILABLE when they take too long together.
+   */
+  async brokenBy(tenantId: string, { suites, ...job }: OthersJob): Promise<OthersRun> {
+    const began = performance.now();
+    const broken: BrokenTest[] = [];
+    for (const group of grouped(suites)) {
+      if (performance.now() - began > MOST_OTHERS_MS) {
+        throw new AppError('UNAVAILABLE', 'the tests of other policies take too long', {
+          headers: { 'retry-after': '2' },
+        });
+      }
+      const run = await this.#ask((language) => language.testOthers(tenantId, { ...job, suites: group }));
+      if (run.errors.length > 0) return run;
+      broken.push(...run.broken);
+    }
+    return { errors: [], broken };
+  }
+
+  /** The same for a text, as the live policies are now. */
+  async breaks(tenantId: string, id: string, input: TextAndTests): Promise<OthersRun> {
+    const { text } = await this.#job(tenantId, id, { tests_source: NO_TESTS, ...input });
+    const rows = await this.#db.query<LiveText>(tenantId, liveTexts('$1'), [tenantId]);
+    const { action_types } = await this.#rules(tenantId);
+    const em = this.#db.reader(tenantId);
+    const lists = await this.#lists.valuesOf(em, tenantId, listsOf([text], rows));
+    return this.brokenBy(tenantId, {
+      ...othersOf(rows, id, text),
+      ...surroundingsOf(without(rows, id), action_types, await this.#registry(em), lists),
+    });
   }
 
   /** Runs a test suite. */
@@ -330,7 +371,44 @@ interface LiveText {
   policy_id: string;
   version: number;
   dsl_source: string;
+  tests_source: string | null;
   lists: string[];
+}
+
+/** What must be run before a version may pass. `tests`: its own; null if it has none. */
+export type GateJob = OthersJob & { tests: string | null };
+
+/** Characters of suites that are run together. */
+const GROUP = 128 * 1024;
+/** All tests of other policies together. */
+const MOST_OTHERS_MS = 30_000;
+
+function grouped(suites: OthersJob['suites']): OthersJob['suites'][] {
+  const groups: { policyId: string; tests: string }[][] = [];
+  let size = Number.POSITIVE_INFINITY;
+  for (const suite of suites) {
+    size += suite.tests.length;
+    if (size > GROUP) {
+      groups.push([]);
+      size = suite.tests.length;
+    }
+    groups.at(-1)?.push(suite);
+  }
+  return groups;
+}
+
+const without = (rows: readonly LiveText[], id: string) => rows.filter(({ policy_id }) => policy_id !== id);
+
+/** The change of a policy, and the suites of the others. */
+function othersOf(rows: readonly LiveText[], policyId: string, text: string) {
+  return {
+    policyId,
+    text,
+    before: rows.find(({ policy_id }) => policy_id === policyId)?.dsl_source ?? null,
+    suites: without(rows, policyId).flatMap(({ policy_id, tests_source }) =>
+      tests_source === null ? [] : [{ policyId: policy_id, tests: tests_source }],
+    ),
+  };
 }
 
 /** The reference lists that texts and the live ones name. */
@@ -339,12 +417,14 @@ function listsOf(texts: readonly string[], live: readonly LiveText[]): string[] 
 }
 
 /** Selects the texts of the live policies of the tenant that is bound to `parameter`. */
-const liveTexts = (parameter: '$1' | '?') => `select r.policy_id, r.version, r.dsl_source, r.lists from policy p
+const liveTexts = (
+  parameter: '$1' | '?',
+) => `select r.policy_id, r.version, r.dsl_source, r.tests_source, r.lists from policy p
   join policy_revision r on r.tenant_id = p.tenant_id and r.policy_id = p.id and r.version = p.live_version
   where p.tenant_id = ${parameter} order by r.policy_id`;
 
 function surroundingsOf(
-  live: LiveText[],
+  live: readonly LiveText[],
   types: CustomActionTypes,
   registry: BundleRegistry,
   lists: readonly BundleList[],

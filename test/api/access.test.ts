@@ -62,6 +62,7 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'POST /v1/policies/try': ['viewer', 'admin pipeline'],
   'POST /v1/policies/{id}/test': ['viewer', 'admin pipeline', 'policies:read'],
   'POST /v1/policies/{id}/mutations': ['viewer', 'admin pipeline', 'policies:read'],
+  'POST /v1/policies/{id}/breaks': ['viewer', 'admin pipeline', 'policies:read'],
   'POST /v1/policies/{id}/comments': ['author', 'admin'],
   'GET /v1/policies/bundle': ['-', 'admin proxy'],
   'POST /v1/policies/{id}/submit': ['author', 'admin', 'policies:submit'],

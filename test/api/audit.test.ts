@@ -46,6 +46,7 @@ const EXEMPT = new Set([
   'POST /v1/policies/try',
   'POST /v1/policies/{id}/test',
   'POST /v1/policies/plan',
+  'POST /v1/policies/{id}/breaks',
   'POST /v1/policies/{id}/mutations',
   'POST /auth/magic-link',
 ]);

@@ -29,6 +29,7 @@ const checkers = [
   'POST /v1/policies/format',
   'POST /v1/policies/try',
   'POST /v1/policies/{id}/test',
+  'POST /v1/policies/{id}/breaks',
   'POST /v1/policies/{id}/mutations',
 ];
 

@@ -99,7 +99,7 @@ describe('a rule that can never apply', () => {
     expect(answer.body).toMatchObject({ valid: false, errors: [{ line: 2, column: 32 }], warnings: [] });
   });
 
-  test('is not approved either, if the action types changed after the draft was saved', async () => {
+  test('is not approved or enforced in an emergency either, if the action types changed after the draft was saved', async () => {
     const tenant = await server.tenant();
     const { admin } = tenant;
     await tenant.set({ action_types: { read: [], write: ['wire'] } });
@@ -108,6 +108,10 @@ describe('a rule that can never apply', () => {
     await tenant.set({ action_types: { read: ['wire'], write: [] } });
     const answer = await server.call(422, 'POST /v1/policies/p/approve', admin, { version: 1 });
     expect(answer.body).toMatchObject({ code: 'POLICY_INVALID', errors: [{ line: 1, column: 55 }] });
+    // nor enforced in an emergency, where it would help nobody
+    const person = await tenant.person('admin');
+    const broken = await server.call(422, 'POST /v1/policies/p/break-glass', person, { reason: 'an incident' });
+    expect(broken.body).toMatchObject({ code: 'POLICY_INVALID', errors: [{ line: 1, column: 55 }] });
     expect((await server.call(200, 'GET /v1/policies/p', admin)).body).toMatchObject({
       status: 'draft',
       live_version: null,

@@ -110,7 +110,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     const { page } = visitor;
     await visitor.open('/policies/reach');
     const marks = () =>
-      page.locator('.cm-reach-mark').evaluateAll((all) => all.map((mark) => (mark as HTMLElement).dataset.tone));
+      page.locator('.cm-reach-mark').evaluateAll((all) => all.map((mark) => mark.getAttribute('data-tone')));
     await expect.poll(marks, { timeout: 20_000 }).toEqual(['ok', 'wait', 'wait', 'bad']);
     await page.getByText('How far the tests reach').click();
     await page.getByText('only true in tests').first().waitFor();
@@ -133,7 +133,7 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
     ] as const) {
       await page.setViewportSize({ width, height: 900 });
       await page.emulateMedia({ colorScheme: scheme });
-      const overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+      const overflow = await page.evaluate<number>('document.documentElement.scrollWidth - innerWidth');
       expect(overflow, name).toBeLessThanOrEqual(0);
       if (process.env.SVC_PICTURES)
         await page.screenshot({ path: `${process.env.SVC_PICTURES}/${name}.png`, fullPage: true });

@@ -3,6 +3,7 @@ import type { Answers } from '../lib/trpc.ts';
 import { count } from '../lib/words.ts';
 import type { ReachMark } from '../ui/editor/code-editor.tsx';
 import { Diff } from '../ui/editor/diff.tsx';
+import { Notice } from '../ui/notice.tsx';
 import { DecisionTag, Tag } from '../ui/status.tsx';
 
 type Run = Answers['policies']['test'];
@@ -167,6 +168,30 @@ export function Survivors({ run }: { run: Mutations }) {
         ))}
       </ul>
     </>
+  );
+}
+
+/** The tests of other live policies that a version would break. */
+export function BrokenTests({ found: { errors, broken } }: { found: Answers['policies']['breaks'] }) {
+  if (errors[0]) return <Text mt="sm">The tests of other policies cannot be run: {errors[0].message}.</Text>;
+  if (broken.length === 0) return null;
+  return (
+    <Notice tone="bad" title="Tests of other live policies would fail" urgent>
+      The version cannot be approved while they do.
+      <ul className="plain-list" aria-label="Tests of other policies that would fail">
+        {broken.map(({ policy_id, name, row, differences, line, column }) => (
+          <li key={`${policy_id} ${line}:${column}`} style={{ overflowWrap: 'anywhere' }}>
+            <span className="mono">{policy_id}</span>: {name}
+            {row === undefined ? '' : `, row ${row}`}
+            {differences.map((difference) => (
+              <Text size="sm" key={difference}>
+                {difference}
+              </Text>
+            ))}
+          </li>
+        ))}
+      </ul>
+    </Notice>
   );
 }
 

@@ -6,9 +6,9 @@ import { compareTexts } from '../language/compare.ts';
 import { type CompiledStatement, compilePolicy, formatPolicy } from '../language/compile.ts';
 import { CedarHost, cedarLanguageVersion } from '../language/host.ts';
 import { storedStatements } from '../language/statements.ts';
-import type { AuthorJob, AuthorResult, SuiteJob, Surroundings, Trial } from './author.ts';
+import type { AuthorJob, AuthorResult, OthersJob, SuiteJob, Surroundings, Trial } from './author.ts';
 import { MUTATION_LIMITS, type MutationRun, notMutated, runMutants } from './mutants.ts';
-import { notRun, runCases, type SuiteRun } from './run-suite.ts';
+import { brokenCases, notRun, type OthersRun, runCases, type SuiteRun } from './run-suite.ts';
 import { readSuite } from './suite.ts';
 
 /** The worker thread of `AuthorLanguage`. An author's text can harm only this thread's engine. */
@@ -35,6 +35,8 @@ function answer(job: AuthorJob): AuthorResult {
       return runSuite(job);
     case 'mutate':
       return mutate(job);
+    case 'others':
+      return testOthers(job);
     case 'diff':
       return compareTexts(job.policyId, job.from, job.to);
   }
@@ -85,6 +87,17 @@ function mutate(job: SuiteJob): MutationRun {
   return runMutants(host, content, statements, cases, left);
 }
 
+function testOthers(job: OthersJob): OthersRun {
+  const suites = job.suites.flatMap(({ policyId, tests }) => {
+    const { scope, cases } = readSuite(tests);
+    return scope === 'live' ? [{ policyId, cases }] : [];
+  });
+  const own = (text: string) => storedStatements(job.policyId, text);
+  const before = contentOf(job, job.before === null ? [] : own(job.before), job.liveTexts);
+  const after = contentOf(job, own(job.text), job.liveTexts);
+  return { errors: [], broken: brokenCases(before, after, job.policyId, suites) };
+}
+
 /** The processor time that this thread has used; where that is unknown, the time that has passed. */
 function processorMs(): number {
   const used = process.threadCpuUsage?.();
@@ -94,7 +107,7 @@ function processorMs(): number {
 /** The policy with the other texts, as a bundle would have them. */
 function contentOf(
   { policyId, schema, actionEntities, registry, lists }: Surroundings & { policyId: string },
-  statements: readonly CompiledStatement[],
+  statements: readonly Pick<CompiledStatement, 'id' | 'effect' | 'annotations' | 'scopes' | 'cedar'>[],
   liveTexts: Surroundings['liveTexts'],
 ): BundleContent {
   const live = liveTexts.flatMap(({ policyId, version, text }) =>

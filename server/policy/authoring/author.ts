@@ -7,7 +7,7 @@ import type { TextDiff } from '../language/compare.ts';
 import { type Compilation, ENGINE_FAILED, failed } from '../language/compile.ts';
 import { LIMITS } from '../language/scan.ts';
 import { MUTATION_LIMITS, type MutationRun, notMutated } from './mutants.ts';
-import { notRun, type SuiteRun } from './run-suite.ts';
+import { notRun, type OthersRun, type SuiteRun } from './run-suite.ts';
 import { SUITE_LIMITS } from './suite.ts';
 
 /** What a text is evaluated together with. */
@@ -26,6 +26,14 @@ export interface SuiteJob extends Surroundings {
   text: string;
   tests: string;
 }
+/** Test suites of other live policies, on a change of a policy. `liveTexts` are the live policies without it. */
+export interface OthersJob extends Surroundings {
+  policyId: string;
+  /** The live text before the change; null if the policy was not live. */
+  before: string | null;
+  text: string;
+  suites: readonly { policyId: string; tests: string }[];
+}
 export type AuthorJob =
   | {
       kind: 'compile';
@@ -39,6 +47,7 @@ export type AuthorJob =
   | ({ kind: 'try'; policyId: string; text: string; request: ActionRequest } & Surroundings)
   | ({ kind: 'test' } & SuiteJob)
   | ({ kind: 'mutate' } & SuiteJob)
+  | ({ kind: 'others' } & OthersJob)
   | { kind: 'read-suite'; tests: string }
   | { kind: 'diff'; policyId: string; from: { name: string; text: string }; to: { name: string; text: string } };
 export interface Formatted {
@@ -63,6 +72,7 @@ export type AuthorResult =
   | TextDiff
   | SuiteRun
   | MutationRun
+  | OthersRun
   | Pick<SuiteRun, 'errors'>;
 
 /** The text was not checked, because the queue is full or the thread got too little processor time. Retry later. */
@@ -140,6 +150,11 @@ export class AuthorLanguage {
   /** Runs the tests of a policy. A run that is too slow, or kills the thread, ends with an error and no results. */
   test(tenantId: string, job: SuiteJob): Promise<SuiteRun> {
     return this.#submit(tenantId, { kind: 'test', ...job }) as Promise<SuiteRun>;
+  }
+
+  /** The tests of other policies that pass now, and would fail after a change. */
+  testOthers(tenantId: string, job: OthersJob): Promise<OthersRun> {
+    return this.#submit(tenantId, { kind: 'others', ...job }) as Promise<OthersRun>;
   }
 
   /** The changes of a policy that its tests do not notice. Takes up to five seconds of processor time. */
@@ -257,6 +272,7 @@ export class AuthorLanguage {
     if (kind === 'diff') this.#abandon(new Error(message));
     else if (kind === 'test') this.#finish(notRun([diagnostic]));
     else if (kind === 'mutate') this.#finish(notMutated([diagnostic]));
+    else if (kind === 'others') this.#finish({ errors: [diagnostic], broken: [] });
     else if (kind === 'try') this.#finish({ errors: [diagnostic], hits: [] });
     else this.#finish(kind === 'format' ? { errors: [diagnostic] } : failed(diagnostic));
   }

@@ -32,6 +32,17 @@ export interface SuiteRun {
   coverage: Coverage;
 }
 
+/** A test of another policy that passes now, and would fail after a change. */
+export interface BrokenTest extends Pick<TestResult, 'name' | 'row' | 'differences' | 'line' | 'column'> {
+  policy_id: string;
+}
+
+export interface OthersRun {
+  /** Why nothing was found out. */
+  errors: Diagnostic[];
+  broken: BrokenTest[];
+}
+
 /** A run that did not happen. */
 export function notRun(errors: Diagnostic[], tests_errors: Diagnostic[] = []): SuiteRun {
   return { errors, tests_errors, passed: 0, failed: 0, results: [], coverage: NOTHING_COVERED };
@@ -76,6 +87,41 @@ export function runCases(
   } finally {
     engine.dispose();
     measured.dispose();
+  }
+}
+
+/**
+ * The cases of another policy that pass with the policies of `before`, and fail with those of `after`. Only those that a
+ * statement of the changed policy can apply to are decided: nothing changes for the others.
+ */
+export function brokenCases(
+  before: BundleContent,
+  after: BundleContent,
+  changed: string,
+  suites: readonly { policyId: string; cases: readonly TestCase[] }[],
+): BrokenTest[] {
+  const engines = [before, after].map((content) => ({
+    engine: new PolicyEngine(content),
+    byId: new Map(content.policies.map((statement) => [statement.id, statement])),
+  }));
+  const found: BrokenTest[] = [];
+  try {
+    for (const { policyId, cases } of suites) {
+      for (const { name, row, request, state, expect, line, column } of cases) {
+        const touched = engines.some(({ engine }) =>
+          engine.reached(request).some(({ policy_id }) => policy_id === changed),
+        );
+        if (!touched) continue;
+        const [old = [], differences = []] = engines.map(({ engine, byId }) =>
+          differencesOf(expect, settle(engine.match(request), stateOf(state, byId))),
+        );
+        if (old.length > 0 || differences.length === 0) continue;
+        found.push({ policy_id: policyId, name, ...(row !== undefined && { row }), differences, line, column });
+      }
+    }
+    return found;
+  } finally {
+    for (const { engine } of engines) engine.dispose();
   }
 }
 

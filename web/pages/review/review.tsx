@@ -7,7 +7,7 @@ import { filled, useServerForm } from '../../lib/form.ts';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
-import { TestRun, TestsDiff } from '../../parts/policy-tests.tsx';
+import { BrokenTests, TestRun, TestsDiff } from '../../parts/policy-tests.tsx';
 import { Broken } from '../../ui/broken.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Diff } from '../../ui/editor/diff.tsx';
@@ -136,6 +136,11 @@ function Checks({ id, version }: { id: string; version: number }) {
     queryFn: () => api.policies.test.mutate({ id, dsl_source: dsl_source!, tests_source: tests_source! }),
     enabled: dsl_source !== undefined && tests_source != null,
   });
+  const breaks = useQuery({
+    queryKey: ['breaks', id, version],
+    queryFn: () => api.policies.breaks.mutate({ id, dsl_source: dsl_source! }),
+    enabled: dsl_source !== undefined,
+  });
   return (
     <Paper component="section" aria-labelledby="checks" mb="md">
       <Title order={2} id="checks" mb="xs">
@@ -150,6 +155,7 @@ function Checks({ id, version }: { id: string; version: number }) {
           )
         }
       </Shown>
+      {breaks.data ? <BrokenTests found={breaks.data} /> : null}
     </Paper>
   );
 }
