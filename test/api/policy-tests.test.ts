@@ -356,7 +356,7 @@ tests:
       expect((await details(admin, 'policy.break_glass'))[0]).toBe(
         'version 1, tests of other policies failed: desk ("small"), enforced',
       );
-      // desk's test fails by now: another change is not to blame, and the one that mends it passes
+      // desk's test fails by now: another change is not to blame, and the one that repairs it passes
       await create(admin, 'other', undefined, FORBID.replace('"refund"', '"x"'));
       await server.call(200, 'POST /v1/policies/other/approve', admin, { version: 1 });
       await server.call(200, 'PUT /v1/policies/stop', admin, { dsl_source: FORBID.replace('"refund"', '"y"') });
