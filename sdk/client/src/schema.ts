@@ -713,6 +713,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/policies/{id}/breaks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Find the tests of other live policies that a version would break; nothing is saved or recorded
+         * @description Without `dsl_source` the newest version is taken. Only tests that pass now count, of suites with the scope `live`.
+         */
+        post: operations["policies-breaks"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/policies/{id}/mutations": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Find changes of a policy that its tests do not notice; nothing is saved or recorded
+         * @description Makes up to 200 changes to the policy, one at a time, and runs the tests on each, for at most 5 seconds: drops a statement, flips its effect, widens its scope, drops an annotation that obliges, negates a condition, swaps a comparison with one that includes the limit, moves a number by one (a decimal by 0.0001). Each change in `survivors` passes all tests.
+         */
+        post: operations["policies-mutations"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/policies/format": {
         parameters: {
             query?: never;
@@ -3130,6 +3170,8 @@ export interface components {
             coverage: {
                 /** @description the share of the statements that applied in at least one test, rounded down */
                 percent: number;
+                /** @description the share of the outcomes of the conditions, two of each, that some test had, rounded down */
+                condition_percent: number;
                 statements: {
                     rule_id: string;
                     /** @description in the policy text */
@@ -3139,7 +3181,20 @@ export interface components {
                      * @enum {string}
                      */
                     reach: "decisive" | "hit" | "reached" | "never";
+                    /** @description the parts of its `when` and `unless` clauses between `&&` and `||` */
+                    conditions: {
+                        text: string;
+                        line: number;
+                        column: number;
+                        /**
+                         * @description what the condition was in the tests that came to it
+                         * @enum {string}
+                         */
+                        seen: "both" | "true" | "false" | "never";
+                    }[];
                 }[];
+                /** @description conditions beyond what is measured */
+                conditions_left_out: number;
             };
         };
         TestExpectation: {
@@ -3172,6 +3227,33 @@ export interface components {
                 ttl_seconds: number;
                 reason?: string;
             };
+        };
+        MutationRun: {
+            /** @description neither text has errors; otherwise nothing was run */
+            valid: boolean;
+            /** @description in the policy text */
+            errors: components["schemas"]["Diagnostic"][];
+            /** @description in the test suite */
+            tests_errors: components["schemas"]["Diagnostic"][];
+            /** @description tests that fail without any change; they count for nothing */
+            failing: number;
+            /** @description changes that were tried, one at a time */
+            tried: number;
+            /** @description changes that made a passing test fail */
+            noticed: number;
+            /** @description changes that were not tried: too many, or no time for them */
+            left_out: number;
+            survivors: {
+                rule_id: string;
+                /** @enum {string} */
+                mutation: "drop_statement" | "flip_effect" | "widen_scope" | "drop_annotation" | "negate_condition" | "swap_comparison" | "move_number";
+                /** @description of the changed condition or statement, in the policy text */
+                line: number;
+                column: number;
+                before: string;
+                /** @description empty if it was dropped */
+                after: string;
+            }[];
         };
         PolicyVersion: {
             version: number;
@@ -7025,6 +7107,116 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    "policies-breaks": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "dsl_source": "permit(principal, action, resource);"
+                 *     }
+                 */
+                "application/json": {
+                    dsl_source?: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        /** @description why nothing was found out */
+                        errors: components["schemas"]["Diagnostic"][];
+                        broken: {
+                            policy_id: string;
+                            name: string;
+                            row?: number;
+                            differences: string[];
+                            /** @description in the suite of that policy */
+                            line: number;
+                            column: number;
+                        }[];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "policies-mutations": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "tests_source": "defaults: { agent_role: clerk, action_type: tool_call, tool_name: write }\ntests: [{ name: clerks write, expect: { decision: allow } }]"
+                 *     }
+                 */
+                "application/json": {
+                    dsl_source?: string;
+                    /** @description the test suite of the version, `svc-tests/1`, in YAML or JSON */
+                    tests_source?: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MutationRun"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "policies-format": {
         parameters: {
             query?: never;
@@ -7579,9 +7771,10 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
-            409: components["responses"]["INVALID_STATUS"];
+            409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            422: components["responses"]["POLICY_INVALID"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
