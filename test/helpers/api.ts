@@ -109,7 +109,7 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
       'tests: [{ name: clerks write, expect: { decision: allow } }]',
     ].join('\n'),
   },
-  'POST /v1/policies/{id}/breaks': { dsl_source: 'permit(principal, action, resource);' },
+  'POST /v1/policies/{id}/breaks': {},
   'POST /v1/policies/{id}/comments': { version: 1, comment: 'why?' },
   'PUT /v1/policies/{id}': { dsl_source: 'permit(principal, action, resource == Tool::"write");' },
   'DELETE /v1/policies/{id}': { reason: 'over' },
