@@ -7121,11 +7121,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                /**
-                 * @example {
-                 *       "dsl_source": "permit(principal, action, resource);"
-                 *     }
-                 */
+                /** @example {} */
                 "application/json": {
                     dsl_source?: string;
                 };
