@@ -39,6 +39,7 @@ import { Verifications } from './chain/verifications.ts';
 import type { Config } from './config.ts';
 import { Decider } from './decisions/decide.ts';
 import { registerIngest } from './decisions/ingest.ts';
+import { Limits } from './decisions/limits.ts';
 import { forgetInputs } from './decisions/retention.ts';
 import { INGEST_ACCESS, ingestRoutes } from './decisions/router.ts';
 import type { Doer } from './domain/audit.ts';
@@ -302,12 +303,14 @@ export async function openCore(parts: Parts): Promise<Core> {
     tenantsOwned: several && (() => several.owned),
   });
   const evidence = new Evidence({ db, clock, audit, keyring, checkpoints });
+  const limits = new Limits(db, clock);
   const decider = new Decider({
     db,
     bundles,
     keyFor: (kid) => keyring.find(kid),
     append: (tenantId, events) => actors.send(tenantId, { events }),
     holds,
+    limits,
     clock,
     log,
     decisions: metrics.decisions,
@@ -365,6 +368,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     audit,
     actors,
     decider,
+    limits,
     box,
     origins: config.origins,
     mailQueue,
@@ -470,7 +474,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
   }
   if (core && config.roles.includes('worker')) {
     core.checkpoints.start();
-    const { db, holds, deliverer } = core;
+    const { db, holds, deliverer, limits } = core;
     jobs = startJobs(
       [
         forgetInputs({
@@ -486,6 +490,11 @@ export async function createProgram(parts: Parts): Promise<Program> {
         core.mailQueue.job(() => core.links.serveRequests()),
         forgetJob('forget sessions and links', [core.sessions, core.links, core.invitations, core.workloads]),
         deliverer.job(),
+        {
+          name: 'forget limits',
+          everySeconds: 600,
+          run: async () => limits.forget((await core.tenants.list()).map(({ tenant_id }) => tenant_id)),
+        },
         forgetJob('forget deliveries', [deliverer]),
         silentProxies(core.fleet, core.pollSeconds),
       ],

@@ -226,16 +226,32 @@ const PolicyBundle = defineEntity({
   filters: tenantFilter,
 });
 
-/** Windows of rate rules. */
-const RateCounter = defineEntity({
-  name: 'RateCounter',
-  tableName: 'rate_counter',
+/** What was taken of rates and budgets in the windows that are open, in all and by credential. */
+const LimitCounter = defineEntity({
+  name: 'LimitCounter',
+  tableName: 'limit_counter',
   properties: {
     tenantId: p.string().primary(),
     ruleId: p.string().primary(),
-    agentId: p.string().primary(),
+    kind: p.string().primary(),
+    key: p.string().primary(),
     windowEndsAt: time(),
-    hits: p.integer(),
+    units: p.bigint('number'),
+    shares: p.json<Record<string, number>>(),
+  },
+  filters: tenantFilter,
+});
+
+/** What single calls took of them, so that none takes twice. */
+const LimitTake = defineEntity({
+  name: 'LimitTake',
+  tableName: 'limit_take',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    source: p.string(),
+    expiresAt: time(),
+    counts: p.json<object[]>(),
   },
   filters: tenantFilter,
 });
@@ -404,9 +420,10 @@ export const rawEntities = [
   EventOutbox,
   ForensicRecord,
   Instance,
+  LimitCounter,
+  LimitTake,
   MailMessage,
   PolicyBundle,
-  RateCounter,
   SignInLink,
   SignInRequest,
   SigningKey,

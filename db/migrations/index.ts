@@ -10,6 +10,7 @@ import { DeliveryHistory } from './0007-delivery-history.ts';
 import { Tools } from './0008-tools.ts';
 import { Lists } from './0009-lists.ts';
 import { Workloads } from './0013-workloads.ts';
+import { Limits } from './0015-limits.ts';
 
 /** Every migration in order. A name never changes once it was released. */
 export const migrations = [
@@ -23,6 +24,7 @@ export const migrations = [
   { name: '0008-tools', class: Tools },
   { name: '0009-lists', class: Lists },
   { name: '0013-workloads', class: Workloads },
+  { name: '0015-limits', class: Limits },
 ];
 
 /**

@@ -10,7 +10,8 @@ import type { TokenIssuers } from '../auth/sso/token-issuers.ts';
 import type { Workloads } from '../auth/workloads.ts';
 import { chainRouter } from '../chain/router.ts';
 import type { Decider } from '../decisions/decide.ts';
-import { evaluateProcedure, eventsRouter } from '../decisions/router.ts';
+import type { Limits } from '../decisions/limits.ts';
+import { evaluateProcedure, eventsRouter, limitsRouter } from '../decisions/router.ts';
 import type { Holds } from '../escrow/holds.ts';
 import type { HoldQueries } from '../escrow/queries.ts';
 import { escrowRouter } from '../escrow/router.ts';
@@ -76,6 +77,7 @@ export interface Services {
   deliveries: Deliveries;
   db: Database;
   decider: Decider;
+  limits: Limits;
   pollSeconds: (tenantId: string) => Promise<number>;
 }
 
@@ -105,6 +107,7 @@ export function buildRouter(s: Services) {
     subscriptions: subscriptionsRouter(s.subscriptions, s.deliveries),
     evaluate: evaluateProcedure(s.decider),
     events: eventsRouter(s.db),
+    limits: limitsRouter(s.limits, s.decider),
     chain: chainRouter(s.db),
     forensics: forensicsRouter(s.evidence),
     meta: metaRouter(),

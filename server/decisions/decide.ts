@@ -16,14 +16,18 @@ import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
 import { openBundle } from '../policy/bundle.ts';
 import type { Bundles, PublishedBundle } from '../policy/bundles.ts';
-import { PolicyEngine, type RateHit } from '../policy/evaluation/evaluate.ts';
+import { PolicyEngine } from '../policy/evaluation/evaluate.ts';
+import { type LimitHit, type LimitTerms, limitTerms } from '../policy/evaluation/limits.ts';
 import {
   type ActionToHold,
+  type Asked,
   decide,
   InexactAction,
   type PointFields,
   readsSession,
+  type Taking,
 } from '../policy/evaluation/protocol.ts';
+import type { Limits } from './limits.ts';
 
 export type AgentPrincipal = Extract<Principal, { kind: 'agent_key' }>;
 
@@ -53,6 +57,7 @@ export class Decider {
   readonly #keyFor: (kid: string) => KeyObject | undefined;
   readonly #append: Append;
   readonly #holds: Holds;
+  readonly #limits: Limits;
   readonly #clock: Clock;
   readonly #log: Log;
   readonly #decisions: Counter<'decision'>;
@@ -65,6 +70,7 @@ export class Decider {
     keyFor: (kid: string) => KeyObject | undefined;
     append: Append;
     holds: Holds;
+    limits: Limits;
     clock: Clock;
     log: Log;
     decisions: Counter<'decision'>;
@@ -75,6 +81,7 @@ export class Decider {
     this.#keyFor = parts.keyFor;
     this.#append = parts.append;
     this.#holds = parts.holds;
+    this.#limits = parts.limits;
     this.#clock = parts.clock;
     this.#log = parts.log;
     this.#decisions = parts.decisions;
@@ -117,7 +124,7 @@ export class Decider {
           if (match.detail) this.#log.warn({ tenantId, detail: match.detail }, 'a request could not be evaluated');
           return match;
         },
-        count: (rates) => this.#count(agent, rates, now),
+        take: (asked) => this.#take(tenantId, agent.agentId, asked),
         find: (id) => this.#holds.get(tenantId, id),
         refuse: async ({ id, status }, why) => {
           const refusal = new AppError(why, why === 'INVALID_STATUS' ? `the hold is ${status}` : undefined);
@@ -186,6 +193,13 @@ export class Decider {
     };
   }
 
+  /** What a live rule limits; undefined when there is none of that name, or without such a limit. */
+  async limitOf(tenantId: string, ruleId: string, kind: LimitHit['kind']): Promise<LimitTerms | undefined> {
+    const { engine } = await this.#load(tenantId);
+    const annotations = engine.annotationsOf(ruleId);
+    return annotations && limitTerms(annotations, kind);
+  }
+
   /** Commits the record of a decision, durably when this resolves. Rejects with UNAVAILABLE if that fails. */
   async #record(tenantId: string, event: CompleteEvent, input: string): Promise<void> {
     try {
@@ -226,29 +240,20 @@ export class Decider {
     return { call_count: rows[0]!.calls, started: rows[0]!.started ?? new Date(now).toISOString() };
   }
 
-  /** Counts the call against each rate. A window begins with its first call. */
-  async #count({ tenantId, agentId }: AgentPrincipal, rates: readonly RateHit[], now: number) {
-    const exceeded = new Map<string, { retry_after: number }>();
-    await this.#db.transaction(tenantId, async (em) => {
-      for (const { rule_id, limit, window_seconds } of rates) {
-        const at = new Date(now);
-        const end = new Date(now + window_seconds * 1000);
-        const rows = await em.execute<{ hits: number; window_ends_at: Date | string }[]>(
-          `insert into rate_counter as c (tenant_id, rule_id, agent_id, window_ends_at, hits) values (?, ?, ?, ?, 1)
-           on conflict (tenant_id, rule_id, agent_id) do update set
-             hits = case when c.window_ends_at <= ? then 1 else least(c.hits + 1, ?) end,
-             window_ends_at = case when c.window_ends_at <= ? then excluded.window_ends_at else c.window_ends_at end
-           returning hits, window_ends_at`,
-          [tenantId, rule_id, agentId, end, at, limit + 1, at],
-        );
-        const { hits, window_ends_at } = rows[0]!;
-        if (hits > limit) {
-          const left = new Date(window_ends_at).getTime() - now;
-          exceeded.set(rule_id, { retry_after: Math.max(1, Math.ceil(left / 1000)) });
-        }
-      }
+  async #take(tenantId: string, agentId: string, { limits, checked, once }: Asked): Promise<Taking> {
+    const id = once && `held:${once}`;
+    const answer = await this.#limits.take(tenantId, {
+      ...{ id, shared: true, source: CONTROL_PLANE, agentId, limits, checked },
     });
-    return exceeded;
+    if ('exceeded' in answer) return { ...answer, giveBack: async () => {} };
+    return {
+      exceeded: new Map(),
+      giveBack: () =>
+        this.#limits.giveBack(tenantId, CONTROL_PLANE, answer.taken, id).catch((err) => {
+          // it stays taken, and no limit is passed
+          this.#log.error({ err, tenantId }, 'what an action took of limits could not be given back');
+        }),
+    };
   }
 
   async #consumedWithoutRecord(tenantId: string, holdId: string, eventId: string): Promise<void> {

@@ -1,14 +1,17 @@
 import { z } from 'zod';
 import type { Database } from '../../db/index.ts';
+import { AgentName } from '../domain/agent-names.ts';
 import { DECISIONS, type Decision } from '../domain/decision.ts';
 import { HOLD_KIND_NAMES } from '../domain/hold-kinds.ts';
 import { AppError } from '../errors.ts';
+import { type LimitHit, leaseOf } from '../policy/evaluation/limits.ts';
 import { text, toolPin } from '../rpc/fields.ts';
 import type { PlainDescription } from '../rpc/plain.ts';
 import { route, trpc } from '../rpc/procedure.ts';
 import type { Decider } from './decide.ts';
 import { EventDetailOut, EventOut } from './event-schemas.ts';
 import { IngestAnswer, IngestBody } from './ingest.ts';
+import type { Limits } from './limits.ts';
 import { EventQuery, getEvent, MAX_PAGE, searchEvents } from './search.ts';
 import { countDecisions } from './summary.ts';
 
@@ -101,6 +104,132 @@ export function evaluateProcedure(decider: Decider) {
       }
       return decider.evaluate(ctx.principal, input, { ip: ctx.ip, requestId: ctx.requestId }, hold);
     });
+}
+
+const CounterName = z.strictObject({
+  rule_id: text(200),
+  kind: z.enum(['rate', 'budget']),
+  key: z
+    .string()
+    .regex(/^[\w-]{43}$/)
+    .describe('a hash of what is counted apart'),
+});
+const Wanted = CounterName.extend({
+  units: z
+    .int()
+    .min(0)
+    .max(Number.MAX_SAFE_INTEGER)
+    .describe('1 of a rate; ten-thousandths of the currency of a budget'),
+});
+const MOST_LIMITS = 100;
+const Exceeded = z.object({ rule_id: z.string(), retry_after: z.int().describe('seconds') });
+
+/** The limits of policies, for proxies: what is counted for all of them together. */
+export function limitsRouter(limits: Limits, decider: Pick<Decider, 'limitOf'>) {
+  return trpc.router({
+    take: route(
+      'POST /v1/limits/take',
+      { keys: ['proxy'] },
+      {
+        summary: 'Take from the limits of policies before an action is done',
+        description:
+          'For proxies. Each entry of `takes` is one action: it takes from all its limits or from none, and the answer comes after the commit. The limits and windows are those of the live policies. The same id takes nothing a second time.',
+        tag: 'decisions',
+        limit: 'ingest',
+        problems: ['CONFLICT'],
+      },
+    )
+      .input(
+        z.strictObject({
+          takes: z
+            .array(
+              z.strictObject({
+                id: z.string().regex(/^[\w-]{1,64}$/),
+                agent_id: AgentName,
+                once: z
+                  .string()
+                  .regex(/^sha256:[0-9a-f]{64}$/)
+                  .optional()
+                  .describe('a held action: what it took already, through any proxy, is not taken again'),
+                limits: z
+                  .array(
+                    Wanted.extend({
+                      extra: z.int().min(0).default(0).describe('calls to take ahead where there is room'),
+                    }),
+                  )
+                  .max(MOST_LIMITS),
+                checked: z.array(Wanted).max(MOST_LIMITS).default([]).describe('must have room; nothing is taken'),
+              }),
+            )
+            .max(50),
+        }),
+      )
+      .output(
+        z.object({
+          results: z.array(
+            z.union([
+              z.object({
+                taken: z.array(CounterName.extend({ units: z.int(), ends_in_ms: z.int() })),
+              }),
+              z.object({ exceeded: z.array(Exceeded) }),
+              z.object({ unknown: z.array(z.string()).describe('rules without such a limit in the live policies') }),
+            ]),
+          ),
+        }),
+      )
+      .mutation(async ({ ctx, input }) => {
+        if (ctx.principal.kind !== 'api_key') throw new AppError('FORBIDDEN');
+        const source = ctx.principal.id;
+        const results = [];
+        for (const { id, once, agent_id, ...wanted } of input.takes) {
+          const unknown = new Set<string>();
+          const inForce = async <T extends z.infer<typeof Wanted>>(list: T[]) => {
+            const found: (T & LimitHit)[] = [];
+            for (const one of list) {
+              const limit = await decider.limitOf(ctx.tenantId, one.rule_id, one.kind);
+              // a proxy says what an action takes, never how much there is
+              if (limit) found.push({ ...one, ...limit, ...(one.kind === 'rate' && { units: 1 }) });
+              else unknown.add(one.rule_id);
+            }
+            return found;
+          };
+          const [taking, checked] = [await inForce(wanted.limits), await inForce(wanted.checked)];
+          if (unknown.size > 0) {
+            results.push({ unknown: [...unknown] });
+            continue;
+          }
+          const answer = await limits.take(ctx.tenantId, {
+            ...(once === undefined ? { id: `${source}:${id}` } : { id: `held:${once}`, shared: true }),
+            ...{ source, agentId: agent_id, checked },
+            limits: taking.map((limit) => ({ ...limit, extra: Math.min(limit.extra, leaseOf(limit)) })),
+          });
+          results.push(
+            'exceeded' in answer
+              ? { exceeded: [...answer.exceeded].map(([rule_id, { retry_after }]) => ({ rule_id, retry_after })) }
+              : { taken: answer.taken.map(({ endsAt, ...one }) => ({ ...one, ends_in_ms: limits.until(endsAt) })) },
+          );
+        }
+        return { results };
+      }),
+
+    giveBack: route(
+      'POST /v1/limits/give-back',
+      { keys: ['proxy'] },
+      {
+        summary: 'Give back what an action took of limits that was not done after all',
+        description: 'For proxies. Once for each id, by the key that took it, and as long as the windows are open.',
+        tag: 'decisions',
+        limit: 'ingest',
+        status: 204,
+      },
+    )
+      .input(z.strictObject({ id: z.string().regex(/^[\w-]{1,64}$/) }))
+      .output(z.void())
+      .mutation(async ({ ctx, input }) => {
+        const source = ctx.principal.id;
+        await limits.giveBackTake(ctx.tenantId, source, `${source}:${input.id}`);
+      }),
+  });
 }
 
 export function eventsRouter(db: Database) {

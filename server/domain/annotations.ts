@@ -25,6 +25,33 @@ export function seatsOf(quorum: readonly Seats[]): number {
   return quorum.reduce((sum, { count }) => sum + count, 0);
 }
 
+/** What a limit counts apart: each agent by itself where nothing else is said. */
+export const LIMIT_KEYS = ['agent', 'owner', 'session', 'role', 'tool', 'tenant'] as const;
+/** One of `LIMIT_KEYS`, or an argument whose values are counted apart: `arguments.order_id`, `context.ticket`. */
+export type LimitKey = (typeof LIMIT_KEYS)[number] | `arguments.${string}` | `context.${string}`;
+
+/** How often something may be done in a window, which begins with its first call. */
+export interface Rate {
+  limit: number;
+  window_seconds: number;
+  /** `agent` when absent. */
+  per?: LimitKey;
+}
+
+/** How much may be spent in a window, which begins with what is first spent. */
+export interface Budget {
+  /** A decimal of at most four fractional digits, greater than zero. */
+  amount: string;
+  currency: string;
+  window_seconds: number;
+  /** The argument with the amount; the value of the action when absent. */
+  of?: `arguments.${string}` | `context.${string}`;
+  /** The argument with the currency. Absent beside `of`: the amount is in the currency of the budget. */
+  in?: `arguments.${string}` | `context.${string}`;
+  /** `agent` when absent. */
+  per?: LimitKey;
+}
+
 /** The annotations of one statement, typed. Durations are in seconds. Absent means not annotated. */
 export interface Annotations {
   id?: string;
@@ -39,7 +66,8 @@ export interface Annotations {
   execute_within?: number;
   notify?: string[];
   mask?: string[];
-  rate?: { limit: number; window_seconds: number };
+  rate?: Rate;
+  budget?: Budget;
   fact?: FactDeclaration[];
   description?: string;
   severity?: (typeof SEVERITIES)[number];
@@ -151,8 +179,18 @@ export const ANNOTATIONS: Readonly<Record<AnnotationName, AnnotationRow>> = {
   rate: {
     example: '10/m',
     value: 'a count per s, m, h or d',
-    form: 'a limit per second, minute, hour or day such as "10/m"',
-    meaning: 'How often one agent may do this. Above the limit the decision is rate_limited.',
+    form: 'a limit such as "10/m", "100/7d per role" or "1/d per arguments.order_id", with a window of at most 30d',
+    meaning:
+      'How often one agent may do this, or what comes after "per" (agent, owner, session, role, tool, tenant, or an argument). Above the limit the decision is rate_limited.',
+    obligation: true,
+    kinds: null,
+  },
+  budget: {
+    example: '500 EUR/d',
+    value: 'an amount per s, m, h or d',
+    form: 'an amount, a currency and a window such as "500 EUR/d", "2500.50 USD/30d per role" or "500 EUR/d of arguments.total in arguments.currency per tenant"',
+    meaning:
+      'How much the permitted actions of one agent may be worth together, or of what comes after "per". An action that would exceed it is rate_limited.',
     obligation: true,
     kinds: null,
   },

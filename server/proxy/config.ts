@@ -21,6 +21,7 @@ import {
 } from '../lib/settings.ts';
 import { CredentialError, filledHeaders } from './credentials.ts';
 import { UsageError } from './failure.ts';
+import type { LimitsAway } from './limits.ts';
 import { isSafe } from './login/safe.ts';
 
 const key = (kind: string, form: RegExp) =>
@@ -58,6 +59,12 @@ const environment = z.object({
     .enum(['deny', 'keep'])
     .default('deny')
     .describe('past the end of the last good bundle: deny everything, or keep on deciding by it'),
+  SVC_PROXY_LIMITS_AWAY: z
+    .enum(['rates', 'count', 'deny'])
+    .default('rates')
+    .describe(
+      'while the control plane does not count limits for all proxies: this proxy counts rates by itself and denies what has a budget, counts both, or denies whatever has a limit',
+    ),
   SVC_PROXY_PUBKEY_FILE: z
     .string()
     .optional()
@@ -190,6 +197,7 @@ export interface ProxyConfig {
   readonly id: string | undefined;
   readonly scopes: readonly string[] | null;
   readonly stale: 'deny' | 'keep';
+  readonly limitsAway: LimitsAway;
   readonly pubkeys: string | undefined;
   readonly spoolBytes: number;
   readonly outcomeMs: number;
@@ -241,6 +249,7 @@ export function readConfig(env: Environment, needs: { routes: boolean }): ProxyC
     id: e.SVC_PROXY_ID,
     scopes: e.SVC_PROXY_SCOPES.length > 0 ? [...new Set(e.SVC_PROXY_SCOPES)].sort() : null,
     stale: e.SVC_PROXY_STALE,
+    limitsAway: e.SVC_PROXY_LIMITS_AWAY,
     pubkeys,
     spoolBytes: e.SVC_PROXY_SPOOL_MB * 1024 * 1024,
     outcomeMs: e.SVC_PROXY_OUTCOME_SECONDS * 1000,

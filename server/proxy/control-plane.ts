@@ -40,6 +40,8 @@ export class ControlPlaneError extends Error {
 }
 
 const TIMEOUT_MS = 10_000;
+/** An action waits for this answer. */
+const LIMITS_MS = 3_000;
 const MOST_ANSWER_BYTES = 96 * 1024 * 1024;
 
 const Iso = z.string().refine((text) => !Number.isNaN(Date.parse(text)));
@@ -98,6 +100,24 @@ const Ingested = z.object({
   rejected: z.array(z.object({ index: z.number(), code: z.string(), detail: z.string() })),
 });
 export type Ingested = z.infer<typeof Ingested>;
+
+const LimitResult = z.union([
+  z.object({
+    taken: z.array(
+      z.object({
+        rule_id: z.string(),
+        kind: z.enum(['rate', 'budget']),
+        key: z.string(),
+        units: z.number(),
+        ends_in_ms: z.number(),
+      }),
+    ),
+  }),
+  z.object({ exceeded: z.array(z.object({ rule_id: z.string(), retry_after: z.number() })) }),
+  z.object({ unknown: z.array(z.string()) }),
+]);
+/** What came of taking from limits: all of it, nothing, or rules that the control plane does not have. */
+export type LimitResult = z.infer<typeof LimitResult>;
 
 export interface BundleAnswer {
   /** Absent when nothing changed (304). */
@@ -204,6 +224,16 @@ export class ControlPlane {
   async consumeHold(id: string, by: { action_hash: string; agent_id: string; agent_role: string }): Promise<Hold> {
     const { body } = await this.#call('POST', `/v1/escrow/${encodeURIComponent(id)}/consume`, { json: by });
     return read(Hold, body);
+  }
+
+  /** Takes from limits that all proxies share; a result for each, in order. */
+  async takeLimits(takes: readonly Record<string, unknown>[]): Promise<LimitResult[]> {
+    const { body } = await this.#call('POST', '/v1/limits/take', { json: { takes }, timeoutMs: LIMITS_MS });
+    return read(z.object({ results: z.array(LimitResult).length(takes.length) }), body).results;
+  }
+
+  async giveBackLimits(id: string): Promise<void> {
+    await this.#call('POST', '/v1/limits/give-back', { json: { id }, timeoutMs: LIMITS_MS });
   }
 
   async cancelHold(id: string, reason: string): Promise<void> {

@@ -65,7 +65,10 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
     },
   });
   const holds = new Holds(control);
-  const enforcer = new Enforcer({ governance, spool, holds, proxyId, clock, log });
+  const enforcer = new Enforcer({
+    ...{ governance, spool, holds, proxyId, control, clock, log },
+    limitsAway: config.limitsAway,
+  });
   const tools = new ToolRegistry({ control, known: () => enforcer.registry, log });
   const sender = new Sender({ spool, control, log });
 

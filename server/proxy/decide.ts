@@ -4,16 +4,17 @@ import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
-import { ambiguousMatch, type Match, type RateHit } from '../policy/evaluation/evaluate.ts';
+import { ambiguousMatch, type Match } from '../policy/evaluation/evaluate.ts';
 import { type Mask, parseMask } from '../policy/evaluation/masks.ts';
 import { decide, InexactAction, type PointFields, type UseRefusal } from '../policy/evaluation/protocol.ts';
 import type { Registry } from '../policy/evaluation/registry.ts';
 import type { Agent } from './agents.ts';
 import type { ValueRule } from './config.ts';
-import { ControlPlaneError, type Hold } from './control-plane.ts';
+import { type ControlPlane, ControlPlaneError, type Hold } from './control-plane.ts';
 import { Counters } from './counters.ts';
 import type { Governance, Standstill } from './governance.ts';
 import type { Holds, UsedApproval } from './holds.ts';
+import { type LimitsAway, SharedLimits } from './limits.ts';
 import { Refusal } from './problem.ts';
 import { type Spool, SpoolError } from './spool.ts';
 import { actionValue } from './value.ts';
@@ -73,7 +74,7 @@ const STANDSTILLS: Record<Standstill | 'control_plane_away', string> = {
 
 /**
  * The enforcement point: the protocol of decisions, as `POST /v1/evaluate` follows it, with holds at the control plane,
- * counters of this process, and the record on this proxy's disk.
+ * limits that the control plane counts for all proxies, and the record on this proxy's disk.
  */
 export class Enforcer {
   readonly #governance: Governance;
@@ -83,6 +84,7 @@ export class Enforcer {
   readonly #clock: Clock;
   readonly #log: Log;
   readonly #counters = new Counters();
+  readonly #limits: SharedLimits;
   /** Called for every decision that was recorded, with the seconds that it took. */
   onRuling: (decision: Decision, seconds: number) => void = () => {};
 
@@ -91,6 +93,9 @@ export class Enforcer {
     spool: Spool;
     holds: Holds;
     proxyId: string;
+    control: ControlPlane;
+    /** What to do with limits while the control plane is away. */
+    limitsAway: LimitsAway;
     clock: Clock;
     log: Log;
   }) {
@@ -100,6 +105,8 @@ export class Enforcer {
     this.#proxyId = parts.proxyId;
     this.#clock = parts.clock;
     this.#log = parts.log;
+    const { control, clock, log, limitsAway: away } = parts;
+    this.#limits = new SharedLimits({ control, counters: this.#counters, clock, log, away });
   }
 
   /** Decides and records. Rejects with a Refusal when nothing was decided; the action must then not be done. */
@@ -179,7 +186,11 @@ export class Enforcer {
           matched = { asked, rules: rulesOf(match) };
           return match;
         },
-        count: (rates) => this.#count(rates, agent.id, now),
+        take: async (asked) => {
+          const taking = await this.#limits.take(asked, agent.id);
+          if ('unavailable' in taking) standstill = 'control_plane_away';
+          return taking;
+        },
         find: (id) =>
           this.#holds.get(id).catch((error) => {
             throw asRefusal(error, 'the hold cannot be looked up now');
@@ -261,15 +272,6 @@ export class Enforcer {
             this.#spool.settle(stored, { outcome, total_latency_ms: Math.round(performance.now() - began) }),
         };
     }
-  }
-
-  #count(rates: readonly RateHit[], agentId: string, now: number): Map<string, { retry_after: number }> {
-    const exceeded = new Map<string, { retry_after: number }>();
-    for (const rate of rates) {
-      const retry_after = this.#counters.hit(rate, agentId, now);
-      if (retry_after !== undefined) exceeded.set(rate.rule_id, { retry_after });
-    }
-    return exceeded;
   }
 
   /** Asks the control plane to consume the hold, which refuses too and keeps a record of the attempt; then rejects. */

@@ -108,7 +108,10 @@ const proxy: MakePoint = async (tenant) => {
   const governance = new Governance({ control, key: () => key!, dir, scopes: null, stale: 'deny', clock, log });
   await governance.start();
   const spool = Spool.open(path.join(dir, 'spool'), { maxBytes: 1024 * 1024, outcomeWaitMs: 0 })!;
-  const enforcer = new Enforcer({ governance, spool, holds: new Holds(control), proxyId: 'p', clock, log });
+  const enforcer = new Enforcer({
+    ...{ governance, spool, holds: new Holds(control), proxyId: 'p', control, clock, log },
+    limitsAway: 'rates',
+  });
   onTestFinished(async () => {
     control.close();
     await governance.stop();

@@ -20,6 +20,7 @@ describe('the annotations', () => {
       notify: 'https://a.example/x,https://b.example',
       mask: "$.card.number,$['a,b'][0],$..ssn,$.items[*].*",
       rate: '10/m',
+      budget: '2500.50 EUR/30d of arguments.total in arguments.currency per arguments.items[0].order_id',
       description: 'a\nb',
       severity: 'critical',
     });
@@ -40,6 +41,10 @@ describe('the annotations', () => {
       notify: ['https://a.example/x', 'https://b.example'],
       mask: ['$.card.number', "$['a,b'][0]", '$..ssn', '$.items[*].*'],
       rate: { limit: 10, window_seconds: 60 },
+      budget: {
+        ...{ amount: '2500.50', currency: 'EUR', window_seconds: 2_592_000, of: 'arguments.total' },
+        ...{ in: 'arguments.currency', per: 'arguments.items[0].order_id' },
+      },
       description: 'a\nb',
       severity: 'critical',
     });
@@ -73,7 +78,45 @@ describe('the annotations', () => {
       ],
     ],
     ['mask', ['', 'card', '$.', '$.a,', ',$.a', '$.a,,$.b', '$.a b', '$[a]', "$['a]", '$[?(@.x)]', '$[-1]', '$[0:2]']],
-    ['rate', ['', '10', '0/m', '10/w', '10/min', '1.5/s', '-1/s', '10 /m', '1000001/d']],
+    [
+      'rate',
+      [
+        ...['', '10', '0/m', '10/w', '10/min', '1.5/s', '-1/s', '10 /m', '1000001/d', '1/0d', '1/31d', '10 EUR/d'],
+        ...[
+          '1/d per',
+          '1/d per everyone',
+          '1/d per order_id',
+          '1/d per arguments',
+          '1/d per arguments.',
+          '1/d of arguments.x',
+        ],
+        ...[
+          '1/d per arguments.a b',
+          '1/d per arguments["a"]',
+          '1/d per agent per role',
+          `1/d per arguments.${'a'.repeat(65)}`,
+        ],
+      ],
+    ],
+    [
+      'budget',
+      [
+        ...[
+          '',
+          '500',
+          '500/d',
+          '500 EUR',
+          '0 EUR/d',
+          '-5 EUR/d',
+          '1e3 EUR/d',
+          '500 eur/d',
+          '500 EURO/d',
+          '500.12345 EUR/d',
+        ],
+        ...['05 EUR/d', '100000000000 EUR/d', '500  EUR/d', '500 EUR/d of amount', '500 EUR/d in arguments.currency'],
+        ...['500 EUR/d per order', '500 EUR/31d', '500 EUR/d of agent', '1,000 EUR/d'],
+      ],
+    ],
     ['severity', ['', 'Low', 'urgent']],
     ['description', ['', 'x'.repeat(2_001)]],
   ])('a malformed @%s is refused', (name, values) => {
@@ -98,7 +141,7 @@ describe('the annotations', () => {
   });
 
   it('a missing value is refused, for every annotation', () => {
-    for (const name of ['id', 'scope', 'reason', 'escrow', 'mask', 'rate', 'description', 'severity']) {
+    for (const name of ['id', 'scope', 'reason', 'escrow', 'mask', 'rate', 'budget', 'description', 'severity']) {
       expect(faults({ [name]: null })).toEqual([expect.stringContaining(`@${name} needs a value`)]);
     }
   });
@@ -162,6 +205,12 @@ describe('the annotations', () => {
       { approvals: 0 },
       { rate: { limit: 1 } },
       { rate: { limit: 1, window_seconds: 60, burst: 2 } },
+      { rate: { limit: 1, window_seconds: 60, per: 'everyone' } },
+      { rate: { limit: 1, window_seconds: 3_000_000 } },
+      { budget: { amount: '1', currency: 'EUR' } },
+      { budget: { amount: 1, currency: 'EUR', window_seconds: 60 } },
+      { budget: { amount: '-1', currency: 'EUR', window_seconds: 60 } },
+      { budget: { amount: '1', currency: 'EUR', window_seconds: 60, in: 'arguments.currency' } },
       { mask: '$.a' },
       { quorum: [{ group: 'a' }] },
       { constructor: 'x' },

@@ -119,7 +119,9 @@ describe('matching', () => {
     for (let n = 0; n < 3; n++) {
       expect(() => decisionHost().call('checkParsePolicySet', { staticPolicies: '\uD83D' })).toThrow();
       expect(decide(one).decision).toBe('allow');
-      expect(other.match(request()).rates).toEqual([{ rule_id: 'pol#0', limit: 1, window_seconds: 1 }]);
+      expect(other.match(request()).limits).toMatchObject([
+        { rule_id: 'pol#0', kind: 'rate', limit: 1, units: 1, window_seconds: 1 },
+      ]);
     }
   });
 

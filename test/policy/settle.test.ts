@@ -20,7 +20,7 @@ describe('settling', () => {
     const hits = [hit('a', { escrow: 'single', rate, mask: ['$.x'] }, 'forbid')];
     const state = { ...exceeded(['a', 5]), ...covered(hits[0]!) };
     for (const outcome of ['error', 'forbidden', 'unpermitted'] as const) {
-      expect(settle({ outcome, hits, rates: [] }, state)).toMatchObject({ decision: 'deny', consumes: false });
+      expect(settle({ outcome, hits, limits: [] }, state)).toMatchObject({ decision: 'deny', consumes: false });
     }
   });
 

@@ -67,8 +67,7 @@ export function hit(
 
 export function permitted(...hits: BundleStatement[]): Match {
   const sorted = [...hits].sort((a, b) => (a.id < b.id ? -1 : 1));
-  const rates = sorted.flatMap(({ id, annotations: { rate } }) => (rate ? [{ rule_id: id, ...rate }] : []));
-  return { outcome: 'permitted', hits: sorted, rates };
+  return { outcome: 'permitted', hits: sorted, limits: [] };
 }
 
 export const NO_STATE = { exceeded: new Map<string, { retry_after: number }>() };

@@ -200,7 +200,10 @@ test('a hold whose decision cannot be recorded is withdrawn, and nobody is asked
   });
   await governance.start();
   const spool = open(path.join(dir, 'spool'));
-  const enforcer = new Enforcer({ governance, spool, holds: new Holds(control), proxyId: 'p', clock, log });
+  const enforcer = new Enforcer({
+    ...{ governance, spool, holds: new Holds(control), proxyId: 'p', control, clock, log },
+    limitsAway: 'rates',
+  });
   const attempt = {
     agent: { id: 'bot-1', role: 'clerk', owner: undefined },
     action_type: 'api_call',

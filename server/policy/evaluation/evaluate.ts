@@ -1,4 +1,5 @@
 import type { AuthorizationError } from '@cedar-policy/cedar-wasm/nodejs';
+import type { Annotations } from '../../domain/annotations.ts';
 import type { Decision } from '../../domain/decision.ts';
 import {
   type ActionRequest,
@@ -18,6 +19,7 @@ import { narrowed } from '../language/schema.ts';
 import { firstAmbiguity, keysRead, type RequestReads, readsOf } from './ambiguity.ts';
 import { factsOf, type Lists } from './facts.ts';
 import { joinedTerms, ruleReference, strictestFirst } from './hold-terms.ts';
+import { type LimitHit, limitsOf } from './limits.ts';
 import { definitionRule, Registry, TOOL_CHANGED } from './registry.ts';
 import { type EngineCall, type MappedRequest, mapRequest, type Reads, RequestError } from './request.ts';
 import { type KnownSession, type SessionReads, SessionRules, sessionState } from './session.ts';
@@ -40,23 +42,17 @@ export interface Match {
    * on an error, the statement that reads the ambiguous argument, or the tool registry's own rule when drifted.
    */
   hits: readonly BundleStatement[];
-  /** The hits with @rate. Look up their counters, per rule and agent, before calling `settle`. */
-  rates: readonly RateHit[];
+  /** The limits of the hits. Look up their counters before calling `settle`. */
+  limits: readonly LimitHit[];
   /** When ambiguous: the argument, such as `arguments.refund.total`. */
   ambiguousPath?: string;
   /** The error, for the operator's log; it may quote the request. */
   detail?: string;
 }
 
-export interface RateHit {
-  rule_id: string;
-  limit: number;
-  window_seconds: number;
-}
-
 /** The state outside the policies that a decision depends on. */
 export interface SettleState {
-  /** The rules of `match.rates` that are over their limit for this agent, with the seconds until the limit resets. */
+  /** The rules of `match.limits` whose limit this action would exceed, with the seconds until the limit resets. */
   exceeded: ReadonlyMap<string, { retry_after: number }>;
   /** The rules covered by a released, unexpired, unconsumed hold of the same agent and action hash. */
   covered?: readonly RuleReference[] | undefined;
@@ -182,10 +178,11 @@ export class PolicyEngine {
   /** Never throws: a request that cannot be evaluated gives an `error`, which `settle` turns into a denial. */
   match(request: ActionRequest): Match {
     try {
-      return this.#checked(request, this.#match(this.#mapped(request)));
+      const mapped = this.#mapped(request);
+      return this.#checked(request, this.#counted(request, mapped, this.#match(mapped)));
     } catch (error) {
       const detail = error instanceof RequestError ? error.message : `the policy engine failed: ${String(error)}`;
-      return { outcome: 'error', hits: [], rates: [], detail };
+      return { outcome: 'error', hits: [], limits: [], detail };
     }
   }
 
@@ -218,6 +215,11 @@ export class PolicyEngine {
       if (error instanceof RequestError) return { ...counted, lowest_trust: 0 };
       throw error;
     }
+  }
+
+  /** The annotations of the statement with this id, if there is one. */
+  annotationsOf(id: string): Annotations | undefined {
+    return this.#statements.get(id)?.annotations;
   }
 
   /** The statements whose scope (principal, action, resource) fits the request; none if it cannot be represented. */
@@ -258,13 +260,24 @@ export class PolicyEngine {
     if (!drift) return match;
     const rule = definitionRule(request);
     return drift === 'deny'
-      ? { outcome: 'drifted', hits: [rule], rates: [] }
+      ? { outcome: 'drifted', hits: [rule], limits: [] }
       : { ...match, hits: [...match.hits, rule].sort(byRuleId) };
+  }
+
+  /** With the limits, which may depend on more of the request than the statements read. */
+  #counted(request: ActionRequest, { args }: MappedRequest, match: Match): Match {
+    if (match.outcome !== 'permitted') return match;
+    const found = limitsOf(match.hits, request, args);
+    return 'doubt' in found
+      ? ambiguousMatch(found.doubt.path, found.doubt.rule)
+      : found.limits.length === 0
+        ? match
+        : { ...match, limits: found.limits };
   }
 
   #match(request: MappedRequest): Match {
     const slice = this.#slice(request);
-    if (Object.keys(slice.texts).length === 0) return { outcome: 'unpermitted', hits: [], rates: [] };
+    if (Object.keys(slice.texts).length === 0) return { outcome: 'unpermitted', hits: [], limits: [] };
     const ambiguity = firstAmbiguity(slice.reads, request);
     if (ambiguity) return ambiguousMatch(ambiguity.path, ambiguity.rule);
     const call = request.call({
@@ -298,7 +311,7 @@ export class PolicyEngine {
     const ended = (outcome: Match['outcome'], ids: string[], detail?: string): Match => ({
       outcome,
       hits: this.#hits(ids),
-      rates: [],
+      limits: [],
       ...(detail !== undefined && { detail }),
     });
     const failed = (errors: AuthorizationError[]) =>
@@ -318,9 +331,7 @@ export class PolicyEngine {
     // checked last: without a permit the denial is a plain one, even if a guardrail failed
     if (diagnostics.errors.length > 0) return failed(diagnostics.errors);
 
-    const hits = this.#hits(reason);
-    const rates = hits.flatMap(({ id, annotations: { rate } }) => (rate ? [{ rule_id: id, ...rate }] : []));
-    return { outcome: 'permitted', hits, rates };
+    return { outcome: 'permitted', hits: this.#hits(reason), limits: [] };
   }
 
   /** Sorted, because the engine answers in hash-table order. */
@@ -379,7 +390,7 @@ function sliceOf(fitting: Indexed[], schema: string, id: number, sessions: Sessi
 
 /** The match for an ambiguous argument. The agent sees `path`. */
 export function ambiguousMatch(path: string, rule?: BundleStatement): Match {
-  return { outcome: 'ambiguous', hits: rule ? [rule] : [], rates: [], ambiguousPath: path };
+  return { outcome: 'ambiguous', hits: rule ? [rule] : [], limits: [], ambiguousPath: path };
 }
 
 /** The union of the lists; null (all attributes) when any of them is null. */
@@ -403,7 +414,7 @@ function isNewer(version: string, than: string): boolean {
 /**
  * The decision, in the order of the policy language:
  *
- *   error, ambiguity, hard forbid or no permit -> deny;  a rate exceeded -> rate_limited (before escrow, so that an agent
+ *   error, ambiguity, hard forbid or no permit -> deny;  a limit exceeded -> rate_limited (before escrow, so that an agent
  *   over its limit cannot flood the approvers);  an escrow rule not covered -> escrow;  a mask -> allow_with_masking;
  *   otherwise allow.
  *
@@ -437,7 +448,8 @@ export function settle(match: Match, state: SettleState): Verdict {
 
   const over = hits
     .flatMap((rule) => {
-      const exceeded = rule.annotations.rate && state.exceeded.get(rule.id);
+      const { rate, budget } = rule.annotations;
+      const exceeded = (rate || budget) && state.exceeded.get(rule.id);
       return exceeded ? [{ rule, retryAfter: exceeded.retry_after }] : [];
     })
     .reduce<{ rule: BundleStatement; retryAfter: number } | undefined>(

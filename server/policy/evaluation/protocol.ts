@@ -4,7 +4,8 @@ import { canonicalJson } from '../../lib/canonical-json.ts';
 import { sha256Tag } from '../../lib/crypto.ts';
 import { actionHash } from './action-hash.ts';
 import { approverView, type HeldAction, isSameView, viewOf } from './approver-view.ts';
-import { type Match, type RateHit, type SettleState, settle, type Verdict } from './evaluate.ts';
+import { type Match, type SettleState, settle, type Verdict } from './evaluate.ts';
+import type { LimitHit } from './limits.ts';
 
 /** One action to decide. */
 export interface Attempt {
@@ -74,8 +75,13 @@ export interface Ports<Hold extends KnownHold, Stored> {
   session(request: ActionRequest): Promise<ActionRequest['session']> | ActionRequest['session'];
   /** The statements that the action matches. */
   match(request: ActionRequest): Match;
-  /** Counts the call against each of these rates and resolves to those that are exceeded. */
-  count(rates: readonly RateHit[]): Promise<SettleState['exceeded']> | SettleState['exceeded'];
+  /**
+   * Takes what the action needs of each of these limits, or nothing at all if one of them would be exceeded: durably, and
+   * of any number of concurrent calls no more than the limit. `checked` are limits that must have room, of which nothing is
+   * taken yet. With `once`, what was taken under the same name in windows that are still open is not taken again.
+   * Resolves to `unavailable`, the reason to deny, when nobody can tell and a denial can still be recorded.
+   */
+  take(asked: Asked): Promise<Taking | { unavailable: string }> | Taking | { unavailable: string };
   /** The current state of the hold. Rejects when the tenant has no such hold. */
   find(escrowId: string): Promise<Hold>;
   /** Records the refused use at the control plane, then rejects with the refusal. */
@@ -95,6 +101,21 @@ export interface Ports<Hold extends KnownHold, Stored> {
   elapsed(): number;
   /** Stores the record, durably when this resolves. `input` is the text that `input_hash` is computed from. */
   record(fields: DecisionFields, input: string): Promise<Stored>;
+}
+
+/** What an action needs of limits. */
+export interface Asked {
+  limits: readonly LimitHit[];
+  checked: readonly LimitHit[];
+  once?: string;
+}
+
+/** What came of taking from limits. */
+export interface Taking {
+  /** By rule. When it is not empty, nothing was taken. */
+  exceeded: SettleState['exceeded'];
+  /** Gives back what was taken, for an action that is not permitted after all. Never rejects. */
+  giveBack(): Promise<void>;
 }
 
 export interface Decided<Hold, Stored> {
@@ -122,7 +143,7 @@ export class InexactAction extends Error {
   }
 }
 
-const NONE_EXCEEDED: SettleState['exceeded'] = new Map();
+const NOTHING_TAKEN: Taking = { exceeded: new Map(), giveBack: async () => {} };
 
 /**
  * Decides an action and records the decision. Every decision point follows this sequence.
@@ -136,7 +157,11 @@ const NONE_EXCEEDED: SettleState['exceeded'] = new Map();
  * The action is decided again when the agent names a hold. If the policies in force would still hold it, and the
  * released hold covers the text of every such rule, the hold is consumed and the action proceeds with its masks. If the
  * hold is still waiting, the answer is the same hold. If it does not cover every rule, a new hold is opened (`changed`).
- * A denial or a rate limit consumes nothing.
+ * A denial or an exceeded limit consumes nothing.
+ *
+ * A call counts against the rates of its rules when it is permitted or held; using the release does not count it again. It
+ * counts against budgets when it is permitted. What is taken of a limit is taken before the record is stored, and given
+ * back if it cannot be, so that no limit is ever passed; a crash in between leaves it taken.
  *
  * Rejects with an InexactAction, or with the error of a port. Then nothing was decided and the agent must not act.
  */
@@ -164,11 +189,26 @@ export async function decide<Hold extends KnownHold, Stored>(
       const stored = await ports.record(fields, input);
       return { verdict, hold, changed, fields, stored };
     } catch (error) {
+      await giveBack();
       if (opened) await ports.withdraw(opened);
       if (consumed) await ports.consumedWithoutRecord(consumed);
       throw error;
     }
   };
+
+  const takings: Taking[] = [];
+  const giveBack = () => Promise.all(takings.map((taking) => taking.giveBack()));
+  const take = async (asked: Asked) => {
+    if (asked.limits.length + asked.checked.length === 0) return NOTHING_TAKEN;
+    const taking = await ports.take(asked);
+    if ('exceeded' in taking) takings.push(taking);
+    return taking;
+  };
+  const consume = (hold: Hold) =>
+    ports.consume(hold, { action_hash }).catch(async (error: unknown) => {
+      await giveBack();
+      throw error;
+    });
 
   let input: string;
   const canonicalInput = () => exactly('/context', () => canonicalJson({ v: 1, ...request }));
@@ -185,26 +225,57 @@ export async function decide<Hold extends KnownHold, Stored>(
   input = canonicalInput();
 
   const match = ports.match(request);
-  const exceeded = match.rates.length === 0 ? NONE_EXCEEDED : await ports.count(match.rates);
   const shown = () => approverView(request, match.hits);
-  const verdict = settle(match, { exceeded, covered: coveredBy(named, shown) });
+  const covered = coveredBy(named, shown);
+  const [rates, budgets] = [
+    match.limits.filter(({ kind }) => kind === 'rate'),
+    match.limits.filter(({ kind }) => kind === 'budget'),
+  ];
+  // as if no limit were exceeded: what is to be counted depends on what becomes of the action
+  const { decision: otherwise, consumes } = settle(match, { exceeded: new Map(), covered });
+  const taking = await take(
+    otherwise === 'escrow'
+      ? // a held action counts as one call, however often it is asked for, and spends nothing before it is done
+        { limits: rates, checked: budgets, once: sha256Tag(`${request.agent_id}\n${action_hash}`) }
+      : { limits: consumes ? budgets : match.limits, checked: [] },
+  );
+  if ('unavailable' in taking) {
+    return finish(denied(settle(match, { exceeded: new Map() }), taking.unavailable), { named });
+  }
+  const { exceeded } = taking;
+  const verdict = settle(match, { exceeded, covered });
   const unusable = named && verdict.decision !== 'deny' && verdict.decision !== 'rate_limited' && unusableReason(named);
-  if (unusable) await ports.refuse(named, unusable, { action_hash });
+  if (unusable) {
+    await giveBack();
+    await ports.refuse(named, unusable, { action_hash });
+  }
 
   if (!verdict.escrow) {
-    const consumed = named && verdict.consumes ? await ports.consume(named, { action_hash }) : undefined;
+    const consumed = named && verdict.consumes ? await consume(named) : undefined;
     return finish(verdict, { named, consumed, hold: consumed });
   }
-  if (attempt.unholdable !== undefined) return finish(denied(verdict, attempt.unholdable), { named });
+  const unheld = async (why: string) => {
+    await giveBack();
+    return finish(denied(verdict, why), { named });
+  };
+  if (attempt.unholdable !== undefined) return unheld(attempt.unholdable);
   if (named?.status === 'held') return finish(verdict, { named, hold: named });
 
-  const answer = await ports.open({ action_hash, policy_id: verdict.policy_id, shown: shown(), terms: verdict.escrow });
-  if ('unavailable' in answer) return finish(denied(verdict, answer.unavailable), { named });
+  const answer = await ports
+    .open({ action_hash, policy_id: verdict.policy_id, shown: shown(), terms: verdict.escrow })
+    .catch(async (error: unknown) => {
+      await giveBack();
+      throw error;
+    });
+  if ('unavailable' in answer) return unheld(answer.unavailable);
   const { hold } = answer;
   if (attempt.resume && !named && hold.status === 'released') {
-    const resumed = settle(match, { exceeded, covered: coveredBy(hold, shown) });
-    if (resumed.consumes) {
-      const consumed = await ports.consume(hold, { action_hash });
+    const state = { exceeded, covered: coveredBy(hold, shown) };
+    if (settle(match, state).consumes) {
+      const spending = await take({ limits: budgets, checked: [] });
+      if ('unavailable' in spending) return finish(denied(verdict, spending.unavailable), { named: hold });
+      const resumed = settle(match, { ...state, exceeded: spending.exceeded });
+      const consumed = resumed.consumes ? await consume(hold) : undefined;
       return finish(resumed, { named: hold, consumed, hold: consumed });
     }
   }

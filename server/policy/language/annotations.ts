@@ -3,12 +3,16 @@ import {
   ANNOTATIONS,
   type AnnotationName,
   type Annotations,
+  type Budget,
   DAY_SECONDS,
   DEFAULT_TTL_SECONDS,
   escrowNeededBy,
   isAnnotationName,
+  LIMIT_KEYS,
+  type LimitKey,
   MAX_APPROVALS,
   MAX_DURATION_SECONDS,
+  type Rate,
   SEVERITIES,
   type Seats,
   seatsOf,
@@ -52,7 +56,22 @@ const READERS: { [K in AnnotationName]: Reader<NonNullable<Annotations[K]>> } = 
   rate: {
     parse: parseRate,
     check: (value) =>
-      isRecord(value, ['limit', 'window_seconds']) && isCount(value.limit) && isCount(value.window_seconds),
+      isRecord(value, ['limit', 'window_seconds'], ['per']) &&
+      isCount(value.limit) &&
+      isWindow(value.window_seconds) &&
+      (value.per === undefined || isLimitKey(value.per)),
+  },
+  budget: {
+    parse: parseBudget,
+    check: (value) =>
+      isRecord(value, ['amount', 'currency', 'window_seconds'], ['of', 'in', 'per']) &&
+      typeof value.amount === 'string' &&
+      isBudgetAmount(value.amount) &&
+      CURRENCY.test(String(value.currency)) &&
+      isWindow(value.window_seconds) &&
+      (value.of === undefined || isArgumentPath(value.of)) &&
+      (value.in === undefined || (value.of !== undefined && isArgumentPath(value.in))) &&
+      (value.per === undefined || isLimitKey(value.per)),
   },
   fact: {
     parse: parseDeclarations,
@@ -226,10 +245,64 @@ function parseMask(value: string): string[] | undefined {
   return whole && paths.every((path) => MASK_PATH.test(path)) ? paths : undefined;
 }
 
-function parseRate(value: string): { limit: number; window_seconds: number } | undefined {
-  const [, digits, unit] = /^(\d+)\/([smhd])$/.exec(value) ?? [];
-  const limit = digits === undefined ? undefined : integer(digits, 1_000_000);
-  return limit === undefined ? undefined : { limit, window_seconds: UNIT_SECONDS[unit as Unit] };
+/** An argument, or a fact of the caller under `context`, as decisions name it: `arguments.items[0].order_id`. */
+const ARGUMENT_PATH = /^(?:arguments|context)(?:\.[A-Za-z_][\w-]{0,63}|\[\d{1,4}\]){1,16}$/;
+const CURRENCY = /^[A-Z]{3}$/;
+const LIMIT = /^(\S+)(?: ([A-Z]{3}))?\/(\d{0,3}[smhd])(?: of (\S+)(?: in (\S+))?)?(?: per (\S+))?$/;
+/** Sums of ten-thousandths stay exact up to 2^53. */
+const MAX_BUDGET_DIGITS = 11;
+
+function isArgumentPath(value: unknown): value is `arguments.${string}` {
+  return typeof value === 'string' && value.length <= 200 && ARGUMENT_PATH.test(value);
+}
+
+function isLimitKey(value: unknown): value is LimitKey {
+  return LIMIT_KEYS.some((known) => known === value) || isArgumentPath(value);
+}
+
+function isWindow(value: unknown): value is number {
+  return isCount(value) && value <= MAX_DURATION_SECONDS;
+}
+
+function isBudgetAmount(text: string): boolean {
+  return new RegExp(`^(?:0|[1-9]\\d{0,${MAX_BUDGET_DIGITS - 1}})(?:\\.\\d{1,4})?$`).test(text) && Number(text) > 0;
+}
+
+/** `m` and `1m` are both a minute. */
+function windowSeconds(text: string): number | undefined {
+  const [, count = '', unit] = /^([1-9]\d*)?([smhd])$/.exec(text) ?? [];
+  if (unit === undefined) return undefined;
+  const seconds = Number(count === '' ? 1 : count) * UNIT_SECONDS[unit as Unit];
+  return seconds <= MAX_DURATION_SECONDS ? seconds : undefined;
+}
+
+function parseRate(value: string): Rate | undefined {
+  const [, digits = '', currency, span = '', of, , per] = LIMIT.exec(value) ?? [];
+  const [limit, window_seconds] = [integer(digits, 1_000_000), windowSeconds(span)];
+  if (limit === undefined || window_seconds === undefined || currency !== undefined || of !== undefined)
+    return undefined;
+  if (per === undefined) return { limit, window_seconds };
+  return isLimitKey(per) ? { limit, window_seconds, per } : undefined;
+}
+
+function parseBudget(value: string): Budget | undefined {
+  const [, amount = '', currency, span = '', of, inPath, per] = LIMIT.exec(value) ?? [];
+  const window_seconds = windowSeconds(span);
+  if (!isBudgetAmount(amount) || currency === undefined || window_seconds === undefined) return undefined;
+  const budget: Budget = { amount, currency, window_seconds };
+  if (of !== undefined) {
+    if (!isArgumentPath(of)) return undefined;
+    budget.of = of;
+  }
+  if (inPath !== undefined) {
+    if (!isArgumentPath(inPath)) return undefined;
+    budget.in = inPath;
+  }
+  if (per !== undefined) {
+    if (!isLimitKey(per)) return undefined;
+    budget.per = per;
+  }
+  return budget;
 }
 
 function isNotifyUrl(value: string): boolean {
@@ -246,11 +319,11 @@ function isTextList(value: unknown): boolean {
   return Array.isArray(value) && value.length > 0 && value.every((item) => typeof item === 'string' && item !== '');
 }
 
-function isRecord(value: unknown, keys: string[]): value is Record<string, unknown> {
+function isRecord(value: unknown, keys: string[], optional: string[] = []): value is Record<string, unknown> {
   return (
     typeof value === 'object' &&
     value !== null &&
-    Object.keys(value).length === keys.length &&
+    Object.keys(value).every((key) => keys.includes(key) || optional.includes(key)) &&
     keys.every((key) => Object.hasOwn(value, key))
   );
 }

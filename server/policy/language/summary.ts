@@ -1,5 +1,5 @@
 import type { PolicyJson } from '@cedar-policy/cedar-wasm/nodejs';
-import { type Annotations, DAY_SECONDS } from '../../domain/annotations.ts';
+import { type Annotations, DAY_SECONDS, type LimitKey } from '../../domain/annotations.ts';
 import { type HoldKind, holdKind } from '../../domain/hold-kinds.ts';
 import { visible } from '../evaluation/approver-view.ts';
 import { isGuardrail, requiredApprovals, ttlSeconds } from './annotations.ts';
@@ -109,8 +109,13 @@ function joined(body: Token[], source: string): string {
 
 function obligationWords(annotations: Annotations): string[] {
   const words: string[] = [];
-  const { escrow, fact = [], rate, mask, notify } = annotations;
-  if (rate) words.push(`at most ${rate.limit} per ${period(rate.window_seconds).replace(/^1 /, '')} for each agent`);
+  const { escrow, fact = [], rate, budget, mask, notify } = annotations;
+  if (rate) words.push(`at most ${rate.limit} per ${windowWords(rate)}`);
+  if (budget) {
+    const { amount, currency, of } = budget;
+    const what = of === undefined ? '' : `, as ${of} says,`;
+    words.push(`actions worth${what} at most ${amount} ${currency} per ${windowWords(budget)}`);
+  }
   if (escrow) {
     words.push(holdWords(annotations, escrow));
     words.push(`the hold expires after ${period(ttlSeconds(annotations))}`);
@@ -127,6 +132,12 @@ function obligationWords(annotations: Annotations): string[] {
     words.push(`${from} tell ${name} (${value})${of}, known for ${period(seconds)}${also}`);
   }
   return words;
+}
+
+function windowWords({ window_seconds, per = 'agent' }: { window_seconds: number; per?: LimitKey }): string {
+  const whom: Partial<Record<LimitKey, string>> = { owner: 'owner of agents', tenant: '' };
+  const each = whom[per] ?? (per.includes('.') ? `value of ${per}` : per);
+  return `${period(window_seconds).replace(/^1 /, '')} ${each === '' ? 'for all together' : `for each ${each}`}`;
 }
 
 function holdWords(annotations: Annotations, kind: HoldKind): string {

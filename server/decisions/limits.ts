@@ -1,0 +1,253 @@
+import type { EntityManager } from '@mikro-orm/postgresql';
+import type { Database } from '../../db/index.ts';
+import { AppError } from '../errors.ts';
+import type { Clock } from '../lib/clock.ts';
+import { sha256 } from '../lib/crypto.ts';
+import { type LimitHit, MAX_CHOSEN, takenFrom } from '../policy/evaluation/limits.ts';
+
+/** Rows that one statement deletes. */
+const BATCH = 5000;
+/** Ended windows are kept for so long, because a proxy may still give back what it took. */
+const KEPT_MS = 600_000;
+
+/** What one action takes of its limits. */
+export interface LimitTake {
+  /** The same id takes nothing a second time while its windows are open. */
+  id: string | undefined;
+  /** The id is that of the action, whichever credential asks. */
+  shared?: boolean;
+  /** The credential that asks: what it took can be told from what others took. */
+  source: string;
+  agentId: string;
+  /** `extra`: units beyond those of the action that are taken where there is room. */
+  limits: readonly (LimitHit & { extra?: number })[];
+  /** Must have room; nothing is taken of them. */
+  checked: readonly LimitHit[];
+}
+
+export interface TakenLimit {
+  rule_id: string;
+  kind: LimitHit['kind'];
+  key: string;
+  units: number;
+  endsAt: number;
+}
+
+export type LimitAnswer = { taken: TakenLimit[] } | { exceeded: Map<string, { retry_after: number }> };
+
+interface CounterRow {
+  units: number;
+  window_ends_at: Date | string;
+  shares: Record<string, number>;
+}
+
+/**
+ * The counters behind `@rate` and `@budget`, for all decision points of a tenant together. They are rows, so a crash
+ * neither resets nor doubles them.
+ */
+export class Limits {
+  readonly #db: Database;
+  readonly #clock: Clock;
+
+  constructor(db: Database, clock: Clock) {
+    this.#db = db;
+    this.#clock = clock;
+  }
+
+  /**
+   * Takes from all limits or from none. Committed when it resolves; of any number of concurrent calls, in any number of
+   * processes, no more than the limit is taken. CONFLICT when another credential used the id.
+   */
+  async take(tenantId: string, take: LimitTake): Promise<LimitAnswer> {
+    const now = this.#clock.now();
+    try {
+      const taken = await this.#db.transaction(tenantId, async (em) => {
+        if (take.id !== undefined) {
+          const before = await this.#begin(em, tenantId, take, take.id, now);
+          if (before) return before;
+        }
+        const exceeded = new Map<string, { retry_after: number }>();
+        const results: TakenLimit[] = [];
+        const opened: LimitHit[] = [];
+        // INVARIANT: always in this order, so that concurrent calls never wait for each other in a circle
+        for (const limit of [...take.limits].sort(byCounter)) {
+          const result = await this.#takeOne(em, tenantId, take.source, limit, now);
+          if ('retry_after' in result) note(exceeded, limit.rule_id, result.retry_after);
+          else {
+            const { rule_id, kind, key } = limit;
+            results.push({ rule_id, kind, key, units: result.granted, endsAt: result.window.endsAt });
+            if (limit.chosen && result.began) opened.push(limit);
+          }
+        }
+        for (const limit of opened) {
+          const values = {
+            ...{ rule_id: limit.rule_id, kind: 'values', limit: MAX_CHOSEN, units: 1 },
+            ...{ key: sha256(take.agentId).toString('base64url'), window_seconds: limit.window_seconds },
+          };
+          const result = await this.#takeOne(em, tenantId, take.source, values, now);
+          if ('retry_after' in result) note(exceeded, limit.rule_id, result.retry_after);
+        }
+        for (const limit of take.checked) {
+          const result = takenFrom(windowOf(await this.#read(em, tenantId, limit)), limit, now);
+          if ('retry_after' in result) note(exceeded, limit.rule_id, result.retry_after);
+        }
+        // whatever was taken above is rolled back
+        if (exceeded.size > 0) throw new Exceeded(exceeded);
+        if (take.id !== undefined) await this.#keep(em, tenantId, take.id, results, now);
+        return results;
+      });
+      return { taken };
+    } catch (error) {
+      if (error instanceof Exceeded) return { exceeded: error.exceeded };
+      throw error;
+    }
+  }
+
+  /** Milliseconds until this time by the clock of the windows. */
+  until(endsAt: number): number {
+    return Math.max(0, endsAt - this.#clock.now());
+  }
+
+  /** Gives back what was taken under this id, once, as far as its windows are still open. */
+  async giveBackTake(tenantId: string, source: string, id: string): Promise<void> {
+    await this.#db.transaction(tenantId, async (em) => {
+      const rows = await em.execute<{ counts: TakenLimit[] }[]>(
+        'delete from limit_take where tenant_id = ? and id = ? and source = ? returning counts',
+        [tenantId, id, source],
+      );
+      await this.#giveBack(em, tenantId, source, rows[0]?.counts ?? []);
+    });
+  }
+
+  /** Gives back what `take` took without an id, or with this one. */
+  async giveBack(tenantId: string, source: string, taken: readonly TakenLimit[], id?: string): Promise<void> {
+    if (id !== undefined) return this.giveBackTake(tenantId, source, id);
+    await this.#db.transaction(tenantId, (em) => this.#giveBack(em, tenantId, source, taken));
+  }
+
+  /** Deletes windows that ended, and what was noted of calls in them. */
+  async forget(tenantIds: readonly string[]): Promise<void> {
+    const before = new Date(this.#clock.now() - KEPT_MS);
+    for (const tenantId of tenantIds) {
+      for (const [table, key, time] of [
+        ['limit_counter', 'tenant_id, rule_id, kind, key', 'window_ends_at'],
+        ['limit_take', 'tenant_id, id', 'expires_at'],
+      ]) {
+        const text = `delete from ${table} where (${key}) in (
+          select ${key} from ${table} where tenant_id = $1 and ${time} < $2 limit ${BATCH})`;
+        while (((await this.#db.owner.query(text, [tenantId, before])).rowCount ?? 0) === BATCH);
+      }
+    }
+  }
+
+  /** Claims the id. Resolves to what it took already, if so. */
+  async #begin(em: EntityManager, tenantId: string, { source, shared }: LimitTake, id: string, now: number) {
+    const at = new Date(now);
+    const claimed = await em.execute<unknown[]>(
+      `insert into limit_take as t (tenant_id, id, source, expires_at, counts) values (?, ?, ?, ?, '[]')
+       on conflict (tenant_id, id) do update set source = excluded.source, counts = '[]' where t.expires_at <= ?
+       returning id`,
+      [tenantId, id, source, at, at],
+    );
+    if (claimed.length > 0) return undefined;
+    const rows = await em.execute<{ source: string; counts: TakenLimit[] }[]>(
+      'select source, counts from limit_take where tenant_id = ? and id = ?',
+      [tenantId, id],
+    );
+    if (!rows[0] || (rows[0].source !== source && !shared))
+      throw new AppError('CONFLICT', 'another credential used this id');
+    return rows[0].counts;
+  }
+
+  async #keep(em: EntityManager, tenantId: string, id: string, counts: readonly TakenLimit[], now: number) {
+    const expires = new Date(Math.max(now, ...counts.map(({ endsAt }) => endsAt)));
+    await em.execute('update limit_take set counts = ?::jsonb, expires_at = ? where tenant_id = ? and id = ?', [
+      JSON.stringify(counts),
+      expires,
+      tenantId,
+      id,
+    ]);
+  }
+
+  async #takeOne(
+    em: EntityManager,
+    tenantId: string,
+    source: string,
+    limit: Pick<LimitHit, 'rule_id' | 'key' | 'limit' | 'units' | 'window_seconds'> & { kind: string; extra?: number },
+    now: number,
+  ) {
+    const counter = [tenantId, limit.rule_id, limit.kind, limit.key];
+    // a row to lock, also where there was none
+    await em.execute(
+      `insert into limit_counter (tenant_id, rule_id, kind, key, window_ends_at, units, shares)
+       values (?, ?, ?, ?, ?, 0, '{}') on conflict do nothing`,
+      [...counter, new Date(0)],
+    );
+    const row = await this.#read(em, tenantId, limit, true);
+    const result = takenFrom(windowOf(row), limit, now, limit.extra);
+    if ('retry_after' in result) return result;
+    const shares = result.began ? {} : row!.shares;
+    await em.execute(
+      `update limit_counter set units = ?, window_ends_at = ?, shares = ?::jsonb
+       where tenant_id = ? and rule_id = ? and kind = ? and key = ?`,
+      [
+        result.window.units,
+        new Date(result.window.endsAt),
+        JSON.stringify({ ...shares, [source]: (shares[source] ?? 0) + result.granted }),
+        ...counter,
+      ],
+    );
+    return result;
+  }
+
+  async #read(
+    em: EntityManager,
+    tenantId: string,
+    { rule_id, kind, key }: { rule_id: string; kind: string; key: string },
+    lock = false,
+  ): Promise<CounterRow | undefined> {
+    const rows = await em.execute<CounterRow[]>(
+      `select units, window_ends_at, shares from limit_counter
+       where tenant_id = ? and rule_id = ? and kind = ? and key = ?${lock ? ' for update' : ''}`,
+      [tenantId, rule_id, kind, key],
+    );
+    return rows[0];
+  }
+
+  async #giveBack(em: EntityManager, tenantId: string, source: string, taken: readonly TakenLimit[]): Promise<void> {
+    for (const one of [...taken].sort(byCounter)) {
+      const row = await this.#read(em, tenantId, one, true);
+      // the window that it was taken from has ended
+      if (!row || new Date(row.window_ends_at).getTime() !== one.endsAt) continue;
+      // no more than the same credential took
+      const share = Math.max(0, (row.shares[source] ?? 0) - one.units);
+      const units = Math.max(0, Number(row.units) - ((row.shares[source] ?? 0) - share));
+      await em.execute(
+        `update limit_counter set units = ?, shares = ?::jsonb where tenant_id = ? and rule_id = ? and kind = ? and key = ?`,
+        [units, JSON.stringify({ ...row.shares, [source]: share }), tenantId, one.rule_id, one.kind, one.key],
+      );
+    }
+  }
+}
+
+class Exceeded extends Error {
+  readonly exceeded: Map<string, { retry_after: number }>;
+
+  constructor(exceeded: Map<string, { retry_after: number }>) {
+    super('a limit is exceeded');
+    this.exceeded = exceeded;
+  }
+}
+
+function windowOf(row: CounterRow | undefined) {
+  return row && { units: Number(row.units), endsAt: new Date(row.window_ends_at).getTime() };
+}
+
+function note(exceeded: Map<string, { retry_after: number }>, rule: string, retry_after: number): void {
+  exceeded.set(rule, { retry_after: Math.max(retry_after, exceeded.get(rule)?.retry_after ?? 0) });
+}
+
+function byCounter(a: Pick<TakenLimit, 'rule_id' | 'kind' | 'key'>, b: typeof a): number {
+  const [x, y] = [a, b].map(({ rule_id, kind, key }) => `${rule_id}\n${kind}\n${key}`) as [string, string];
+  return x < y ? -1 : x > y ? 1 : 0;
+}

@@ -1,0 +1,190 @@
+import type { Annotations, LimitKey } from '../../domain/annotations.ts';
+import type { ActionRequest, BundleStatement } from '../../domain/policy.ts';
+import { canonicalJson } from '../../lib/canonical-json.ts';
+import { sha256 } from '../../lib/crypto.ts';
+import { displayPath, isAmbiguous, pathRead } from './ambiguity.ts';
+import { type Arguments, exactDecimal, folded } from './request.ts';
+
+/** One limit of a statement that was hit, and what the action takes of it. */
+export interface LimitHit {
+  rule_id: string;
+  kind: 'rate' | 'budget';
+  /** What is counted apart, as a hash: it says nothing of the value, and has one length. */
+  key: string;
+  /** Calls, or ten-thousandths of the currency. */
+  limit: number;
+  /** What this action takes of it: 1, or its amount. */
+  units: number;
+  window_seconds: number;
+  /** The agent chose the value that is counted apart, so how many of them it may open is bounded. */
+  chosen: boolean;
+}
+
+/** The values that one agent may have counted apart at a time, per rule. One that sends endless values ends only itself. */
+export const MAX_CHOSEN = 10_000;
+
+/** Calls beyond its own that a proxy may take ahead: 2 % of a rate, and nothing of a low one or of a budget. */
+export function leaseOf({ kind, limit }: Pick<LimitHit, 'kind' | 'limit'>): number {
+  return kind === 'rate' ? Math.min(1_000, Math.floor(limit / 50)) : 0;
+}
+
+/** What was taken of a limit since its window began. */
+export interface LimitWindow {
+  units: number;
+  /** Milliseconds. */
+  endsAt: number;
+}
+
+/**
+ * Takes from a window, or from a new one where it has ended; `extra` units more where there is room. A window never ends
+ * later than one that begins now: a clock that was set back does not stretch it.
+ */
+export function takenFrom(
+  open: LimitWindow | undefined,
+  { limit, units, window_seconds }: Pick<LimitHit, 'limit' | 'units' | 'window_seconds'>,
+  now: number,
+  extra = 0,
+): { window: LimitWindow; granted: number; began: boolean } | { retry_after: number } {
+  const latest = now + window_seconds * 1000;
+  const began = !open || open.endsAt <= now;
+  const before = began ? { units: 0, endsAt: latest } : { units: open.units, endsAt: Math.min(open.endsAt, latest) };
+  if (before.units + units > limit) return { retry_after: Math.max(1, Math.ceil((before.endsAt - now) / 1000)) };
+  const granted = Math.min(units + extra, limit - before.units);
+  return { window: { units: before.units + granted, endsAt: before.endsAt }, granted, began };
+}
+
+/** A limit cannot be counted, because the action lacks what it counts or names it ambiguously. */
+export interface LimitDoubt {
+  /** As in `argument_in_doubt`. */
+  path: string;
+  rule: BundleStatement;
+}
+
+/** Ten-thousandths of a Cedar decimal; undefined when negative, or too large to be added up exactly. */
+export function tenThousandths(decimal: string): number | undefined {
+  const [, whole = '', fraction = ''] = /^(\d{1,15})(?:\.(\d{1,4}))?$/.exec(decimal) ?? [];
+  const units = Number(`${whole}${fraction.padEnd(4, '0')}`);
+  return whole !== '' && Number.isSafeInteger(units) ? units : undefined;
+}
+
+/** The limits of the statements that were hit, or why they cannot be counted: then the action must be denied. */
+export function limitsOf(
+  hits: readonly BundleStatement[],
+  request: ActionRequest,
+  args: Arguments,
+): { limits: LimitHit[] } | { doubt: LimitDoubt } {
+  const limits: LimitHit[] = [];
+  for (const rule of hits) {
+    const { rate, budget } = rule.annotations;
+    const counted = (kind: LimitHit['kind'], per: LimitKey = 'agent', units: () => number): LimitHit => ({
+      ...{ rule_id: rule.id, kind, ...limitTerms(rule.annotations, kind)!, units: units() },
+      key: keyOf([per, valueOf(per, request, args), kind === 'budget' ? budget!.currency : null]),
+    });
+    try {
+      if (rate) limits.push(counted('rate', rate.per, () => 1));
+      if (budget) limits.push(counted('budget', budget.per, () => spent(budget, request, args)));
+    } catch (error) {
+      if (error instanceof Doubt) return { doubt: { path: error.path, rule } };
+      throw error;
+    }
+  }
+  return { limits };
+}
+
+/** What a limit is, whatever the action. */
+export type LimitTerms = Pick<LimitHit, 'limit' | 'window_seconds' | 'chosen'>;
+
+export function limitTerms({ rate, budget }: Annotations, kind: LimitHit['kind']): LimitTerms | undefined {
+  const annotation = kind === 'rate' ? rate : budget;
+  if (!annotation) return undefined;
+  const { window_seconds, per = 'agent' } = annotation;
+  const limit = 'limit' in annotation ? annotation.limit : tenThousandths(annotation.amount)!;
+  return { limit, window_seconds, chosen: per === 'session' || per.includes('.') };
+}
+
+class Doubt extends Error {
+  readonly path: string;
+
+  constructor(path: string) {
+    super(path);
+    this.path = path;
+  }
+}
+
+function keyOf(parts: unknown[]): string {
+  return sha256(canonicalJson(parts)).toString('base64url');
+}
+
+function valueOf(per: LimitKey, request: ActionRequest, args: Arguments): unknown {
+  switch (per) {
+    case 'agent':
+      return request.agent_id;
+    case 'owner':
+      // an agent that belongs to nobody shares its limit with nobody
+      return request.owner === undefined ? [request.agent_id] : request.owner;
+    case 'session':
+      return [request.agent_id, request.session_id ?? ''];
+    case 'role':
+      return request.agent_role;
+    case 'tool':
+      return [request.tool_server ?? '', request.tool_name];
+    case 'tenant':
+      return null;
+    default:
+      return scalar(per, args);
+  }
+}
+
+/**
+ * The value at a path in the form in which values are told apart. Programs that ignore case, width, invisible characters
+ * and white space, and all that read numbers, see one value where there is one; what is neither there nor a text, a
+ * number or a boolean is in doubt.
+ */
+function scalar(path: LimitKey, args: Arguments): string {
+  const key = argumentKey(path);
+  const value = args.values.get(key);
+  const kinds = typeof value === 'number' ? (['num'] as const) : (['str', 'bool'] as const);
+  if (value === undefined || isAmbiguous(args, pathRead(key, kinds))) throw new Doubt(displayPath(key));
+  if (typeof value === 'boolean') return String(value);
+  const text = folded(args.str.get(key) ?? '');
+  return args.num.get(key) ?? exactDecimal(text) ?? numeral(text) ?? text;
+}
+
+/** One form for the numerals that `exactDecimal` does not read: in scientific or hexadecimal notation, or of many digits. */
+function numeral(text: string): string | undefined {
+  const [, sign, digits] = /^([+-]?)0*(\d+)(?:\.0*)?$/.exec(text) ?? [];
+  if (digits !== undefined) return `${sign === '-' ? '-' : ''}${digits}.0`;
+  if (!/^[+-]?(?:\d+\.?\d*|\.\d+)e[+-]?\d+$|^0x[\da-f]+$|^0b[01]+$|^0o[0-7]+$/.test(text)) return undefined;
+  const number = Number(text);
+  return Number.isFinite(number) ? (exactDecimal(number) ?? String(number)) : undefined;
+}
+
+/** The amount of the action in ten-thousandths of the budget's currency. */
+function spent(
+  { of, in: inPath, currency }: { of?: string; in?: string; currency: string },
+  request: ActionRequest,
+  args: Arguments,
+): number {
+  if (of === undefined) {
+    const exact = request.estimated_value === undefined ? undefined : exactDecimal(request.estimated_value);
+    const units = exact === undefined ? undefined : tenThousandths(exact);
+    if (units === undefined) throw new Doubt('estimated_value');
+    if (request.value_currency?.toUpperCase() !== currency) throw new Doubt('value_currency');
+    return units;
+  }
+  const key = argumentKey(of);
+  const number = isAmbiguous(args, pathRead(key, ['num'])) ? undefined : args.num.get(key);
+  const units = number === undefined ? undefined : tenThousandths(number);
+  if (units === undefined) throw new Doubt(displayPath(key));
+  if (inPath !== undefined) {
+    const named = argumentKey(inPath);
+    const text = isAmbiguous(args, pathRead(named, ['str'])) ? undefined : args.str.get(named);
+    if (text?.toUpperCase() !== currency) throw new Doubt(displayPath(named));
+  }
+  return units;
+}
+
+/** `arguments.order_id` -> `order_id`, the key among the flattened arguments. */
+function argumentKey(path: string): string {
+  return /^arguments\.context(?:$|[.[])/.test(path) ? path : path.replace(/^arguments\.?/, '');
+}

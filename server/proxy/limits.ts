@@ -1,0 +1,218 @@
+import { randomUUID } from 'node:crypto';
+import type { Clock } from '../lib/clock.ts';
+import type { Log } from '../lib/log.ts';
+import { type LimitHit, leaseOf } from '../policy/evaluation/limits.ts';
+import type { Asked, Taking } from '../policy/evaluation/protocol.ts';
+import { type ControlPlane, ControlPlaneError, type LimitResult } from './control-plane.ts';
+import { type Counters, keyOf } from './counters.ts';
+
+/** What a proxy does with limits while it cannot reach the control plane; see `SVC_PROXY_LIMITS_AWAY`. */
+export type LimitsAway = 'rates' | 'count' | 'deny';
+
+/** After a failure the control plane is not asked for so long: no action waits for one that does not answer. */
+const REST_MS = 3_000;
+const MOST_TAKES = 50;
+/** A refusal is remembered for so long: the limit may be raised meanwhile. */
+const REFUSED_MS = 5_000;
+/** Leases and refusals that are remembered. */
+const MOST_KNOWN = 100_000;
+
+const UNCOUNTED = 'the limit cannot be counted: the control plane cannot be reached';
+
+interface Waiting {
+  take: Record<string, unknown>;
+  resolve(result: LimitResult): void;
+  reject(error: unknown): void;
+}
+
+interface Known {
+  /** Calls that were taken ahead. */
+  ahead: number;
+  /** When the window ends. */
+  endsAt: number;
+  /** More calls are refused without being asked for. */
+  refused: boolean;
+  /** What is known is forgotten then. */
+  until: number;
+}
+
+/**
+ * Limits that the control plane counts for all proxies. What this proxy takes is committed there before an action is
+ * permitted. Of rates with high limits it takes some calls ahead, so that most calls need no answer; requests that wait
+ * are sent together.
+ *
+ * INVARIANT: while the control plane answers, all proxies together never take more than a limit. Taking ahead may refuse
+ * calls early, by at most the share in `leaseOf` for each other proxy.
+ */
+export class SharedLimits {
+  readonly #control: ControlPlane;
+  readonly #counters: Counters;
+  readonly #clock: Clock;
+  readonly #log: Log;
+  readonly #away: LimitsAway;
+  readonly #known = new Map<string, Known>();
+  readonly #waiting: Waiting[] = [];
+  #sending = false;
+  #restUntil = 0;
+
+  constructor(parts: { control: ControlPlane; counters: Counters; clock: Clock; log: Log; away: LimitsAway }) {
+    this.#control = parts.control;
+    this.#counters = parts.counters;
+    this.#clock = parts.clock;
+    this.#log = parts.log;
+    this.#away = parts.away;
+  }
+
+  /** As `Ports.take`. */
+  async take({ limits, checked, once }: Asked, agentId: string): Promise<Taking | { unavailable: string }> {
+    const now = this.#clock.now();
+    const refused = limits.filter((limit) => this.#find(limit, now)?.refused);
+    if (refused.length > 0 && once === undefined) {
+      return nothing(refused.map((limit) => [limit, Math.ceil((this.#find(limit, now)!.endsAt - now) / 1000)]));
+    }
+    const ahead = once === undefined ? limits.filter((limit) => (this.#find(limit, now)?.ahead ?? 0) > 0) : [];
+    const asked = limits.filter((limit) => !ahead.includes(limit));
+    if (asked.length + checked.length === 0) return this.#granted(limits, agentId, ahead);
+    if (performance.now() < this.#restUntil) return this.#alone(limits, checked, agentId);
+
+    const id = randomUUID();
+    let result: LimitResult;
+    try {
+      // the calls that are used must not be given to another action meanwhile
+      for (const limit of ahead) this.#find(limit, now)!.ahead--;
+      result = await this.#send({ id, agent_id: agentId, limits: asked, checked, ...(once && { once }) });
+    } catch (error) {
+      for (const limit of ahead) this.#putBack(limit);
+      if (!(error instanceof ControlPlaneError)) throw error;
+      this.#log.warn({ detail: error.message }, 'limits are not counted by the control plane');
+      this.#restUntil = performance.now() + REST_MS;
+      return this.#alone(limits, checked, agentId);
+    }
+    if ('taken' in result) {
+      const after = this.#clock.now();
+      for (const { rule_id, kind, key, units, ends_in_ms } of result.taken) {
+        const limit = asked.find((one) => keyOf(one) === keyOf({ rule_id, kind, key }));
+        const more = limit?.kind === 'rate' ? units - limit.units : 0;
+        if (limit && more > 0 && once === undefined)
+          this.#know(limit, {
+            ...{ ahead: more, refused: false, endsAt: after + ends_in_ms, until: after + ends_in_ms },
+          });
+      }
+      return this.#granted(limits, agentId, [], once === undefined ? id : undefined, ahead);
+    }
+    for (const limit of ahead) this.#putBack(limit);
+    // the control plane has other policies than this proxy, which gets them soon
+    if ('unknown' in result) return this.#alone(limits, checked, agentId);
+    const over: [LimitHit, number][] = [];
+    for (const { rule_id, retry_after } of result.exceeded) {
+      for (const limit of [...limits, ...checked]) {
+        if (limit.rule_id !== rule_id) continue;
+        over.push([limit, retry_after]);
+        const only = asked.length === 1 && checked.length === 0 && limit.kind === 'rate' && !limit.chosen;
+        if (!only) continue;
+        const [after, ms] = [this.#clock.now(), retry_after * 1000];
+        this.#know(limit, { ahead: 0, refused: true, endsAt: after + ms, until: after + Math.min(ms, REFUSED_MS) });
+      }
+    }
+    return nothing(over);
+  }
+
+  #granted(
+    limits: readonly LimitHit[],
+    agentId: string,
+    used: readonly LimitHit[],
+    id?: string,
+    ahead: readonly LimitHit[] = used,
+  ): Taking {
+    const now = this.#clock.now();
+    for (const limit of used) {
+      const known = this.#find(limit, now);
+      if (known) known.ahead--;
+    }
+    this.#counters.note(limits, agentId, now);
+    return {
+      exceeded: new Map(),
+      giveBack: async () => {
+        this.#counters.giveBack(limits, agentId);
+        for (const limit of ahead) this.#putBack(limit);
+        if (id === undefined) return;
+        await this.#control.giveBackLimits(id).catch((error: Error) => {
+          // it stays taken, and no limit is passed
+          this.#log.warn({ detail: error.message }, 'what an action took of limits could not be given back');
+        });
+      },
+    };
+  }
+
+  /** Counts for this proxy alone, as far as the setting allows. */
+  #alone(limits: readonly LimitHit[], checked: readonly LimitHit[], agentId: string): Taking | { unavailable: string } {
+    const money = [...limits, ...checked].some(({ kind }) => kind === 'budget');
+    if (this.#away === 'deny' || (this.#away === 'rates' && money)) return { unavailable: UNCOUNTED };
+    const exceeded = this.#counters.take(limits, checked, agentId, this.#clock.now());
+    return {
+      exceeded,
+      giveBack: async () => exceeded.size === 0 && this.#counters.giveBack(limits, agentId),
+    } as Taking;
+  }
+
+  #find(limit: LimitHit, now: number): Known | undefined {
+    if (limit.kind !== 'rate') return undefined;
+    const known = this.#known.get(keyOf(limit));
+    return known && known.until > now ? known : undefined;
+  }
+
+  #know(limit: LimitHit, known: Known): void {
+    const key = keyOf(limit);
+    const before = this.#find(limit, this.#clock.now());
+    this.#known.delete(key);
+    this.#known.set(key, { ...known, ahead: known.ahead + (known.refused ? 0 : (before?.ahead ?? 0)) });
+    if (this.#known.size > MOST_KNOWN) this.#known.delete(this.#known.keys().next().value as string);
+  }
+
+  #putBack(limit: LimitHit): void {
+    const known = this.#find(limit, this.#clock.now());
+    if (known) known.ahead++;
+  }
+
+  #send(take: { id: string; agent_id: string; limits: LimitHit[]; checked: readonly LimitHit[]; once?: string }) {
+    const sent = {
+      ...take,
+      limits: take.limits.map((limit) => ({
+        ...named(limit),
+        ...(take.once === undefined && { extra: leaseOf(limit) }),
+      })),
+      checked: take.checked.map(named),
+    };
+    return new Promise<LimitResult>((resolve, reject) => {
+      this.#waiting.push({ take: sent, resolve, reject });
+      void this.#flush();
+    });
+  }
+
+  async #flush(): Promise<void> {
+    if (this.#sending) return;
+    this.#sending = true;
+    while (this.#waiting.length > 0) {
+      const batch = this.#waiting.splice(0, MOST_TAKES);
+      try {
+        const results = await this.#control.takeLimits(batch.map(({ take }) => take));
+        for (const [n, { resolve }] of batch.entries()) resolve(results[n]!);
+      } catch (error) {
+        for (const { reject } of batch) reject(error);
+      }
+    }
+    this.#sending = false;
+  }
+}
+
+function named({ rule_id, kind, key, units }: LimitHit) {
+  return { rule_id, kind, key, units };
+}
+
+function nothing(over: readonly [LimitHit, number][]): Taking {
+  const exceeded = new Map<string, { retry_after: number }>();
+  for (const [{ rule_id }, seconds] of over) {
+    exceeded.set(rule_id, { retry_after: Math.max(1, seconds, exceeded.get(rule_id)?.retry_after ?? 0) });
+  }
+  return { exceeded, giveBack: async () => {} };
+}
