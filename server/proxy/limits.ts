@@ -52,6 +52,8 @@ export class SharedLimits {
   readonly #away: LimitsAway;
   readonly #known = new Map<string, Known>();
   readonly #waiting: Waiting[] = [];
+  /** Limits of which calls are being taken ahead: once at a time, so that no more than one share waits to be used. */
+  readonly #leasing = new Set<string>();
   #sending = false;
   #restUntil = 0;
 
@@ -174,19 +176,23 @@ export class SharedLimits {
     if (known) known.ahead++;
   }
 
-  #send(take: { id: string; agent_id: string; limits: LimitHit[]; checked: readonly LimitHit[]; once?: string }) {
-    const sent = {
-      ...take,
-      limits: take.limits.map((limit) => ({
-        ...named(limit),
-        ...(take.once === undefined && { extra: leaseOf(limit) }),
-      })),
-      checked: take.checked.map(named),
-    };
-    return new Promise<LimitResult>((resolve, reject) => {
-      this.#waiting.push({ take: sent, resolve, reject });
-      void this.#flush();
+  async #send(take: { id: string; agent_id: string; limits: LimitHit[]; checked: readonly LimitHit[]; once?: string }) {
+    const leased: string[] = [];
+    const limits = take.limits.map((limit) => {
+      const key = keyOf(limit);
+      const extra = take.once === undefined && !this.#leasing.has(key) ? leaseOf(limit) : 0;
+      if (extra > 0) leased.push(key);
+      return { ...named(limit), extra };
     });
+    for (const key of leased) this.#leasing.add(key);
+    try {
+      return await new Promise<LimitResult>((resolve, reject) => {
+        this.#waiting.push({ take: { ...take, limits, checked: take.checked.map(named) }, resolve, reject });
+        void this.#flush();
+      });
+    } finally {
+      for (const key of leased) this.#leasing.delete(key);
+    }
   }
 
   async #flush(): Promise<void> {

@@ -39,6 +39,8 @@ afterAll(() => provider?.stop());
 const EXEMPT = new Set([
   'POST /v1/evaluate',
   'POST /v1/events/ingest',
+  'POST /v1/limits/take',
+  'POST /v1/limits/give-back',
   'POST /v1/forensics/records',
   'POST /v1/proxies/heartbeat',
   'POST /v1/policies/validate',

@@ -183,6 +183,8 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /v1/escrow/{id}/cancel': { reason: 'not needed' },
   'POST /v1/forensics/export': { purpose: 'audit' },
   'POST /v1/events/ingest': { events: [] },
+  'POST /v1/limits/take': { takes: [] },
+  'POST /v1/limits/give-back': { id: 'none' },
   'POST /v1/forensics/records': { events: [] },
   'PUT /v1/lists/{name}': { values: ['DE1', 'DE3'], version: 2 },
   'POST /v1/lists/{name}/approve': { version: 2 },

@@ -78,7 +78,7 @@ export function limitsOf(
     const { rate, budget } = rule.annotations;
     const counted = (kind: LimitHit['kind'], per: LimitKey = 'agent', units: () => number): LimitHit => ({
       ...{ rule_id: rule.id, kind, ...limitTerms(rule.annotations, kind)!, units: units() },
-      key: keyOf([per, valueOf(per, request, args), kind === 'budget' ? budget!.currency : null]),
+      key: keyOf([per, apartBy(per, request, args), kind === 'budget' ? budget!.currency : null]),
     });
     try {
       if (rate) limits.push(counted('rate', rate.per, () => 1));
@@ -115,7 +115,7 @@ function keyOf(parts: unknown[]): string {
   return sha256(canonicalJson(parts)).toString('base64url');
 }
 
-function valueOf(per: LimitKey, request: ActionRequest, args: Arguments): unknown {
+function apartBy(per: LimitKey, request: ActionRequest, args: Arguments): unknown {
   switch (per) {
     case 'agent':
       return request.agent_id;
