@@ -183,8 +183,18 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /v1/escrow/{id}/cancel': { reason: 'not needed' },
   'POST /v1/forensics/export': { purpose: 'audit' },
   'POST /v1/events/ingest': { events: [] },
-  'POST /v1/limits/take': { takes: [] },
-  'POST /v1/limits/give-back': { id: 'none' },
+  'POST /v1/limits/take': {
+    takes: [
+      {
+        id: '0f6e1c2a-6d5c-4f0e-9a57-0d9d1a3f7b11',
+        agent_id: 'support-bot-1',
+        limits: [
+          { rule_id: 'refunds#often', kind: 'rate', key: 'nGq4hC0yYw2uY3oS0kzVbF1x6T8rLmPqJd5eWi7aXyE', units: 1 },
+        ],
+      },
+    ],
+  },
+  'POST /v1/limits/give-back': { id: '0f6e1c2a-6d5c-4f0e-9a57-0d9d1a3f7b11' },
   'POST /v1/forensics/records': { events: [] },
   'PUT /v1/lists/{name}': { values: ['DE1', 'DE3'], version: 2 },
   'POST /v1/lists/{name}/approve': { version: 2 },
