@@ -6,6 +6,7 @@ import { type BundleRegistry, DRIFT_MODES, EMPTY_REGISTRY } from '../domain/tool
 import { canonicalJson } from '../lib/canonical-json.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import { areAnnotations } from './language/annotations.ts';
+import { listsOf } from './language/facts.ts';
 import { readHead } from './language/head.ts';
 import { tokens } from './language/scan.ts';
 
@@ -115,7 +116,7 @@ export function bundleContent(parts: {
 
 /** The reference lists that statements read. */
 export function listsNamed(statements: readonly { cedar: string }[]): Set<string> {
-  return new Set(statements.flatMap(({ cedar }) => readHead(tokens(cedar)).facts.map(({ list }) => list)));
+  return new Set(statements.flatMap(({ cedar }) => listsOf(readHead(tokens(cedar)).facts)));
 }
 
 /** `sha256:<hex>` of the content, used as `current_hash`, as the ETag and in decision records. */

@@ -131,6 +131,8 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'GET /v1/settings/token-issuers': ['admin', 'admin proxy'],
   'PUT /v1/settings/token-issuers': ['admin', 'admin'],
   'POST /v1/proxies/heartbeat': ['-', 'admin proxy'],
+  'POST /v1/limits/take': ['-', 'admin proxy'],
+  'POST /v1/limits/give-back': ['-', 'admin proxy'],
   'GET /v1/proxies': ['viewer', 'admin'],
   'GET /v1/proxies/rollout': ['viewer', 'admin pipeline', 'policies:read'],
   'GET /v1/proxy-config': ['-', 'admin proxy'],

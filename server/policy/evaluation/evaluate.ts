@@ -11,13 +11,14 @@ import {
 } from '../../domain/policy.ts';
 import type { SessionState } from '../../domain/session-facts.ts';
 import { isGuardrail } from '../language/annotations.ts';
-import type { ListFact } from '../language/facts.ts';
+import { type Fact, listsOf } from '../language/facts.ts';
 import { admits, type Head, named, readHead } from '../language/head.ts';
 import { CedarHost, cedarLanguageVersion } from '../language/host.ts';
+import { compilePattern, type Pattern } from '../language/patterns.ts';
 import { preamble, tokens } from '../language/scan.ts';
 import { narrowed } from '../language/schema.ts';
 import { firstAmbiguity, keysRead, type RequestReads, readsOf } from './ambiguity.ts';
-import { factsOf, type Lists } from './facts.ts';
+import { factsOf, type Lists, longToMatch } from './facts.ts';
 import { joinedTerms, ruleReference, strictestFirst } from './hold-terms.ts';
 import { type LimitHit, limitsOf } from './limits.ts';
 import { definitionRule, Registry, TOOL_CHANGED } from './registry.ts';
@@ -106,7 +107,9 @@ interface Slice {
   reads: RequestReads<BundleStatement>;
   /** The context attributes that its statements read; null means all. */
   attributes: ReadonlySet<string> | null;
-  facts: readonly ListFact[];
+  facts: readonly Fact[];
+  /** Its compiled patterns. */
+  patterns: ReadonlyMap<string, Pattern>;
   session: SessionReads;
   sessionNames: NonNullable<Reads['session']>;
   texts: Record<string, string>;
@@ -159,8 +162,9 @@ export class PolicyEngine {
       const { id, effect, annotations, cedar } = statement;
       const read = tokens(cedar);
       const head = readHead(read);
-      const missing = head.facts.find(({ list }) => !this.#lists.has(list));
-      if (missing) throw new RangeError(`${id} reads the list ${missing.list}, which the bundle does not have`);
+      const missing = listsOf(head.facts).find((list) => !this.#lists.has(list));
+      if (missing !== undefined)
+        throw new RangeError(`${id} reads the list ${missing}, which the bundle does not have`);
       if (head.effect !== effect) throw new RangeError(`${id} is not a ${effect}`);
       const guardrail = isGuardrail(effect, annotations);
       const word = read[preamble(read).rest - 1];
@@ -278,12 +282,12 @@ export class PolicyEngine {
   #match(request: MappedRequest): Match {
     const slice = this.#slice(request);
     if (Object.keys(slice.texts).length === 0) return { outcome: 'unpermitted', hits: [], limits: [] };
-    const ambiguity = firstAmbiguity(slice.reads, request);
+    const ambiguity = firstAmbiguity(slice.reads, request) ?? longToMatch(slice.facts, request.args, slice.patterns);
     if (ambiguity) return ambiguousMatch(ambiguity.path, ambiguity.rule);
     const call = request.call({
       keys: keysRead(slice.reads, request),
       attributes: slice.attributes,
-      facts: factsOf(slice.facts, request.args, this.#lists),
+      facts: factsOf(slice.facts, request.args, this.#lists, slice.patterns),
       session: slice.sessionNames,
     });
     const question = `${slice.id} ${JSON.stringify(call)}`;
@@ -384,7 +388,10 @@ function sliceOf(fitting: Indexed[], schema: string, id: number, sessions: Sessi
     facts: new Set(session.facts.map(({ tag }) => tag)),
     calls: new Set(session.calls.map(({ tag }) => tag)),
   };
-  const read = { reads, facts, session, sessionNames };
+  const patterns = new Map(
+    facts.flatMap((fact) => ('pattern' in fact ? [[fact.pattern, compilePattern(fact.pattern)] as const] : [])),
+  );
+  const read = { reads, facts, patterns, session, sessionNames };
   return { id, texts, ...read, attributes: narrow === undefined ? null : attributes, schema: narrow || schema };
 }
 

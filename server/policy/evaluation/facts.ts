@@ -1,5 +1,7 @@
 import { comparable, LIST_LIMITS } from '../../domain/lists.ts';
-import type { ListFact } from '../language/facts.ts';
+import type { Fact } from '../language/facts.ts';
+import { PATTERN_LIMITS, type Pattern } from '../language/patterns.ts';
+import { type Ambiguity, displayPath } from './ambiguity.ts';
 import type { Arguments } from './request.ts';
 
 /** The lists of a bundle, by name. */
@@ -7,23 +9,49 @@ export type Lists = ReadonlyMap<string, ReadonlySet<string>>;
 
 /**
  * The names of the facts that are true of these arguments. A text is in a list if the list has it, and a list of texts if
- * the list has all of them, or any of them where the fact says so. An argument that is absent, empty or of another type
- * is in no list.
+ * the list has all of them, or any of them where the fact says so; likewise with patterns. An argument that is absent,
+ * empty or of another type is in no list and matches nothing.
  */
 export function factsOf(
-  facts: readonly ListFact[],
+  facts: readonly Fact[],
   { str, list }: Pick<Arguments, 'str' | 'list'>,
   lists: Lists,
+  patterns: ReadonlyMap<string, Pattern>,
 ): ReadonlySet<string> {
   const found = new Set<string>();
-  for (const { key, path, any, list: name } of facts) {
-    const known = lists.get(name);
-    const text = str.get(path);
-    const texts = text === undefined ? (list.get(path) ?? []) : [text];
-    if (!known || texts.length === 0) continue;
-    // normalization shortens a text at most to a third
-    const has = (one: string) => one.length <= LIST_LIMITS.characters * 3 && known.has(comparable(one));
+  for (const fact of facts) {
+    const { key, path, any } = fact;
+    const texts = textsAt({ str, list }, path);
+    const has = 'list' in fact ? inList(lists.get(fact.list)) : patterns.get(fact.pattern)?.test;
+    if (!has || texts.length === 0) continue;
     if (any ? texts.some(has) : texts.every(has)) found.add(key);
   }
   return found;
+}
+
+/** The first argument whose texts are too long for the patterns that test them: a decision takes a bounded time. */
+export function longToMatch(
+  facts: readonly Fact[],
+  args: Pick<Arguments, 'str' | 'list'>,
+  patterns: ReadonlyMap<string, Pattern>,
+): Ambiguity<never> | undefined {
+  if (patterns.size === 0) return undefined;
+  let steps = 0;
+  for (const fact of facts) {
+    if (!('pattern' in fact)) continue;
+    const characters = textsAt(args, fact.path).reduce((sum, text) => sum + text.length + 1, 0);
+    steps += characters * patterns.get(fact.pattern)!.size;
+    if (steps > PATTERN_LIMITS.steps) return { path: displayPath(fact.path) };
+  }
+  return undefined;
+}
+
+function textsAt({ str, list }: Pick<Arguments, 'str' | 'list'>, path: string): readonly string[] {
+  const text = str.get(path);
+  return text === undefined ? (list.get(path) ?? []) : [text];
+}
+
+function inList(known: ReadonlySet<string> | undefined): ((text: string) => boolean) | undefined {
+  // normalization shortens a text at most to a third
+  return known && ((text) => text.length <= LIST_LIMITS.characters * 3 && known.has(comparable(text)));
 }

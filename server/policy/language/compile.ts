@@ -2,7 +2,7 @@ import type { DetailedError, PolicyJson, ValidationError } from '@cedar-policy/c
 import type { Annotations } from '../../domain/annotations.ts';
 import type { Diagnostic } from '../../domain/policy.ts';
 import { isGuardrail } from './annotations.ts';
-import { factFaults } from './facts.ts';
+import { factFaults, listsOf, openPatterns } from './facts.ts';
 import { readHead } from './head.ts';
 import { type CedarHost, EngineError } from './host.ts';
 import { neverApplies } from './never.ts';
@@ -117,6 +117,7 @@ function compile(
     for (const { start, message } of [...factFaults(words, lists), ...sessionFaults(words, declared)]) {
       errors.push({ ...positions.at(start), message });
     }
+    for (const { start, message } of openPatterns(words)) warnings.push({ ...positions.at(start), message });
     if (annotations.id !== undefined && ids.has(annotations.id)) {
       errors.push({ ...at('id'), message: `another statement has @id("${annotations.id}")` });
     }
@@ -167,7 +168,7 @@ function compile(
     scopes: union(statements.map(({ scopes }) => scopes)),
     roles: union(statements.map(({ roles }) => roles)),
     any_role: statements.some((statement) => statement.any_role),
-    lists: union(all.map((words) => readHead(words).facts.map(({ list }) => list))),
+    lists: union(all.map((words) => listsOf(readHead(words).facts))),
   };
 }
 

@@ -1,4 +1,5 @@
 import { nearest } from '../../lib/nearest.ts';
+import { isAnchored, patternFault } from './patterns.ts';
 import { literal, preamble, type Token } from './scan.ts';
 
 /**
@@ -14,11 +15,23 @@ export interface ListFact {
   list: string;
 }
 
+/** A pattern that a text has to match: `command matches ^ls( |$)`, or `recipients any matches @example\.com$`. */
+export interface PatternFact extends Omit<ListFact, 'list'> {
+  pattern: string;
+}
+
+export type Fact = ListFact | PatternFact;
+
 /** The name of a list has no space, so the last ` in ` ends the argument, whatever the argument is called. */
 const LIST_FACT = /^(.+?)(?: (any|all))? in ([a-z0-9][a-z0-9_-]{0,63})$/s;
 
+/** The first ` matches ` ends the argument, because a pattern may have any text. */
+const PATTERN_FACT = /^(.+?)(?: (any|all))? matches (.+)$/s;
+
 /** Undefined for what is not the name of a fact. */
-export function readFact(key: string): ListFact | undefined {
+export function readFact(key: string): Fact | undefined {
+  const [, argument, which, pattern] = PATTERN_FACT.exec(key) ?? [];
+  if (argument !== undefined) return { key, path: argument, any: which === 'any', pattern: pattern! };
   const [, path, quantity, list] = LIST_FACT.exec(key) ?? [];
   return path === undefined ? undefined : { key, path, any: quantity === 'any', list: list! };
 }
@@ -50,8 +63,11 @@ export function factFaults(statement: Token[], lists?: readonly string[]): { sta
     const { start: place } = statement[n + 4]!;
     const fact = readFact(name);
     if (!fact) {
-      const message = `write an argument, " in " and the name of a list, such as "recipient in known-ibans", or "recipients any in blocked-ibans"`;
+      const message = `write an argument, " in " and the name of a list, such as "recipient in known-ibans", or "recipients any in blocked-ibans"; or an argument, " matches " and a pattern`;
       faults.push({ start: place, message });
+    } else if ('pattern' in fact) {
+      const message = patternFault(fact.pattern);
+      if (message !== undefined) faults.push({ start: place, message });
     } else if (lists && !lists.includes(fact.list)) {
       const near = nearest(fact.list, lists);
       const known = lists.length === 0 ? 'there are no lists yet' : `known lists: ${lists.slice(0, 20).join(', ')}`;
@@ -60,4 +76,26 @@ export function factFaults(statement: Token[], lists?: readonly string[]): { sta
     }
   }
   return faults;
+}
+
+/** The reference lists among facts. */
+export function listsOf(facts: readonly Fact[]): string[] {
+  return facts.flatMap((fact) => ('list' in fact ? fact.list : []));
+}
+
+/**
+ * Patterns of a permit that need not match the whole text, by the place of each: what surrounds the match is permitted
+ * with it.
+ */
+export function openPatterns(statement: Token[]): { start: number; message: string }[] {
+  const { effect, rest } = preamble(statement);
+  if (effect !== 'permit') return [];
+  return statement.slice(rest).flatMap(({ text, start }, n, words) => {
+    const before = words[n - 2]?.text;
+    const fact = before === 'hasTag' && words[n - 4]?.text === 'facts' ? readFact(literal(text) ?? '') : undefined;
+    if (!fact || !('pattern' in fact) || isAnchored(fact.pattern)) return [];
+    return [
+      { start, message: 'this pattern permits whatever stands around its match: begin it with ^ and end it with $' },
+    ];
+  });
 }

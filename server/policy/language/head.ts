@@ -1,4 +1,4 @@
-import { type ListFact, readFact } from './facts.ts';
+import { type Fact, readFact } from './facts.ts';
 import { literal, preamble, type Token } from './scan.ts';
 import {
   argumentOf,
@@ -26,7 +26,7 @@ export interface Head {
   /** The arguments that the statement can read, as far as its tokens show. */
   reads: TagRead[];
   /** The facts that the statement reads. Each is also a read of its argument. */
-  facts: ListFact[];
+  facts: Fact[];
   /** The facts of the session that it reads. The argument that is the key of one is also a read, of the kind `key`. */
   sessionFacts: FactRead[];
   /** What it asks of earlier calls. */
@@ -147,7 +147,7 @@ function literals(clauses: Token[]): string[] | null {
 
 function tagReads(clauses: Token[]): Pick<Head, 'reads' | 'facts' | 'sessionFacts' | 'calls'> {
   const reads: TagRead[] = [];
-  const facts: ListFact[] = [];
+  const facts: Fact[] = [];
   const sessionFacts: FactRead[] = [];
   const calls: CallRead[] = [];
   for (const [n, { text }] of clauses.entries()) {

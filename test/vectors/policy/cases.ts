@@ -73,6 +73,9 @@ when {
   context.session.called.hasTag("get_order") && context.session.lowest_trust >= 50 &&
   context.session.str.hasTag("order_status[order_id]") && context.session.str.getTag("order_status[order_id]") == "pending"
 };
+
+@id("goodwill") @budget("200 EUR/d of arguments.total in arguments.currency per tenant")
+permit(principal in AgentRole::"support-bot", action == Action::"tool_call", resource == Tool::"give_credit");
 `;
 
 export interface RequestCase {
@@ -111,6 +114,7 @@ const support: ActionRequest = {
 const query = { ...support, action_type: 'db_query', tool_name: 'crm_db', resource: '/v1/customers/42' };
 const closing = { ...support, tool_name: 'close_account' };
 const message = { ...support, action_type: 'message_send', tool_name: 'mail' };
+const credit = { ...support, tool_name: 'give_credit' };
 const wire = { ...payment, estimated_value: 50, arguments: { kind: 'wire' } };
 
 const NOTHING = 'no policy permits this action';
@@ -204,6 +208,27 @@ export const REQUESTS: RequestCase[] = [
     request: { ...message, now: '2026-01-02T20:00:00.000Z' },
     exceeded: { 'pol_demo#6': { retry_after: 42 } },
     expect: { decision: 'rate_limited', rule: 'pol_demo#6' },
+  },
+  {
+    name: 'a credit within its budget',
+    request: { ...credit, arguments: { total: '20.50', currency: 'eur' } },
+    expect: { decision: 'allow', rule: 'pol_demo#goodwill' },
+  },
+  {
+    name: 'a credit beyond its budget',
+    request: { ...credit, arguments: { total: 20, currency: 'EUR' } },
+    exceeded: { 'pol_demo#goodwill': { retry_after: 42 } },
+    expect: { decision: 'rate_limited', rule: 'pol_demo#goodwill' },
+  },
+  {
+    name: 'a credit in a currency that the budget is not in',
+    request: { ...credit, arguments: { total: 20, currency: 'JPY' } },
+    expect: denied('argument_in_doubt: arguments.currency', 'pol_demo#goodwill'),
+  },
+  {
+    name: 'a credit that would add to the budget',
+    request: { ...credit, arguments: { total: -20, currency: 'EUR' } },
+    expect: denied('argument_in_doubt: arguments.total', 'pol_demo#goodwill'),
   },
   { name: 'a read is masked', request: query, expect: { decision: 'allow_with_masking', rule: 'pol_demo#5' } },
   {
