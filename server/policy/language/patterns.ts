@@ -59,11 +59,10 @@ export function patternFault(source: string): string | undefined {
 
 /** Does the pattern have to match the whole text, as far as its ends show? */
 export function isAnchored(source: string): boolean {
-  return (
-    /^(?:\(\?[a-ln-z]+\))?(?:\^|\\A)/.test(source) &&
-    /(?<!\\)(?:\\\\)*(?:\$|\\z)$/.test(source) &&
-    !hasTopLevelBar(source)
-  );
+  const begins = /^(?:\(\?[is]+\))?(?:\^|\\A)/.test(source);
+  const ends = /(?<!\\)(?:\\\\)*(?:\$|\\z)$/.test(source);
+  // with the flag m they stand for the ends of lines
+  return begins && ends && !/\(\?[a-zA-Z-]*m/.test(source) && !hasTopLevelBar(source);
 }
 
 /** `^a|b$` is anchored at one end each. */
