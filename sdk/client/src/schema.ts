@@ -1674,6 +1674,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/limits/take": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Take from the limits of policies before an action is done
+         * @description For proxies. Each entry of `takes` is one action: it takes from all its limits or from none, and the answer comes after the commit. The limits and windows are those of the live policies. The same id takes nothing a second time.
+         */
+        post: operations["limits-take"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/limits/give-back": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Give back what an action took of limits that was not done after all
+         * @description For proxies. Once for each id, by the key that took it, and as long as the windows are open.
+         */
+        post: operations["limits-giveBack"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/forensics/checkpoint": {
         parameters: {
             query?: never;
@@ -10848,6 +10888,155 @@ export interface operations {
             401: components["responses"]["UNAUTHENTICATED"];
             403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
             404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "limits-take": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "takes": [
+                 *         {
+                 *           "id": "0f6e1c2a-6d5c-4f0e-9a57-0d9d1a3f7b11",
+                 *           "agent_id": "support-bot-1",
+                 *           "limits": [
+                 *             {
+                 *               "rule_id": "refunds#often",
+                 *               "kind": "rate",
+                 *               "key": "nGq4hC0yYw2uY3oS0kzVbF1x6T8rLmPqJd5eWi7aXyE",
+                 *               "units": 1
+                 *             }
+                 *           ]
+                 *         }
+                 *       ]
+                 *     }
+                 */
+                "application/json": {
+                    takes: {
+                        id: string;
+                        agent_id: string;
+                        /** @description a held action: what it took already, through any proxy, is not taken again */
+                        once?: string;
+                        limits: {
+                            rule_id: string;
+                            /** @enum {string} */
+                            kind: "rate" | "budget";
+                            /** @description a hash of what is counted apart */
+                            key: string;
+                            /** @description 1 of a rate; ten-thousandths of the currency of a budget */
+                            units: number;
+                            /**
+                             * @description calls to take ahead where there is room
+                             * @default 0
+                             */
+                            extra?: number;
+                        }[];
+                        /**
+                         * @description must have room; nothing is taken
+                         * @default []
+                         */
+                        checked?: {
+                            rule_id: string;
+                            /** @enum {string} */
+                            kind: "rate" | "budget";
+                            /** @description a hash of what is counted apart */
+                            key: string;
+                            /** @description 1 of a rate; ten-thousandths of the currency of a budget */
+                            units: number;
+                        }[];
+                    }[];
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        results: ({
+                            taken: {
+                                rule_id: string;
+                                /** @enum {string} */
+                                kind: "rate" | "budget";
+                                /** @description a hash of what is counted apart */
+                                key: string;
+                                units: number;
+                                ends_in_ms: number;
+                            }[];
+                        } | {
+                            exceeded: {
+                                rule_id: string;
+                                /** @description seconds */
+                                retry_after: number;
+                            }[];
+                        } | {
+                            /** @description rules without such a limit in the live policies */
+                            unknown: string[];
+                        })[];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            409: components["responses"]["CONFLICT"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "limits-giveBack": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "id": "0f6e1c2a-6d5c-4f0e-9a57-0d9d1a3f7b11"
+                 *     }
+                 */
+                "application/json": {
+                    id: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            204: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
