@@ -22,6 +22,8 @@ import { decisions, type Governed, governed, ProxyProcess, Upstream } from './su
 const POLICY = `
 @id("all") permit(principal in AgentRole::"clerk", action, resource in ToolServer::"jobs")
   unless { action == Action::"roots_list" };
+@id("no-waste") @reason("no waste") forbid(principal, action == Action::"tool_call", resource)
+  when { context.num.hasTag("ms") && context.num.getTag("ms").greaterThan(decimal("100000.0")) };
 @id("keep") @reason("this one is kept") forbid(principal, action == Action::"task_update", resource == Tool::"tasks/cancel")
   when { principal == Agent::"careful" };
 @id("ask-first") @escrow("single") forbid(principal, action == Action::"task_update", resource == Tool::"tasks/cancel")
@@ -382,6 +384,17 @@ describe('in sessions', () => {
     expect(seen.at(-1)).toBe('result');
     const { tasks } = await client.experimental.tasks.listTasks();
     expect(tasks.map((task) => task.taskId)).toContain(taskId);
+  });
+
+  test('the official client hears why a call that it wanted as a task is refused', async () => {
+    const client = await connect('alice');
+    const call = { name: 'job', arguments: { ms: 200_000 } };
+    for await (const message of client.experimental.tasks.callToolStream(call, CallToolResultSchema, { task: {} })) {
+      expect(message).toMatchObject({
+        type: 'error',
+        error: { message: expect.stringContaining('Denied: no waste.') },
+      });
+    }
   });
 
   test('nobody else’s task can be named, listed, or be said to be what a request belongs to', async () => {

@@ -2,6 +2,9 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { existsSync, readFileSync } from 'node:fs';
 import path from 'node:path';
 import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
+import { Client as LegacyClient } from '@modelcontextprotocol/sdk/client/index.js';
+import { StreamableHTTPClientTransport as LegacyHttp } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
+import { ElicitRequestSchema } from '@modelcontextprotocol/sdk/types.js';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { freePort } from '../helpers/ports.ts';
 import { useServer } from '../helpers/server.ts';
@@ -177,6 +180,49 @@ test('the official client shows the page of the hold, and gets the answer when i
     expect(lines().filter((line) => line.includes('ann'))).toEqual(['transfer ann for gift']);
   } finally {
     await client.close();
+  }
+});
+
+async function inSession(asked: (params: { mode?: string; url?: string }) => string): Promise<LegacyClient> {
+  const client = new LegacyClient(
+    { name: 'test', version: '1' },
+    { capabilities: { elicitation: { url: {}, form: {} } } },
+  );
+  client.setRequestHandler(ElicitRequestSchema, async ({ params }) => {
+    const action = asked(params as { mode?: string; url?: string }) as 'accept';
+    return { action, ...(params.mode !== 'url' && { content: { purpose: 'gift' } }) };
+  });
+  const options = { requestInit: { headers: { authorization: `Bearer ${world.agentKey}` } } };
+  await client.connect(new LegacyHttp(new URL(`${proxy.url}/mcp`), options) as never);
+  return client;
+}
+
+test('the official client of the revision before shows the page in its session, and the call goes on', async () => {
+  const pages: string[] = [];
+  const client = await inSession(({ mode, url }) => {
+    if (mode !== 'url') return 'accept';
+    pages.push(url!);
+    setTimeout(() => void vote(url!.split('/').at(-1)!, 'approve'), 1500);
+    return 'accept';
+  });
+  // one whose person accepts and does not approve, and one whose person declines
+  const eager = await inSession(({ mode }) => (mode === 'url' ? 'accept' : 'cancel'));
+  const shy = await inSession(() => 'decline');
+  try {
+    const never = eager.callTool({ name: 'transfer', arguments: { to: 'mia' } }).catch(() => undefined);
+    expect(await shy.callTool({ name: 'transfer', arguments: { to: 'ida' } })).toMatchObject({
+      isError: true,
+      _meta: { 'svc/decision': { decision: 'escrow' } },
+    });
+    const answer = await client.callTool({ name: 'transfer', arguments: { to: 'ben' } });
+    expect(answer).toMatchObject({ content: [{ text: 'sent to ben for gift' }] });
+    expect(pages).toEqual([expect.stringMatching(/^http:\/\/.*\/approvals\/esc_\w+$/)]);
+    await eager.close();
+    await never;
+    const effects = lines().filter((line) => /ben|mia|ida/.test(line));
+    expect(effects).toEqual(['transfer ben for gift']);
+  } finally {
+    for (const one of [client, eager, shy]) await one.close();
   }
 });
 

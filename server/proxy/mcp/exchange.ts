@@ -3,6 +3,7 @@ import { sha256Tag } from '../../lib/crypto.ts';
 import type { Log } from '../../lib/log.ts';
 import { type Agent, AgentError, isPlain } from '../agents.ts';
 import { type Admitted, type Caller, type Gate, META_ESCROW_ID, META_SESSION } from './gate.ts';
+import { PAGE_WAIT_MS } from './page.ts';
 import { mismatch } from './param-headers.ts';
 import { type On, Unreachable } from './place.ts';
 import type { Resumed, Rounds } from './rounds.ts';
@@ -36,8 +37,6 @@ import {
 const MOST_TTL_MS = 30_000;
 const MOST_LISTENERS_OF_AGENT = 100;
 const MOST_WATCHED = 100;
-/** How long a client that has shown the page of a hold waits for the release, before it is asked again. */
-const PAGE_WAIT_MS = 20_000;
 /** By which requests a client may watch them. */
 const RESOURCE = ['resources/subscribe', 'uri'] as const;
 const TASK = ['tasks/get', 'taskId'] as const;

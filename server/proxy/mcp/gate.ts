@@ -111,6 +111,11 @@ export class Gate {
     return this.#parts.server;
   }
 
+  /** How long a held call waits, and where people approve it. */
+  get held(): { waitMs: number; controlUrl: string } {
+    return this.#parts;
+  }
+
   /** Is a request of this method an action, which must be admitted? */
   governs(method: string): boolean {
     return actionType(method) !== undefined;
@@ -140,7 +145,8 @@ export class Gate {
   ): Promise<Admitted | Refused | undefined> {
     const refuse = (code: number, message: string, meta: Record<string, unknown>): Refused => ({
       instead:
-        request.method === 'tools/call'
+        // where a task was asked for, a client takes no result of a tool
+        request.method === 'tools/call' && request.params?.task === undefined
           ? toolRefusal(request.id, message, meta)
           : refusal(request.id, code, message, meta),
     });

@@ -1,6 +1,9 @@
+import { randomUUID } from 'node:crypto';
 import type { Log } from '../../lib/log.ts';
 import type { Agent } from '../agents.ts';
-import type { Admitted, Caller, Gate } from './gate.ts';
+import type { Hold } from '../control-plane.ts';
+import { type Admitted, type Caller, type Gate, META_ESCROW_ID, type Refused } from './gate.ts';
+import { PAGE_WAIT_MS, pageOf } from './page.ts';
 import { isSessionLost, MASKED_MEANWHILE } from './place.ts';
 import { ofNoTask } from './tasks.ts';
 import {
@@ -9,6 +12,7 @@ import {
   type Id,
   INTERNAL_ERROR,
   INVALID_REQUEST,
+  isObject,
   type Link,
   type Message,
   type Notification,
@@ -31,6 +35,9 @@ export interface SessionParts {
 
 /** What a server may say at any time: none of it has a text of the server's. */
 const SAYS_NOTHING = /^ping$|^roots\/list$|\/list_changed$|^notifications\/resources\/updated$/;
+
+/** The revision that has `elicitation.url`. */
+const PAGES_SINCE = '2025-11-25';
 
 interface Pending {
   /** The client's own id. */
@@ -60,6 +67,10 @@ export class Session {
   #agent: Agent | undefined;
   /** The tasks that the client has made for the server, by its own names. */
   readonly #clientTasks = new Set<string>();
+  /** The client can show a page to a person: it has said so, and the revision has that. */
+  #showsPages = false;
+  /** What the proxy itself has asked of the client. */
+  readonly #asked = new Map<Id, (answer: Answer) => void>();
   #next = 0;
   #closed = false;
   readonly #ended = new AbortController();
@@ -109,7 +120,9 @@ export class Session {
 
   #fromClient(message: Message): void {
     const { tasks } = this.#parts.gate;
-    if (!('method' in message)) {
+    if (!('method' in message) && this.#asked.has(message.id)) {
+      this.#asked.get(message.id)!(message);
+    } else if (!('method' in message)) {
       this.#pass(this.#server, tasks.said(message, this.#agent, this.#clientTasks));
     } else if ('id' in message) {
       if (this.#isInUse(message.id)) {
@@ -132,6 +145,10 @@ export class Session {
   }
 
   #request(request: Request, admitted?: Admitted): void {
+    if (request.method === 'initialize') {
+      const { elicitation } = (request.params?.capabilities ?? {}) as { elicitation?: unknown };
+      this.#showsPages = isObject(elicitation) && isObject(elicitation.url);
+    }
     const number = ++this.#next;
     const token = request.params?._meta?.progressToken;
     this.#pending.set(number, {
@@ -169,11 +186,53 @@ export class Session {
     };
     const { gate, caller } = this.#parts;
     this.#agent ??= await caller.agent().catch(() => undefined);
-    const outcome = await gate.admit(request, caller, { signal: abort.signal, notify });
+    const { signal } = abort;
+    // one that can show the page of the hold need not wait for the first answer
+    const shows = this.#showsPages && request.params?.task === undefined;
+    let outcome = await gate.admit(request, caller, { signal, notify, ...(shows && { waitMs: 0 }) });
+    if (shows && outcome && 'instead' in outcome && outcome.hold) {
+      outcome = await this.#shown(request, outcome, outcome.hold, { signal, notify });
+    }
     if (this.#deciding.get(request.id) === abort) this.#deciding.delete(request.id);
     if (!outcome) return;
     if ('instead' in outcome) this.#pass(this.#client, outcome.instead);
     else this.#request(outcome.sent(request), outcome);
+  }
+
+  /** Has the page of the hold shown to a person. Where that is accepted, the call is decided again, by that hold. */
+  async #shown(
+    request: Request,
+    refused: Refused,
+    hold: Hold,
+    on: { signal: AbortSignal; notify: (message: Message) => void },
+  ): Promise<Admitted | Refused | undefined> {
+    const { gate, caller } = this.#parts;
+    const { controlUrl, waitMs } = gate.held;
+    const elicitationId = `svc-page-${randomUUID()}`;
+    const params = { ...pageOf(request, hold, controlUrl), elicitationId };
+    const { promise, resolve } = Promise.withResolvers<Answer | undefined>();
+    const gone = () => {
+      on.notify({ jsonrpc: '2.0', method: 'notifications/cancelled', params: { requestId: elicitationId } });
+      resolve(undefined);
+    };
+    on.signal.addEventListener('abort', gone, { once: true });
+    this.#asked.set(elicitationId, resolve);
+    this.#client
+      .send(
+        { jsonrpc: '2.0', id: elicitationId, method: 'elicitation/create', params },
+        { relatedRequestId: request.id },
+      )
+      .catch(() => resolve(undefined));
+    const answer = await promise;
+    this.#asked.delete(elicitationId);
+    on.signal.removeEventListener('abort', gone);
+    if (on.signal.aborted) return undefined;
+    if (!answer || 'error' in answer || answer.result.action !== 'accept') return refused;
+    const _meta = { ...request.params?._meta, [META_ESCROW_ID]: hold.id };
+    const again = { ...request, params: { ...request.params, _meta } };
+    const outcome = await gate.admit(again, caller, { ...on, waitMs: Math.max(waitMs, PAGE_WAIT_MS) });
+    on.notify({ jsonrpc: '2.0', method: 'notifications/elicitation/complete', params: { elicitationId } });
+    return outcome;
   }
 
   #fromServer(received: Message): void {
@@ -261,6 +320,7 @@ export class Session {
     // over HTTP every request after this one names it
     this.#server.setProtocolVersion?.(String(result.protocolVersion));
     this.initialized = true;
+    if (String(result.protocolVersion) < PAGES_SINCE) this.#showsPages = false;
     const capabilities = result.capabilities as { tools?: object } | undefined;
     if (!capabilities?.tools) return result;
     this.#unlisten();

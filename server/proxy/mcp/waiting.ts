@@ -1,6 +1,7 @@
 import type { Agent } from '../agents.ts';
 import { ControlPlaneError, type Hold } from '../control-plane.ts';
 import type { Holds } from '../holds.ts';
+import { pageOf, waitsFor } from './page.ts';
 import type { Seal } from './seal.ts';
 import {
   type Answer,
@@ -105,11 +106,7 @@ export class Waiting {
     }
     const capabilities = request.params?._meta?.[CAPABILITIES_KEY] as { elicitation?: { url?: unknown } } | undefined;
     if (!isObject(capabilities?.elicitation?.url)) return undefined;
-    const message = `${request.method === 'tools/call' ? `The tool ${request.params?.name}` : request.method} ${waitsFor(hold)}. It is done when it is approved there.`;
-    const approval = {
-      method: 'elicitation/create',
-      params: { mode: 'url', url: `${this.#controlUrl}/approvals/${hold.id}`, message },
-    };
+    const approval = { method: 'elicitation/create', params: pageOf(request, hold, this.#controlUrl) };
     const requestState = `hold.${this.#seal.seal('hold', held)}`;
     return success(request.id, { resultType: 'input_required', inputRequests: { approval }, requestState });
   }
@@ -253,10 +250,6 @@ function withoutTasks(meta: Meta | undefined): Meta {
   const { extensions, ...capabilities } = (meta?.[CAPABILITIES_KEY] ?? {}) as Record<string, unknown>;
   const { [TASKS]: _tasks, ...more } = isObject(extensions) ? extensions : {};
   return { ...meta, [CAPABILITIES_KEY]: { ...capabilities, extensions: more } };
-}
-
-function waitsFor({ id, required_approvals: needed, current_approvals: given }: Hold): string {
-  return `waits for approval as ${id} (${given} of ${needed})`;
 }
 
 function shown(taskId: string, task: HeldTask, status: string, statusMessage?: string, updated = task.made): Result {

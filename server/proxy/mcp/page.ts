@@ -1,0 +1,19 @@
+import type { Hold } from '../control-plane.ts';
+import type { Request } from './wire.ts';
+
+/** How long a client that has shown the page of a hold waits for the release, before it is asked or answered again. */
+export const PAGE_WAIT_MS = 20_000;
+
+/** What a client is asked (`elicitation/create`) so that it shows the page of a hold to a person. */
+export function pageOf({ method, params }: Request, hold: Hold, controlUrl: string) {
+  const what = method === 'tools/call' ? `The tool ${params?.name}` : method;
+  return {
+    mode: 'url',
+    url: `${controlUrl}/approvals/${hold.id}`,
+    message: `${what} ${waitsFor(hold)}. It is done when it is approved there.`,
+  };
+}
+
+export function waitsFor({ id, required_approvals: needed, current_approvals: given }: Hold): string {
+  return `waits for approval as ${id} (${given} of ${needed})`;
+}
