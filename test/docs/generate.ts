@@ -72,6 +72,19 @@ function recordFields(): string {
   );
 }
 
+/** Each template of the dashboard with its suite, in the order of the alphabet. */
+function templates(): string {
+  return globSync('web/templates/*/policy.cedar', { cwd: root })
+    .sort()
+    .map((file) => {
+      const id = path.basename(path.dirname(file));
+      const read = (name: string) => readFileSync(path.join(root, 'web/templates', id, name), 'utf8');
+      const title = id[0]!.toUpperCase() + id.slice(1).replaceAll('-', ' ');
+      return `## ${title}\n\n\`\`\`cedar\n${read('policy.cedar')}\`\`\`\n\n\`\`\`yaml\n${read('tests.yaml')}\`\`\`\n`;
+    })
+    .join('\n');
+}
+
 /** Every generated part by the name of its markers, with the page that it is on. */
 export const PARTS: Record<string, { page: string; text: () => string }> = {
   'server-settings': { page: 'docs/operation.md', text: () => settings(serverSettingsHelp()) },
@@ -88,6 +101,7 @@ export const PARTS: Record<string, { page: string; text: () => string }> = {
         ]),
       ),
   },
+  templates: { page: 'docs/templates.md', text: templates },
   schema: { page: 'docs/policy-language.md', text: () => `\`\`\`cedarschema\n${schemaFor()}\`\`\`\n` },
   annotations: { page: 'docs/policy-language.md', text: annotations },
   'record-fields': { page: 'docs/formats.md', text: recordFields },

@@ -1,6 +1,14 @@
+import { readdirSync } from 'node:fs';
 import { beforeAll, describe, expect, test } from 'vitest';
-import { TEMPLATES, toolTemplate } from '../../web/parts/policy-templates.ts';
+import { runCases, type SuiteRun } from '../../server/policy/authoring/run-suite.ts';
+import { readSuite } from '../../server/policy/authoring/suite.ts';
+import { PolicyEngine, settle } from '../../server/policy/evaluation/evaluate.ts';
+import { compilePolicy } from '../../server/policy/language/compile.ts';
+import { preamble, statementTokens, tokens } from '../../server/policy/language/scan.ts';
+import { schemaFor } from '../../server/policy/language/schema.ts';
+import { type ExampleCall, suiteFor, TEMPLATES, toolTemplate } from '../../web/parts/policy-templates.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
+import { contentOf, host, NO_STATE, request } from './support.ts';
 
 const server = useServer();
 let tenant: TestTenant;
@@ -43,25 +51,57 @@ describe.each(SUGGESTED)('the rule that is suggested for $tool', ({ id, source, 
   });
 });
 
-describe.each(TEMPLATES)('the template $id', ({ id, source, denied, allowed }) => {
-  test('has no errors and no warnings, and decides its examples as described', async () => {
-    const checked = await server.call(200, 'POST /v1/policies/validate', tenant.admin, { id, dsl_source: source });
-    expect(checked.body).toEqual({ valid: true, errors: [], warnings: [] });
-    for (const [example, decision] of [
-      [denied, 'deny'],
-      [allowed, 'allow'],
-    ] as const) {
-      const { body } = await server.call<{ verdict: { decision: string } }>(
-        200,
-        'POST /v1/policies/try',
-        tenant.admin,
-        {
-          dsl_source: source,
-          alone: true,
-          request: { agent_id: 'a', action_type: 'tool_call', ...example },
-        },
-      );
-      expect(body.verdict.decision).toBe(decision);
+/** Values for the lists that templates name. */
+const LISTS = [{ name: 'known-payees', version: 1, values: ['DE89 3704'] }];
+
+/** The suite of a template on a text that may be another than its own. */
+function run(id: string, source: string, tests: string, lists = LISTS): SuiteRun {
+  const { errors, statements } = compilePolicy(host, id, source, schemaFor(), ['known-payees']);
+  const suite = readSuite(tests);
+  expect([errors, suite.errors]).toEqual([[], []]);
+  expect(suite.scope).toBe('policy');
+  return runCases(contentOf({ [id]: source }, null, lists), statements, suite.cases);
+}
+
+test('there are many of them, each with its files', () => {
+  const folders = readdirSync(new URL('../../web/templates', import.meta.url)).sort();
+  const ids = TEMPLATES.filter(({ id }) => id !== 'blank').map(({ id }) => id);
+  expect(ids.length).toBeGreaterThanOrEqual(12);
+  expect([...ids].sort()).toEqual(folders);
+});
+
+describe.each(TEMPLATES)('the template $id', ({ id, source, tests, denied, allowed }) => {
+  test('has no errors and no warnings, and decides its examples as described', () => {
+    expect(compilePolicy(host, id, source, schemaFor(), ['known-payees'])).toMatchObject({ errors: [], warnings: [] });
+    const engine = new PolicyEngine(contentOf({ [id]: source }, null, LISTS));
+    const decide = (call: ExampleCall) =>
+      settle(engine.match(request({ tool_server: undefined, ...call })), NO_STATE).decision;
+    expect(decide(denied)).toBe('deny');
+    if (allowed) expect(decide(allowed)).toBe('allow');
+    engine.dispose();
+  });
+
+  test.runIf(tests !== '')('passes its suite, under any id, and each statement is covered', () => {
+    const { results, coverage } = run(id, source, tests);
+    expect(results.filter(({ ok }) => !ok)).toEqual([]);
+    expect(coverage.percent).toBe(100);
+    const renamed = run('mine', source, suiteFor({ id, tests }, 'mine'));
+    expect(renamed.failed).toBe(0);
+    // what it promises does not depend on what is in a list
+    expect(run(id, source, tests, [{ ...LISTS[0]!, values: ['another'] }]).failed).toBe(0);
+  });
+
+  test.runIf(tests !== '')('has a suite that notices a dropped statement and a flipped effect', () => {
+    const read = tokens(source);
+    for (const statement of statementTokens(read)) {
+      const [first, last] = [statement[0]!, statement.at(-1)!];
+      const effect = statement[preamble(statement).rest - 1]!;
+      const name = source.slice(first.start, first.start + 40);
+      const dropped = source.slice(0, first.start) + source.slice(last.end);
+      expect(run(id, dropped, tests).failed, `without ${name}`).toBeGreaterThan(0);
+      const other = effect.text === 'permit' ? 'forbid' : 'permit';
+      const flipped = source.slice(0, effect.start) + other + source.slice(effect.end);
+      expect(run(id, flipped, tests).failed, `flipped ${name}`).toBeGreaterThan(0);
     }
   });
 });

@@ -1,31 +1,42 @@
-/** Policies to start from. Each is a complete text that passes the server's check (test/policy/templates.test.ts). */
+/// <reference types="vite/types/importMeta.d.ts" />
+
+/** A call as an agent asks for it. */
+export interface ExampleCall {
+  agent_role: string;
+  tool_name: string;
+  arguments: Record<string, unknown>;
+}
+
+/**
+ * A policy to start from, with its test suite: the files of `web/templates/<id>`, which docs/templates.md shows too. Each
+ * text has no errors and no warnings, its suite passes, and the suite notices when a statement is dropped or its effect is
+ * flipped (test/policy/templates.test.ts).
+ */
 export interface Template {
   id: string;
   title: string;
   about: string;
   source: string;
-  /** A call that the text denies and one that it allows, to see it work. */
-  denied: { agent_role: string; tool_name: string; arguments: Record<string, unknown> };
-  allowed: { agent_role: string; tool_name: string; arguments: Record<string, unknown> };
+  /** The suite. Rules in it are named `<id>#<rule>`. */
+  tests: string;
+  /** A call that the text denies, to see it work. */
+  denied: ExampleCall;
+  /** One that it allows, where it allows any by itself. */
+  allowed?: ExampleCall;
 }
 
-export const TEMPLATES: readonly Template[] = [
+const files = import.meta.glob<string>(['../templates/*/policy.cedar', '../templates/*/tests.yaml'], {
+  query: '?raw',
+  import: 'default',
+  eager: true,
+});
+const file = (id: string, name: string) => files[`../templates/${id}/${name}`] ?? '';
+
+const TOLD: readonly Omit<Template, 'source' | 'tests'>[] = [
   {
     id: 'refunds',
     title: 'Refunds with a limit',
     about: 'Small refunds pass, larger ones wait for a person, and accounts are never deleted.',
-    source: `// Support agents may refund up to 50; more needs approval; nobody deletes accounts.
-@id("small-refund")
-permit(principal in AgentRole::"support", action == Action::"tool_call", resource == Tool::"refund")
-when { context.num.hasTag("amount") && context.num.getTag("amount").lessThanOrEqual(decimal("50.0")) };
-
-@id("large-refund") @escrow("single") @ttl("4h") @reason("refunds over 50 need a person")
-permit(principal in AgentRole::"support", action == Action::"tool_call", resource == Tool::"refund")
-when { context.num.hasTag("amount") && context.num.getTag("amount").greaterThan(decimal("50.0")) };
-
-@id("no-deletion") @reason("accounts are never deleted by agents")
-forbid(principal, action, resource == Tool::"delete_account");
-`,
     denied: { agent_role: 'support', tool_name: 'delete_account', arguments: { user: 'u-1' } },
     allowed: { agent_role: 'support', tool_name: 'refund', arguments: { amount: 20 } },
   },
@@ -33,17 +44,6 @@ forbid(principal, action, resource == Tool::"delete_account");
     id: 'read-only',
     title: 'Read, never write',
     about: 'An agent that looks things up: reads are allowed and limited, everything that writes is denied.',
-    source: `// Analysts only read. Writes are denied, even if another policy permits them.
-@id("reads") @rate("120/m")
-permit(principal in AgentRole::"analyst", action in Action::"read", resource);
-
-@id("lookups") @rate("120/m")
-permit(principal in AgentRole::"analyst", action == Action::"tool_call", resource == Tool::"search");
-
-@id("no-writes") @reason("this agent may only read")
-forbid(principal in AgentRole::"analyst", action in Action::"write", resource)
-unless { resource == Tool::"search" };
-`,
     denied: { agent_role: 'analyst', tool_name: 'update_record', arguments: { id: 7 } },
     allowed: { agent_role: 'analyst', tool_name: 'search', arguments: { query: 'open invoices' } },
   },
@@ -51,59 +51,90 @@ unless { resource == Tool::"search" };
     id: 'payments',
     title: 'Payments by two people',
     about: 'Every payment is approved by finance and security; very large ones are denied outright.',
-    source: `// A payment needs one approval from finance and one from security. Create the groups under Team.
-@id("payment") @escrow("multi_party") @quorum("finance:1,security:1") @ttl("8h") @execute_within("30m")
-@reason("a payment is seen by finance and by security") @severity("high")
-permit(principal in AgentRole::"treasury", action, resource == Tool::"pay")
-when { context.num.hasTag("amount") };
-
-@id("too-large") @reason("payments over 100,000 are made by people")
-forbid(principal, action, resource == Tool::"pay")
-when { context.num.hasTag("amount") && context.num.getTag("amount").greaterThan(decimal("100000.0")) };
-
-@id("balances")
-permit(principal in AgentRole::"treasury", action, resource == Tool::"balance");
-`,
     denied: { agent_role: 'treasury', tool_name: 'pay', arguments: { amount: 250000 } },
     allowed: { agent_role: 'treasury', tool_name: 'balance', arguments: { account: 'main' } },
+  },
+  {
+    id: 'known-payees',
+    title: 'Payments to unknown payees',
+    about: 'Payments to accounts of a list pass; others wait for two people. The list must exist.',
+    denied: { agent_role: 'treasury', tool_name: 'send_money', arguments: { amount: 5 } },
+  },
+  {
+    id: 'spending',
+    title: 'Spend limits',
+    about: 'Each agent may spend 500 EUR a day and all together 2,000 EUR; larger purchases wait for a person.',
+    denied: { agent_role: 'buyer', tool_name: 'purchase', arguments: { item: 'chair' } },
+  },
+  {
+    id: 'once-per-order',
+    title: 'Once per order',
+    about: 'An order is refunded at most once in 30 days, whichever agent or proxy is asked.',
+    denied: { agent_role: 'support', tool_name: 'refund', arguments: { amount: 20 } },
+    allowed: { agent_role: 'support', tool_name: 'refund', arguments: { amount: 20, order_id: 'A-17' } },
   },
   {
     id: 'customer-data',
     title: 'Customer data, masked',
     about: 'Customer records may be read with card numbers and birth dates masked; exports are denied.',
-    source: `// Customer records are read with personal data masked. Nobody exports them.
-@id("read-customer") @mask("$.card.number,$.birth_date") @rate("30/m")
-permit(principal in AgentRole::"support", action, resource == Tool::"get_customer");
-
-@id("find-customer")
-permit(principal in AgentRole::"support", action, resource == Tool::"find_customer");
-
-@id("no-export") @reason("customer data is not exported by agents") @severity("critical")
-forbid(principal, action, resource == Tool::"export_customers");
-`,
     denied: { agent_role: 'support', tool_name: 'export_customers', arguments: {} },
     allowed: { agent_role: 'support', tool_name: 'find_customer', arguments: { name: 'Ada' } },
   },
   {
+    id: 'data-export',
+    title: 'Data export',
+    about: 'Extracts need a row limit, larger ones the data office, and personal columns stay.',
+    denied: { agent_role: 'analyst', tool_name: 'export', arguments: { row_limit: 5, columns: ['iban'] } },
+    allowed: { agent_role: 'analyst', tool_name: 'export', arguments: { row_limit: 5, columns: ['city'] } },
+  },
+  {
     id: 'deployments',
     title: 'Deployments by day',
-    about: 'A coding agent deploys to staging freely and to production after an approval; secrets are out of reach.',
-    source: `// Staging freely, production with an approval, secrets never.
-@id("staging") @rate("20/h")
-permit(principal in AgentRole::"coder", action, resource == Tool::"deploy")
-when { context.str.hasTag("environment") && context.str.getTag("environment") == "staging" };
-
-@id("production") @escrow("single") @ttl("2h") @execute_within("15m") @severity("high")
-@reason("production is deployed after a person looked at the change")
-permit(principal in AgentRole::"coder", action, resource == Tool::"deploy")
-when { context.str.hasTag("environment") && context.str.getTag("environment") == "production" };
-
-@id("no-secrets") @reason("agents do not read secrets")
-forbid(principal, action, resource == Tool::"read_secret");
-`,
+    about: 'Staging is free, production changes in working hours or with an approval, and secrets are out of reach.',
     denied: { agent_role: 'coder', tool_name: 'read_secret', arguments: { name: 'db' } },
     allowed: { agent_role: 'coder', tool_name: 'deploy', arguments: { environment: 'staging' } },
   },
+  {
+    id: 'command-lines',
+    title: 'Command lines',
+    about: 'Commands that look and test pass, a push waits for a person, and nothing can be appended.',
+    denied: { agent_role: 'coder', tool_name: 'shell', arguments: { command: 'ls; rm -rf /' } },
+    allowed: { agent_role: 'coder', tool_name: 'shell', arguments: { command: 'ls src' } },
+  },
+  {
+    id: 'mail',
+    title: 'Mail to outsiders',
+    about: 'Mail inside the company passes; to outsiders it waits for a person, and without attachments.',
+    denied: {
+      agent_role: 'assistant',
+      tool_name: 'send_mail',
+      arguments: { to: 'eve@elsewhere.example', attachments: ['a.pdf'] },
+    },
+    allowed: { agent_role: 'assistant', tool_name: 'send_mail', arguments: { to: 'ada@example.com' } },
+  },
+  {
+    id: 'read-before-write',
+    title: 'Read before write',
+    about: 'A customer is changed only in a session that has read one.',
+    denied: { agent_role: 'support', tool_name: 'update_customer', arguments: { id: 'c-1' } },
+    allowed: { agent_role: 'support', tool_name: 'get_customer', arguments: { id: 'c-1' } },
+  },
+  {
+    id: 'untrusted-content',
+    title: 'Untrusted content',
+    about: 'Once a server that is not trusted has answered in a session, what the agent writes waits for a person.',
+    denied: { agent_role: 'support', tool_name: 'send_mail', arguments: {} },
+  },
+  {
+    id: 'break-glass',
+    title: 'Break glass',
+    about: 'With a ticket and two people, the on-call agent may do what nobody else may, for 15 minutes.',
+    denied: { agent_role: 'on-call', tool_name: 'delete_backup', arguments: {} },
+  },
+];
+
+export const TEMPLATES: readonly Template[] = [
+  ...TOLD.map((one) => ({ ...one, source: file(one.id, 'policy.cedar'), tests: file(one.id, 'tests.yaml') })),
   {
     id: 'blank',
     title: 'Empty text',
@@ -111,10 +142,16 @@ forbid(principal, action, resource == Tool::"read_secret");
     source: `@id("my-rule")
 permit(principal in AgentRole::"my-role", action == Action::"tool_call", resource == Tool::"my-tool");
 `,
+    tests: '',
     denied: { agent_role: 'my-role', tool_name: 'another-tool', arguments: {} },
     allowed: { agent_role: 'my-role', tool_name: 'my-tool', arguments: {} },
   },
 ];
+
+/** The suite of a template for a policy with this id. */
+export function suiteFor({ id, tests }: Pick<Template, 'id' | 'tests'>, policyId: string): string {
+  return tests.replaceAll(`${id}#`, `${policyId}#`);
+}
 
 /** A rule to begin with for one tool: nothing of its name can be anything but a text in the policy. */
 export function toolTemplate(server: string, tool: string): Template {
@@ -132,6 +169,7 @@ export function toolTemplate(server: string, tool: string): Template {
 permit(principal in AgentRole::"agents", action == Action::"tool_call", resource == Tool::${cedarText(tool)})
 when { resource in ToolServer::${cedarText(server)} };
 `,
+    tests: '',
     denied: { agent_role: 'others', tool_name: tool, arguments: {} },
     allowed: { agent_role: 'agents', tool_name: tool, arguments: {} },
   };

@@ -1,11 +1,17 @@
 import { TEMPLATES, type Template } from './policy-templates.ts';
 import './template-gallery.css';
 
-/** The policy templates, one button each. */
-export function Gallery({ onChoose }: { onChoose: (template: Template) => void }) {
+/** The policy templates, one button each. `shown`: those that it is true of. */
+export function Gallery({
+  onChoose,
+  shown = () => true,
+}: {
+  onChoose: (template: Template) => void;
+  shown?: (template: Template) => boolean;
+}) {
   return (
     <div className="gallery">
-      {TEMPLATES.map((template) => (
+      {TEMPLATES.filter(shown).map((template) => (
         <button key={template.id} type="button" onClick={() => onChoose(template)}>
           <strong>{template.title}</strong>
           <span>{template.about}</span>

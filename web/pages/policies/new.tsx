@@ -1,11 +1,13 @@
-import { Button, Group, TextInput } from '@mantine/core';
+import { Button, Group, Paper, Text, TextInput, Title } from '@mantine/core';
 import { useMutation } from '@tanstack/react-query';
 import { getRouteApi, useNavigate } from '@tanstack/react-router';
 import { useRef, useState } from 'react';
 import { toastDone } from '../../lib/errors.tsx';
 import { trpc } from '../../lib/trpc.ts';
-import { TEMPLATES, toolTemplate } from '../../parts/policy-templates.ts';
+import { suiteFor, TEMPLATES, toolTemplate } from '../../parts/policy-templates.ts';
+import { TestRun } from '../../parts/policy-tests.tsx';
 import { Gallery } from '../../parts/template-gallery.tsx';
+import { CodeBlock } from '../../ui/code.tsx';
 import type { EditorHandle } from '../../ui/editor/code-editor.tsx';
 import { Editor } from '../../ui/editor/editor.tsx';
 import { Page } from '../../ui/page.tsx';
@@ -50,7 +52,9 @@ export function NewPolicy() {
     );
   }
   text.current ||= template.source;
-  const save = () => create.mutate({ ...(name && { id: name }), dsl_source: text.current });
+  const tests = template.tests === '' ? null : suiteFor(template, name || template.id);
+  // without an id the rules of the policy have names that no suite knows yet
+  const save = () => create.mutate({ ...(name && { id: name, tests_source: tests }), dsl_source: text.current });
   return (
     <Page
       title="New policy"
@@ -94,14 +98,50 @@ export function NewPolicy() {
             <FormatButton editor={editor} text={() => text.current} disabled={broken} />
           </div>
         </div>
-        <TryIt
-          key={`try ${template.id}`}
-          policyId={name || undefined}
-          text={() => text.current}
-          example={template.denied}
-          goTo={(line) => editor.current?.goTo(line)}
-        />
+        <div>
+          <TryIt
+            key={`try ${template.id}`}
+            policyId={name || undefined}
+            text={() => text.current}
+            example={template.denied}
+            goTo={(line) => editor.current?.goTo(line)}
+          />
+          {tests === null ? null : (
+            <TemplateTests
+              key={`tests ${template.id}`}
+              policyId={name || template.id}
+              text={() => text.current}
+              tests={tests}
+            />
+          )}
+        </div>
       </div>
     </Page>
+  );
+}
+
+/** The suite that comes with a template, run on the text as it is written. It is saved with the draft. */
+function TemplateTests({ policyId, text, tests }: { policyId: string; text: () => string; tests: string }) {
+  const run = useMutation(trpc.policies.test.mutationOptions());
+  return (
+    <Paper component="section" aria-labelledby="template-tests" mt="md">
+      <Title order={2} id="template-tests">
+        Tests
+      </Title>
+      <Text size="sm" c="dimmed" mb="sm">
+        What this policy promises. The tests are saved with the draft; adapt them there when you adapt the policy.
+      </Text>
+      <Button
+        variant="default"
+        size="xs"
+        mb="sm"
+        loading={run.isPending}
+        onClick={() => run.mutate({ id: policyId, dsl_source: text(), tests_source: tests })}
+      >
+        Run the tests
+      </Button>
+      <div aria-live="polite">{run.data ? <TestRun run={run.data} /> : null}</div>
+      <CodeBlock label="test suite of the template" text={tests} wrap maxHeight={320} />
+    </Paper>
   );
 }

@@ -52,7 +52,7 @@ export function Start() {
           ) : chosen ? (
             <PolicyStep template={chosen} onBack={() => setTemplate(undefined)} exists={existing?.id === chosen.id} />
           ) : (
-            <Gallery onChoose={setTemplate} />
+            <Gallery onChoose={setTemplate} shown={({ allowed }) => allowed !== undefined} />
           )}
         </Step>
         <Step n={2} title="Give an agent a key" done={key !== undefined} waits={step < 2}>
@@ -63,8 +63,12 @@ export function Start() {
             <>
               <Text mb="xs">Copy this into a terminal. This policy denies it:</Text>
               <CodeBlock label="a call that is denied" text={curl(me.tenant, key.secret, chosen.denied)} wrap />
-              <Text my="xs">And this one it allows:</Text>
-              <CodeBlock label="a call that is allowed" text={curl(me.tenant, key.secret, chosen.allowed)} wrap />
+              {chosen.allowed ? (
+                <>
+                  <Text my="xs">And this one it allows:</Text>
+                  <CodeBlock label="a call that is allowed" text={curl(me.tenant, key.secret, chosen.allowed)} wrap />
+                </>
+              ) : null}
               <div className="arrivals" aria-live="polite">
                 {decided.length === 0 ? (
                   <Text c="dimmed">Waiting for the first decision of {key.agent}…</Text>
@@ -124,7 +128,9 @@ function PolicyStep({ template, onBack, exists }: { template: Template; onBack: 
     mutationFn: async () => {
       const policy = exists
         ? await api.policies.get.query({ id: template.id })
-        : await api.policies.create.mutate({ id: template.id, dsl_source: template.source });
+        : await api.policies.create.mutate({
+            ...{ id: template.id, dsl_source: template.source, tests_source: template.tests || null },
+          });
       await api.policies.approve.mutate({ id: policy.id, version: policy.version });
     },
     onSuccess: () => toastDone('Policy enforced'),
