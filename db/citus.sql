@@ -64,6 +64,7 @@ select create_distributed_table('agent', 'tenant_id', colocate_with => 'tenant')
 select create_distributed_table('tool_server', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('tool', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('tool_definition', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('stop', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('reference_list', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('reference_list_version', 'tenant_id', colocate_with => 'tenant');
 

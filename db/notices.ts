@@ -12,6 +12,10 @@ export const TOPICS = [
   'settings',
   /** What bundles are made of. */
   'policies',
+  /** The stops in force. */
+  'stops',
+  /** A proxy has applied stops. */
+  'stops_applied',
   /** A policy, its versions or its review; also where no bundle changes by it. */
   'revisions',
   'holds',
@@ -71,7 +75,7 @@ const LISTENER = 'svc notices';
  * Changes whose maker waits until every process has heard of them: what was revoked must be dead everywhere, and what
  * was switched on must be on.
  */
-const AWAITED: ReadonlySet<Topic> = new Set(['credential', 'members', 'settings', 'policies']);
+const AWAITED: ReadonlySet<Topic> = new Set(['credential', 'members', 'settings', 'policies', 'stops']);
 /** How often the listening connection is asked for an answer, which comes after all notices before it. */
 const BEAT_MS = 400;
 /**

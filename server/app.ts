@@ -72,9 +72,11 @@ import { Policies } from './policy/policies.ts';
 import { PolicyQueries } from './policy/queries.ts';
 import { SignedRules } from './policy/signed-rules.ts';
 import { PolicyTexts } from './policy/texts.ts';
-import { Fleet, silentProxies } from './proxies/fleet.ts';
+import { Fleet, SILENT_POLLS, silentProxies } from './proxies/fleet.ts';
 import { mountPlain, type PlainRoute } from './rpc/plain.ts';
 import { assertAccess } from './rpc/procedure.ts';
+import { stopsRoute } from './stops/http.ts';
+import { Stops } from './stops/stops.ts';
 import { Deliverer } from './subscriptions/deliver.ts';
 import { Deliveries } from './subscriptions/deliveries.ts';
 import { Subscriptions } from './subscriptions/subscriptions.ts';
@@ -258,7 +260,25 @@ export async function openCore(parts: Parts): Promise<Core> {
   const tools = new Tools({ db, clock, audit, rulesWithin: (em, tenantId) => tenants.settingsWithin(em, tenantId) });
   const observations = new Observations({ db, clock, audit });
   // the database's time, unless the program was given another one
-  const holds = new Holds({ db, audit, settings, clock: parts.clock });
+  const stops = new Stops({
+    db,
+    clock,
+    audit,
+    signer: () => keyring.current,
+    rules: async (tenantId) => {
+      const { approval_required, stop_grace_seconds, poll_seconds } = await settings(tenantId);
+      return { approval_required, stop_grace_seconds, silent_seconds: SILENT_POLLS * poll_seconds };
+    },
+    rulesWithin: (em, tenantId) => tenants.settingsWithin(em, tenantId),
+    log,
+  });
+  const holds = new Holds({
+    db,
+    audit,
+    settings,
+    stops: (em, tenantId) => stops.lookupWithin(em, tenantId),
+    clock: parts.clock,
+  });
   const holdQueries = new HoldQueries({ db, settings, clock: parts.clock });
   const signedRules = new SignedRules({ db, clock, keyFor: (kid) => keyring.find(kid) });
   const directory = path.join(config.dataDir, 'checkpoints');
@@ -311,6 +331,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     append: (tenantId, events) => actors.send(tenantId, { events }),
     holds,
     limits,
+    stops: (tenantId) => stops.lookup(tenantId),
     clock,
     log,
     decisions: metrics.decisions,
@@ -352,6 +373,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     lists,
     listQueries,
     fleet,
+    stops,
     tools,
     toolQueries,
     observations,
@@ -497,6 +519,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
         },
         forgetJob('forget deliveries', [deliverer]),
         silentProxies(core.fleet, core.pollSeconds),
+        core.stops.job(),
       ],
       log,
     );
@@ -510,6 +533,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
       streams?.close();
       inspector?.close();
       core?.bundles.endWaiting();
+      core?.stops.endWaiting();
       await app.close();
       await jobs?.stop();
       await core?.stop();
@@ -546,6 +570,7 @@ function plainRoutes(core: Core, streams: LiveStreams): PlainRoute[] {
     ...ssoRoutes(core),
     ...keyRoutes(() => core.keyring),
     bundleRoute(core.bundles, core.pollSeconds),
+    stopsRoute(core.stops),
     downloadRoute(core.evidence),
     ...verifyRoutes(core),
     auditExportRoute(core.db),

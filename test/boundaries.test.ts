@@ -13,7 +13,7 @@ const STEPS: readonly (readonly string[])[] = [
   ['server/rpc/'],
   ['server/keys/', 'server/auth/', 'server/tenants/', 'server/actors/', 'server/jobs/'],
   ['server/policy/', 'server/chain/'],
-  ['server/escrow/', 'server/subscriptions/', 'server/forensics/', 'server/proxies/', 'server/tools/'],
+  ['server/escrow/', 'server/subscriptions/', 'server/forensics/', 'server/proxies/', 'server/stops/', 'server/tools/'],
   ['server/decisions/'],
   ['server/api/', 'server/cli/', 'server/'],
 ];
@@ -37,6 +37,7 @@ const PURE = [
   'server/escrow/kinds.ts',
   'server/escrow/quorum.ts',
   'server/subscriptions/signature.ts',
+  'server/stops/document.ts',
   'server/chain/record.ts',
   'server/chain/note.ts',
   'server/chain/verify.ts',

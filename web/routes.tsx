@@ -88,6 +88,11 @@ const decisions = createRoute({
   validateSearch: only(readSearch),
   component: lazy(() => import('./pages/decisions/decisions.tsx'), 'Decisions'),
 });
+const stops = createRoute({
+  ...below,
+  path: '/stops',
+  component: lazy(() => import('./pages/stops/stops.tsx'), 'Stops'),
+});
 const policies = createRoute({
   ...below,
   path: '/policies',
@@ -230,6 +235,7 @@ const routeTree = root.addChildren([
     policies,
     newPolicy,
     policy,
+    stops,
     reviewQueue,
     review,
     inbox,

@@ -4,6 +4,7 @@ import type { PolicyContext, ReviewStatus } from '../../machines/policy.ts';
 import { DESTINATION_TYPES } from '../../server/domain/destinations.ts';
 import { HOLD_KIND_NAMES } from '../../server/domain/hold-kinds.ts';
 import type { HeldContent, RuleReference } from '../../server/domain/policy.ts';
+import { STOP_KIND_NAMES, STOP_MODE_NAMES } from '../../server/domain/stops.ts';
 import { DRIFT_MODES, type DriftMode, TOOL_STATUSES, type ToolChange } from '../../server/domain/tools.ts';
 import type { ClaimMatch, Source } from '../../server/domain/workload.ts';
 import { tenantFilter, time } from './common.ts';
@@ -20,6 +21,8 @@ export const Tenant = defineEntity({
     /** Bundles are numbered above it: the highest number that a proxy has shown. */
     bundleFloor: p.bigint('number').default(0),
     bundleFloorAt: time().nullable(),
+    /** The number of the last document of stops. */
+    stopsSeq: p.bigint('number').default(0),
   },
   filters: tenantFilter,
 });
@@ -387,6 +390,9 @@ export const ProxyInstance = defineEntity({
     lastSeenAt: time(),
     /** When it was told that the proxy fell silent. */
     offlineAt: time().nullable(),
+    /** The number of the last document of stops that it has applied, and when that was known here. */
+    stopsSeq: p.bigint('number').nullable(),
+    stopsAt: time().nullable(),
   },
   filters: tenantFilter,
 });
@@ -534,6 +540,40 @@ export const Agent = defineEntity({
 });
 export type AgentRow = InferEntity<typeof Agent>;
 
+/** How far a stop reached, as it was recorded. */
+export interface StopReach {
+  applied: number;
+  pending: string[];
+  unreachable: string[];
+  slowest_ms: number | null;
+}
+
+export const StopEntity = defineEntity({
+  name: 'Stop',
+  tableName: 'stop',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    /** Of the first document that has it. */
+    seq: p.bigint('number'),
+    kind: p.enum(STOP_KIND_NAMES),
+    target: p.string(),
+    mode: p.enum(STOP_MODE_NAMES),
+    reason: p.text(),
+    createdBy: p.string(),
+    createdAt: time(),
+    until: time().nullable(),
+    /** Null until it was recorded. */
+    reach: p.json<StopReach>().columnType('jsonb').nullable(),
+    endedAt: time().nullable(),
+    /** Null where its time ended it. */
+    endedBy: p.string().nullable(),
+    endReason: p.text().nullable(),
+  },
+  filters: tenantFilter,
+});
+export type StopRow = InferEntity<typeof StopEntity>;
+
 /** A list of known values that policies read. A deleted one keeps its number, so that no version is used twice. */
 export const ReferenceList = defineEntity({
   name: 'ReferenceList',
@@ -599,5 +639,6 @@ export const entities = [
   Agent,
   ReferenceList,
   ReferenceListVersion,
+  StopEntity,
   ...rawEntities,
 ];

@@ -11,6 +11,7 @@ import { Tools } from './0008-tools.ts';
 import { Lists } from './0009-lists.ts';
 import { Workloads } from './0013-workloads.ts';
 import { Limits } from './0015-limits.ts';
+import { Stops } from './0017-stops.ts';
 
 /** Every migration in order. A name never changes once it was released. */
 export const migrations = [
@@ -25,6 +26,7 @@ export const migrations = [
   { name: '0009-lists', class: Lists },
   { name: '0013-workloads', class: Workloads },
   { name: '0015-limits', class: Limits },
+  { name: '0017-stops', class: Stops },
 ];
 
 /**

@@ -42,6 +42,7 @@ const TAGS: Record<string, string> = {
   audit: 'What people and the system did',
   keys: 'API keys, agent keys and the public signing keys',
   proxies: 'The enforcement proxies',
+  stops: 'What is stopped: an agent, a role, a tool, a tool server, a session, a proxy, or everything',
   lists: 'Lists of known values that policies read',
   tools: 'Tools as their servers describe them, their approvals and labels',
   subscriptions: 'Where events are delivered, and the outcome of each delivery',

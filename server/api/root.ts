@@ -30,6 +30,8 @@ import type { PolicyTexts } from '../policy/texts.ts';
 import type { Fleet } from '../proxies/fleet.ts';
 import { fleetRouter } from '../proxies/router.ts';
 import { trpc } from '../rpc/procedure.ts';
+import { stopsRouter } from '../stops/router.ts';
+import type { Stops } from '../stops/stops.ts';
 import type { Deliveries } from '../subscriptions/deliveries.ts';
 import { subscriptionsRouter } from '../subscriptions/router.ts';
 import type { Subscriptions } from '../subscriptions/subscriptions.ts';
@@ -66,6 +68,7 @@ export interface Services {
   lists: Lists;
   listQueries: ListQueries;
   fleet: Fleet;
+  stops: Stops;
   tools: Tools;
   toolQueries: ToolQueries;
   observations: Observations;
@@ -103,7 +106,8 @@ export function buildRouter(s: Services) {
     lists: listsRouter(s.lists, s.listQueries),
     proxies: fleetRouter(s.fleet, s.pollSeconds, (tenantId) => s.tokenIssuers.list(tenantId), s.bundles),
     tools: toolsRouter(s.tools, s.toolQueries, s.observations),
-    escrow: escrowRouter(s.holds, s.holdQueries, s.signedRules),
+    escrow: escrowRouter(s.holds, s.holdQueries, s.signedRules, (tenantId) => s.stops.lookup(tenantId)),
+    stops: stopsRouter(s.stops),
     subscriptions: subscriptionsRouter(s.subscriptions, s.deliveries),
     evaluate: evaluateProcedure(s.decider),
     events: eventsRouter(s.db),

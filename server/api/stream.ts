@@ -14,6 +14,8 @@ const HINTS: Partial<Record<Topic, string>> = {
   credential: 'keys',
   outbox: 'deliveries',
   tools: 'tools',
+  stops: 'stops',
+  stops_applied: 'stops',
 };
 /**
  * The interval of `beat` events, which keep proxies from closing an idle stream and let the listener detect a dead
@@ -66,7 +68,7 @@ export class LiveStreams {
       access: { keys: ['pipeline'], role: 'viewer' },
       summary: 'Hints that something changed, as server-sent events',
       description:
-        'Events `hint` with `{topic, id}`; topics are events, holds, policies, members, settings, keys, deliveries, tools. A hint contains no data: read the resource again. `hello` is sent first, and `beat` every 15 seconds. The stream ends when the session or the key expires.',
+        'Events `hint` with `{topic, id}`; topics are events, holds, policies, members, settings, keys, deliveries, tools, stops. A hint contains no data: read the resource again. `hello` is sent first, and `beat` every 15 seconds. The stream ends when the session or the key expires.',
       tag: 'meta',
       answers: { 200: { description: 'A stream of server-sent events', type: 'text/event-stream' } },
       handler: (call) => this.#open(call),

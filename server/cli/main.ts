@@ -12,6 +12,7 @@ import { keyCommands } from './keys.ts';
 import { maintenanceCommands } from './maintenance.ts';
 import { replayCommands } from './replay.ts';
 import { restore } from './restore.ts';
+import { stopCommands } from './stops.ts';
 import { tenantCommands } from './tenants.ts';
 import { userCommands } from './users.ts';
 
@@ -19,6 +20,7 @@ export const COMMANDS: readonly Command[] = [
   ...tenantCommands,
   ...userCommands,
   ...keyCommands,
+  ...stopCommands,
   ...chainCommands,
   ...maintenanceCommands,
   ...doctorCommands,

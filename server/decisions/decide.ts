@@ -8,6 +8,7 @@ import type { CompleteEvent } from '../domain/decision.ts';
 import type { ActionRequest } from '../domain/policy.ts';
 import type { Principal } from '../domain/principal.ts';
 import { CONTROL_PLANE } from '../domain/proxy-ids.ts';
+import type { StopLookup } from '../domain/stops.ts';
 import { AppError } from '../errors.ts';
 import type { HoldRequest, Holds } from '../escrow/holds.ts';
 import type { HoldView } from '../escrow/view.ts';
@@ -58,6 +59,7 @@ export class Decider {
   readonly #append: Append;
   readonly #holds: Holds;
   readonly #limits: Limits;
+  readonly #stops: (tenantId: string) => Promise<StopLookup>;
   readonly #clock: Clock;
   readonly #log: Log;
   readonly #decisions: Counter<'decision'>;
@@ -71,6 +73,8 @@ export class Decider {
     append: Append;
     holds: Holds;
     limits: Limits;
+    /** The stops in force. */
+    stops: (tenantId: string) => Promise<StopLookup>;
     clock: Clock;
     log: Log;
     decisions: Counter<'decision'>;
@@ -82,6 +86,7 @@ export class Decider {
     this.#append = parts.append;
     this.#holds = parts.holds;
     this.#limits = parts.limits;
+    this.#stops = parts.stops;
     this.#clock = parts.clock;
     this.#log = parts.log;
     this.#decisions = parts.decisions;
@@ -107,6 +112,7 @@ export class Decider {
     const eventId = newId('evt', now);
     const by = { actor: actorOf(agent, from.ip), requestId: from.requestId };
     const { bundle, engine, readsSession } = await this.#load(tenantId);
+    const stopOf = await this.#stops(tenantId);
     const request: ActionRequest = {
       ...input,
       agent_id: agent.agentId,
@@ -116,7 +122,7 @@ export class Decider {
       now: new Date(now).toISOString(),
     };
     const { verdict, hold, changed, fields } = await decide<HoldView, void>(
-      { request, eventId, bundleHash: bundle.hash, escrowId },
+      { request, eventId, bundleHash: bundle.hash, escrowId, stop: stopOf(request) },
       {
         session: () => (readsSession && input.session_id ? this.#session(agent, input.session_id, now) : undefined),
         match: (asked) => {

@@ -204,6 +204,12 @@ export const AUDIT_ACTIONS = {
   'list.approval_refused': 'LST002E',
   'list.rejected': 'LST003I',
   'list.deleted': 'LST004I',
+  'stop.created': 'STP001I',
+  'stop.applied': 'STP002I',
+  'stop.applied_in_part': 'STP002E',
+  'stop.lifted': 'STP003I',
+  'stop.lift_refused': 'STP003E',
+  'stop.ended': 'STP004I',
 } as const;
 export type AuditAction = keyof typeof AUDIT_ACTIONS;
 

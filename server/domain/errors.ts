@@ -12,6 +12,7 @@ export const ERRORS = {
   NOT_FOUND: { status: 404, title: 'There is no such resource' },
   METHOD_NOT_ALLOWED: { status: 405, title: 'The route has no such method' },
   CONFLICT: { status: 409, title: 'The resource already exists or is in use' },
+  STOPPED: { status: 423, title: 'The action is stopped' },
   VERSION_CHANGED: { status: 409, title: 'The policy, tool or list changed since this version was read' },
   INVALID_STATUS: { status: 409, title: 'The resource is in a status that does not allow this' },
   ALREADY_VOTED: { status: 409, title: 'This person has voted already' },

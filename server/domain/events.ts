@@ -1,5 +1,6 @@
 import { z } from 'zod';
 import { HOLD_KIND_NAMES } from './hold-kinds.ts';
+import { STOP_KIND_NAMES, STOP_MODE_NAMES } from './stops.ts';
 import { CHANGE_REASONS, type ChangeCode } from './tools.ts';
 
 /*
@@ -168,6 +169,32 @@ const ProxyPayload = z
   .object({ ...common, proxy_id: z.string(), last_seen_at: z.iso.datetime() })
   .meta({ id: 'ProxyPayload' });
 
+const StopPayload = z
+  .object({
+    ...common,
+    stop_id: z.string(),
+    target_kind: z.enum(STOP_KIND_NAMES),
+    target_id: z.string(),
+    mode: z.enum(STOP_MODE_NAMES),
+    reason: z.string(),
+    until: z.iso.datetime().nullable(),
+    actor_id,
+  })
+  .meta({ id: 'StopPayload' });
+
+const StopAppliedPayload = z
+  .object({
+    ...common,
+    stop_id: z.string(),
+    target_kind: z.enum(STOP_KIND_NAMES),
+    target_id: z.string(),
+    applied: z.int().describe('proxies that have applied it'),
+    pending: z.array(z.string()).describe('proxies that are connected and have not applied it'),
+    unreachable: z.array(z.string()).describe('proxies that have been silent'),
+    slowest_ms: z.int().nullable().describe('how long the slowest of those took that have applied it'),
+  })
+  .meta({ id: 'StopAppliedPayload' });
+
 const SubscriptionDisabledPayload = z
   .object({
     ...common,
@@ -322,6 +349,21 @@ export const EVENTS = {
     description: 'a proxy has been silent for more than three poll intervals',
     title: 'A proxy is silent',
     payload: ProxyPayload,
+  },
+  'stop.created': {
+    description: 'an agent, role, tool, tool server, session, proxy or the whole tenant was stopped',
+    title: 'Stopped',
+    payload: StopPayload,
+  },
+  'stop.applied': {
+    description: 'how far a stop has reached: every proxy has applied it, or 10 seconds have passed',
+    title: 'How far a stop has reached',
+    payload: StopAppliedPayload,
+  },
+  'stop.lifted': {
+    description: 'a stop was lifted, or its time ended it',
+    title: 'No longer stopped',
+    payload: StopPayload,
   },
   'tool.observed': {
     description: 'a tool server lists tools that have not been reviewed',

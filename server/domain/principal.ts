@@ -4,7 +4,7 @@ import type { StatedSource, WorkloadScope } from './workload.ts';
  * Who may call what: three key scopes, four escalating roles, agent keys, tokens of workloads. Pure: rules and principals in, a refusal or
  * nothing out.
  */
-export const SCOPES = ['proxy', 'pipeline', 'admin'] as const;
+export const SCOPES = ['proxy', 'pipeline', 'stop', 'admin'] as const;
 export type Scope = (typeof SCOPES)[number];
 
 /** Each role includes those before it. */

@@ -20,6 +20,7 @@ import type { Doer } from '../domain/audit.ts';
 import type { ErrorCode } from '../domain/errors.ts';
 import { type HoldKind, holdKind } from '../domain/hold-kinds.ts';
 import type { ActionView, RuleReference } from '../domain/policy.ts';
+import { type StopLookup, stopReason } from '../domain/stops.ts';
 import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -30,7 +31,17 @@ import { electorateOf, keyPeople, tallyOf, type VoteSettings } from './electorat
 import { RELEASES } from './kinds.ts';
 import { tally } from './quorum.ts';
 import { holdFaults } from './terms.ts';
-import { eventPayload, type HoldView, holdNotFound, holdView, restore, showHold, shownHash, timeOf } from './view.ts';
+import {
+  eventPayload,
+  type HoldView,
+  holdNotFound,
+  holdView,
+  restore,
+  showHold,
+  shownHash,
+  stopOn,
+  timeOf,
+} from './view.ts';
 
 /** What a new hold asks for. */
 export interface HoldRequest {
@@ -66,6 +77,7 @@ const USE_REFUSALS: ReadonlySet<string> = new Set<ErrorCode>([
   'ESCROW_EXPIRED',
   'HASH_MISMATCH',
   'INVALID_STATUS',
+  'STOPPED',
 ]);
 const ERASED = 'its arguments were erased when their retention ended: what would be approved can no longer be seen';
 
@@ -84,16 +96,20 @@ export class Holds {
   readonly #clock: Clock | undefined;
   readonly #audit: WriteAudit;
   readonly #settings: (tenantId: string) => Promise<VoteSettings>;
+  readonly #stops: (em: EntityManager, tenantId: string) => Promise<StopLookup>;
 
   constructor(parts: {
     db: Database;
     audit: WriteAudit;
     settings: (tenantId: string) => Promise<VoteSettings>;
+    /** Which stop reaches an action, as of the transaction. */
+    stops: (em: EntityManager, tenantId: string) => Promise<StopLookup>;
     clock?: Clock | undefined;
   }) {
     this.#db = parts.db;
     this.#audit = parts.audit;
     this.#settings = parts.settings;
+    this.#stops = parts.stops;
     this.#clock = parts.clock;
   }
 
@@ -234,7 +250,7 @@ export class Holds {
   /**
    * Consumes a released hold. Of any number of calls, in any number of processes, one resolves; the others get
    * ALREADY_CONSUMED. The caller that gets the answer may act once; when the answer is lost, the hold is consumed all
-   * the same.
+   * the same. STOPPED, and nothing is consumed, while a stop reaches the action that was not in force when it was held.
    */
   async consume(
     tenantId: string,
@@ -246,13 +262,17 @@ export class Holds {
     try {
       return await this.#change(tenantId, id, by, {
         detail,
-        event: async (_em, _hold, _snapshot, at) => ({
-          type: 'consume',
-          agentId: input.agent_id,
-          agentRole: input.agent_role,
-          actionHash: input.action_hash,
-          at,
-        }),
+        event: async (em, hold, _snapshot, at) => {
+          const stop = stopOn(holdView(hold, at), await this.#stops(em, tenantId));
+          if (stop) throw new AppError('STOPPED', stopReason(stop));
+          return {
+            type: 'consume',
+            agentId: input.agent_id,
+            agentRole: input.agent_role,
+            actionHash: input.action_hash,
+            at,
+          };
+        },
       });
     } catch (error) {
       if (error instanceof AppError && USE_REFUSALS.has(error.problem)) await this.refusedUse(tenantId, id, by, error);

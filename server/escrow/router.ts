@@ -6,6 +6,7 @@ import { actorOf, type Doer } from '../domain/audit.ts';
 import { HOLD_KIND_NAMES, HOLD_KINDS, holdKind, holdKindsWith } from '../domain/hold-kinds.ts';
 import type { BundleStatement } from '../domain/policy.ts';
 import type { Principal } from '../domain/principal.ts';
+import { type StopLookup, stopRule } from '../domain/stops.ts';
 import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Fault } from '../lib/faults.ts';
@@ -18,7 +19,7 @@ import { type Context, route, trpc } from '../rpc/procedure.ts';
 import type { HoldRequest, Holds } from './holds.ts';
 import { HOLD_ORDERS, type HoldQueries } from './queries.ts';
 import { looserThan } from './terms.ts';
-import type { HoldView } from './view.ts';
+import { type HoldView, stopOn } from './view.ts';
 
 const Quorum = z.object({ group: z.string(), count: z.int() });
 
@@ -98,6 +99,10 @@ const HoldOut = z
     expired_at: z.iso.datetime().optional(),
     cancelled_at: z.iso.datetime().optional(),
     consumed_at: z.iso.datetime().optional(),
+    stopped: z
+      .object({ stop_id: z.string(), reason: z.string() })
+      .optional()
+      .describe('the stop that keeps it from being used; approvals stay possible'),
   })
   .meta({ id: 'EscrowHold' });
 
@@ -165,6 +170,9 @@ const CreateIn = z.strictObject({
 const Id = { id: text(100) };
 const tag = 'escrow';
 
+/** The stops in force at a tenant. */
+type StopsOf = (tenantId: string) => Promise<StopLookup>;
+
 function by(ctx: Context & { principal: Principal }): Doer {
   return { actor: actorOf(ctx.principal, ctx.ip), requestId: ctx.requestId };
 }
@@ -182,7 +190,16 @@ function forAgent({ votes: _votes, barred_voters: _barred, ...hold }: HoldView):
   return { ...hold, conditions: hold.conditions.map(({ evidence: _evidence, ...condition }) => condition) };
 }
 
-export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: SignedRules) {
+export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: SignedRules, stopsOf: StopsOf) {
+  /** Holds that may still be used, with the stop that is in their way. */
+  const withStops = async <T extends HoldView>(tenantId: string, found: readonly T[]) => {
+    const stopOf = await stopsOf(tenantId);
+    return found.map((hold) => {
+      const open = hold.status === 'held' || hold.status === 'released';
+      const stop = open ? stopOn(hold, stopOf) : undefined;
+      return stop ? { ...hold, stopped: { stop_id: stop.id, reason: stop.reason } } : hold;
+    });
+  };
   return trpc.router({
     create: route(
       'POST /v1/escrow',
@@ -215,7 +232,7 @@ export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: Si
       .input(CreateIn)
       .output(HoldOut)
       .mutation(async ({ ctx, input }) => {
-        const request = await requested(signedRules, ctx.tenantId, input);
+        const request = await requested(signedRules, stopsOf, ctx.tenantId, input);
         const more = { idempotencyKey: idempotencyKey(ctx) };
         const { hold, opened } = await holds.create(ctx.tenantId, request, by(ctx), more);
         if (!opened) ctx.answer['idempotent-replayed'] = 'true';
@@ -264,7 +281,8 @@ export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: Si
       .query(async ({ ctx, input }) => {
         const { next, ...page } = await queries.list(ctx.tenantId, input);
         const { limit, offset } = input;
-        return { ...page, limit, offset, next_cursor: next, has_more: next !== null };
+        const shown = await withStops(ctx.tenantId, page.holds);
+        return { ...page, holds: shown, limit, offset, next_cursor: next, has_more: next !== null };
       }),
 
     get: route(
@@ -275,7 +293,7 @@ export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: Si
       .input(z.strictObject(Id))
       .output(HoldOut)
       .query(async ({ ctx, input }) => {
-        const hold = await holds.get(ctx.tenantId, input.id);
+        const [hold] = (await withStops(ctx.tenantId, [await holds.get(ctx.tenantId, input.id)])) as [HoldView];
         const { principal } = ctx;
         if (principal.kind !== 'agent_key') return hold;
         // another agent's hold is not found rather than forbidden: the agent must not learn that it exists
@@ -336,6 +354,7 @@ export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: Si
           'ESCROW_EXPIRED',
           'HASH_MISMATCH',
           'INVALID_STATUS',
+          'STOPPED',
         ],
       },
     )
@@ -376,7 +395,12 @@ export function escrowRouter(holds: Holds, queries: HoldQueries, signedRules: Si
 }
 
 /** What a proxy asks for, completed by the rules that it names. TERMS_REFUSED when it asks for less than they do. */
-async function requested(signedRules: SignedRules, tenantId: string, input: CreateInput): Promise<HoldRequest> {
+async function requested(
+  signedRules: SignedRules,
+  stopsOf: StopsOf,
+  tenantId: string,
+  input: CreateInput,
+): Promise<HoldRequest> {
   const { action_type, tool_server, tool_name, tool_pin, method, resource } = input;
   const { estimated_value, value_currency } = input;
   const { arguments_preview, context_preview, cut = [], bundle_hash, rule_ids, ...rest } = input;
@@ -411,7 +435,14 @@ async function requested(signedRules: SignedRules, tenantId: string, input: Crea
     throw refused({ pointer: '/bundle_hash', message: 'is not a bundle that was signed here and has not ended' });
   // what the tool registry asks for is in no bundle: it follows from the call
   const ofRegistry = tool_name === undefined ? undefined : definitionRule({ tool_server, tool_name, tool_pin });
-  const rules = [...new Set(rule_ids)].map((id) => (id === DEFINITION_RULE ? ofRegistry : known.get(id)));
+  // and neither is that of a stop, which must be in force
+  const stop = (await stopsOf(tenantId))(input);
+  const ofStop = stop && stopRule(stop);
+  const more = new Map([
+    [DEFINITION_RULE, ofRegistry],
+    [ofStop?.id, ofStop],
+  ]);
+  const rules = [...new Set(rule_ids)].map((id) => more.get(id) ?? known.get(id));
   const unknown = rules.indexOf(undefined);
   if (unknown >= 0)
     throw refused({ pointer: `/rule_ids/${unknown}`, message: 'is not a rule of the bundle with @escrow' });

@@ -1,6 +1,7 @@
 import type { EntityManager, InferEntity } from '@mikro-orm/postgresql';
 import { type HoldRow, Vote } from '../../db/entities/index.ts';
 import { elapse, type HoldSnapshot, restoreHold } from '../../machines/escrow.ts';
+import { type Stop, type StopLookup, stopRule } from '../domain/stops.ts';
 import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
@@ -87,6 +88,14 @@ export function holdView(hold: HoldRow, now: number, votes: VoteView[] = []) {
     ...(status === 'cancelled' && ended && { cancelled_at: ended }),
     ...(status === 'consumed' && ended && { consumed_at: ended }),
   };
+}
+
+/** The stop that keeps a hold from being used now: not the freeze that opened it. */
+export function stopOn(hold: HoldView, stopOf: StopLookup): Stop | undefined {
+  const { agent_id, agent_role, tool_name, tool_server, session_id } = hold;
+  const named = { tool_name: tool_name ?? undefined, tool_server: tool_server ?? undefined };
+  const stop = stopOf({ agent_id, agent_role, session_id, ...named });
+  return stop?.mode === 'freeze' && hold.rule_ids.includes(stopRule(stop).id) ? undefined : stop;
 }
 
 /** The hash of a hold as it is shown: what a vote and an audit record are bound to. */

@@ -8,6 +8,7 @@ import type { Clock } from '../lib/clock.ts';
 import { sha256Tag } from '../lib/crypto.ts';
 import type { Log } from '../lib/log.ts';
 import { Lookups } from '../lib/lookups.ts';
+import { Waiters } from '../lib/waiters.ts';
 import { bundleContent, listsNamed } from './bundle.ts';
 import { cedarLanguageVersion } from './language/host.ts';
 import { actionEntities, type CustomActionTypes, schemaFor } from './language/schema.ts';
@@ -49,8 +50,7 @@ export class Bundles {
   readonly #registry: (em: EntityManager) => Promise<BundleRegistry>;
   readonly #log: Log;
   readonly #current: Lookups<PublishedBundle>;
-  readonly #waiting = new Map<string, Set<() => void>>();
-  #stopping = false;
+  readonly #waiters = new Waiters();
 
   constructor(parts: {
     db: Database;
@@ -79,11 +79,7 @@ export class Bundles {
     });
     // registered after the cache, so that woken waiters find it already invalidated
     for (const topic of ['policies', 'settings', 'signing_keys'] as const) {
-      parts.db.notices.on(topic, ({ tenantId }) => {
-        for (const [tenant, wakers] of this.#waiting) {
-          if (tenantId === '*' || tenantId === tenant) for (const wake of wakers) wake();
-        }
-      });
+      parts.db.notices.on(topic, ({ tenantId }) => this.#waiters.wake(tenantId));
     }
   }
 
@@ -120,35 +116,18 @@ export class Bundles {
     signal: AbortSignal,
     keyId?: string,
   ): Promise<PublishedBundle> {
-    const end = Date.now() + seconds * 1000;
-    for (;;) {
-      // registered before the check, so that no change is missed between check and wait
-      const wakers = this.#waiting.get(tenantId) ?? new Set<() => void>();
-      this.#waiting.set(tenantId, wakers);
-      let wake = () => {};
-      const woken = new Promise<void>((resolve) => {
-        wake = resolve;
-        wakers.add(resolve);
-      });
-      const timer = setTimeout(wake, Math.max(0, end - Date.now()));
-      signal.addEventListener('abort', wake, { once: true });
-      try {
-        const bundle = await this.current(tenantId, scopes, keyId);
-        if (bundle.hash !== hash || signal.aborted || this.#stopping || Date.now() >= end) return bundle;
-        await woken;
-      } finally {
-        clearTimeout(timer);
-        signal.removeEventListener('abort', wake);
-        wakers.delete(wake);
-        if (wakers.size === 0) this.#waiting.delete(tenantId);
-      }
-    }
+    return this.#waiters.until(
+      tenantId,
+      seconds,
+      signal,
+      () => this.current(tenantId, scopes, keyId),
+      (bundle) => bundle.hash !== hash,
+    );
   }
 
   /** Ends all current and future `waitForChange` calls because the process is stopping. */
   endWaiting(): void {
-    this.#stopping = true;
-    for (const wakers of this.#waiting.values()) for (const wake of wakers) wake();
+    this.#waiters.stop();
   }
 
   /** The bundles with these hashes; unknown hashes are omitted. */

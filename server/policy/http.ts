@@ -1,9 +1,8 @@
 import { z } from 'zod';
 import { AppError } from '../errors.ts';
+import { longPoll } from '../rpc/long-poll.ts';
 import { type PlainRoute, principalOf } from '../rpc/plain.ts';
 import type { Bundles } from './bundles.ts';
-
-const MAX_WAIT_SECONDS = 60;
 
 const BUNDLE_HEADERS = {
   ETag: { description: 'The hash of the bundle, in quotes' },
@@ -43,28 +42,16 @@ export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) =>
       answer: { 200: BUNDLE_HEADERS, 304: BUNDLE_HEADERS },
     },
     async handler(call) {
-      const { query, request, reply } = call;
+      const { query, reply } = call;
       const principal = principalOf(call);
       const { tenantId } = principal;
       const keyId = principal.kind === 'api_key' ? principal.id : undefined;
       const scopes = query.scopes === undefined ? null : scopeList(query.scopes);
-      const known = query.current_hash !== undefined ? [query.current_hash] : etagsOf(request.headers['if-none-match']);
-      const has = (hash: string) => known.includes(hash) || known.includes('*');
-      const wait = waitSeconds(request.headers.prefer);
-      let bundle = await bundles.current(tenantId, scopes, keyId);
-      if (wait > 0 && has(bundle.hash)) {
-        const gone = new AbortController();
-        const leave = () => gone.abort();
-        reply.raw.once('close', leave);
-        try {
-          bundle = await bundles.waitForChange(tenantId, scopes, bundle.hash, wait, gone.signal, keyId);
-        } finally {
-          reply.raw.off('close', leave);
-        }
-        // the key may have been revoked during the wait
-        if (!(await call.context.stillValid())) throw new AppError('UNAUTHENTICATED', 'the key is no longer valid');
-        reply.header('preference-applied', `wait=${wait}`);
-      }
+      const { found: bundle, unchanged } = await longPoll(call, {
+        known: query.current_hash,
+        look: () => bundles.current(tenantId, scopes, keyId),
+        wait: (hash, seconds, signal) => bundles.waitForChange(tenantId, scopes, hash, seconds, signal, keyId),
+      });
       reply.headers({
         etag: `"${bundle.hash}"`,
         'x-svc-bundle-hash': bundle.hash,
@@ -73,7 +60,7 @@ export function bundleRoute(bundles: Bundles, pollSeconds: (tenantId: string) =>
         'cache-control': 'private, no-cache',
         vary: 'authorization',
       });
-      if (has(bundle.hash)) return reply.code(304).send();
+      if (unchanged) return reply.code(304).send();
       return reply.type('application/vnd.svc.bundle.v1').send(bundle.bytes);
     },
   };
@@ -90,15 +77,4 @@ function scopeList(text: string): string[] {
     });
   }
   return scopes;
-}
-
-/** The entity tags of If-None-Match (RFC 9110 §13.1.2), weak ones included, or `*`. */
-function etagsOf(header: string | undefined): string[] {
-  if (header?.trim() === '*') return ['*'];
-  return Array.from((header ?? '').matchAll(/"([^"]*)"/g), ([, tag]) => tag!);
-}
-
-function waitSeconds(header: string | string[] | undefined): number {
-  const seconds = /(?:^|[,;\s])wait=(\d{1,4})(?:$|[,;\s])/.exec(String(header ?? ''))?.[1];
-  return Math.min(Number(seconds ?? 0), MAX_WAIT_SECONDS);
 }

@@ -22,6 +22,7 @@ import type { Doer } from '../domain/audit.ts';
 import { isEventType } from '../domain/events.ts';
 import type { Diagnostic } from '../domain/policy.ts';
 import { type Source, type StatedSource, sourceInWords, sourceOf } from '../domain/workload.ts';
+import { STOP_POLICY } from '../domain/stops.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
@@ -45,8 +46,8 @@ export type By = Who & Doer & { proven?: StatedSource | undefined };
 
 /** Reviews and comments per version. */
 const MAX_REVIEWS = 500;
-/** Path segments of other routes and the name of the tool registry, which cannot be ids. */
-const RESERVED = new Set(['bundle', 'validate', 'format', 'try', 'plan', REGISTRY_POLICY]);
+/** Path segments of other routes and the names of the tool registry and of stops, which cannot be ids. */
+const RESERVED = new Set(['bundle', 'validate', 'format', 'try', 'plan', REGISTRY_POLICY, STOP_POLICY]);
 
 /**
  * Changes to policies. Each change is one transaction: it locks the policy's row, the machine accepts or refuses the

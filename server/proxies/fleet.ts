@@ -18,7 +18,7 @@ export interface Heartbeat {
 }
 
 /** A proxy that was silent for this many poll intervals counts as offline. */
-const SILENT_POLLS = 3;
+export const SILENT_POLLS = 3;
 /**
  * How far a proxy's bundle number may be ahead of the database's and still be believed; otherwise a hostile proxy could
  * use up the numbers.

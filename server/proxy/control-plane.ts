@@ -181,6 +181,27 @@ export class ControlPlane {
     };
   }
 
+  /** The signed document of the stops in force; without `text` when it is the one of `etag` (304). */
+  async stops(ask: {
+    etag: string | undefined;
+    waitSeconds: number;
+    proxyId: string;
+    applied: number | undefined;
+    signal: AbortSignal;
+  }): Promise<{ text?: string; etag: string | undefined }> {
+    const applied =
+      ask.applied === undefined ? '' : `?proxy_id=${encodeURIComponent(ask.proxyId)}&applied_seq=${ask.applied}`;
+    const { status, headers, body } = await this.#call('GET', `/v1/stops/document${applied}`, {
+      headers: {
+        ...(ask.etag && { 'if-none-match': ask.etag }),
+        ...(ask.etag && ask.waitSeconds > 0 && { prefer: `wait=${ask.waitSeconds}` }),
+      },
+      timeoutMs: TIMEOUT_MS + ask.waitSeconds * 1000,
+      signal: ask.signal,
+    });
+    return { ...(status === 200 && { text: body.toString('latin1') }), etag: headers.etag };
+  }
+
   /** The JSON Web Key Set of the keys that sign bundles. */
   async keys(): Promise<unknown[]> {
     const { body } = await this.#call('GET', '/.well-known/jwks.json');

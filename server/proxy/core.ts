@@ -11,6 +11,7 @@ import { Governance } from './governance.ts';
 import { Holds } from './holds.ts';
 import { Sender } from './sender.ts';
 import { Spool } from './spool.ts';
+import { StopWatch } from './stops.ts';
 import { ToolRegistry } from './tool-registry.ts';
 
 const PROXY_VERSION = '1.0.0';
@@ -65,8 +66,9 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
     },
   });
   const holds = new Holds(control);
+  const stops = new StopWatch({ control, trust: governance, dir: config.dir, proxyId, clock, log });
   const enforcer = new Enforcer({
-    ...{ governance, spool, holds, proxyId, control, clock, log },
+    ...{ governance, stops, spool, holds, proxyId, control, clock, log },
     limitsAway: config.limitsAway,
   });
   const tools = new ToolRegistry({ control, known: () => enforcer.registry, log });
@@ -104,6 +106,7 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
   let asked = false;
   const begin = async () => {
     await governance.start();
+    await stops.start(governance.knownTenant);
     asked = true;
     if (stopped) return;
     sender.start();
@@ -138,7 +141,7 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
       clearInterval(orphanTimer);
       clearTimeout(timer);
       // events that are being sent may still arrive; nothing else is worth waiting for
-      const governed = governance.stop();
+      const governed = Promise.all([governance.stop(), stops.stop()]);
       const cut = setTimeout(() => control.close(), LAST_SENDING_MS);
       await sender.stop(LAST_SENDING_MS);
       clearTimeout(cut);

@@ -17,6 +17,7 @@ import type { Holds, UsedApproval } from './holds.ts';
 import { type LimitsAway, SharedLimits } from './limits.ts';
 import { Refusal } from './problem.ts';
 import { type Spool, SpoolError } from './spool.ts';
+import type { StopWatch } from './stops.ts';
 import { actionValue } from './value.ts';
 
 /** What an agent is about to do. */
@@ -60,15 +61,16 @@ export type Ruling = { eventId: string } & (
       stands: () => boolean;
       done: (outcome: string) => void;
     }
-  | { decision: 'deny'; reason: string; standstill?: Standstill | 'control_plane_away' }
+  | { decision: 'deny'; reason: string; standstill?: keyof typeof STANDSTILLS }
   | { decision: 'escrow'; hold: Hold; reason: string | undefined; used: UsedApproval | undefined }
   | { decision: 'rate_limited'; retryAfter: number }
 );
 
-const STANDSTILLS: Record<Standstill | 'control_plane_away', string> = {
+const STANDSTILLS: Record<Standstill | 'stops_stale' | 'control_plane_away', string> = {
   no_bundle: 'the proxy has no policies yet',
   bundle_expired: 'the policies of the proxy are past their end',
   key_refused: 'the control plane does not accept the proxy',
+  stops_stale: 'the proxy has not heard for too long which stops are in force',
   control_plane_away: 'the action could not be held at the control plane',
 };
 
@@ -78,6 +80,7 @@ const STANDSTILLS: Record<Standstill | 'control_plane_away', string> = {
  */
 export class Enforcer {
   readonly #governance: Governance;
+  readonly #stops: StopWatch;
   readonly #spool: Spool;
   readonly #holds: Holds;
   readonly #proxyId: string;
@@ -90,6 +93,7 @@ export class Enforcer {
 
   constructor(parts: {
     governance: Governance;
+    stops: StopWatch;
     spool: Spool;
     holds: Holds;
     proxyId: string;
@@ -100,6 +104,7 @@ export class Enforcer {
     log: Log;
   }) {
     this.#governance = parts.governance;
+    this.#stops = parts.stops;
     this.#spool = parts.spool;
     this.#holds = parts.holds;
     this.#proxyId = parts.proxyId;
@@ -165,13 +170,18 @@ export class Enforcer {
     const { standing } = this.#governance;
     const governing = typeof standing === 'string' ? undefined : standing;
     let standstill = typeof standing === 'string' ? (standing as keyof typeof STANDSTILLS) : undefined;
+    const stop = this.#stops.of(request);
+    // what is stopped already need not be said to be stale
+    if (governing && !stop && this.#stops.stale && !governing.engine.onlyReads(request.action_type)) {
+      standstill = 'stops_stale';
+    }
     const eventId = newId('evt', now);
     let used: UsedApproval | undefined;
     let matched: { asked: ActionRequest; rules: string } | undefined;
 
     const { verdict, hold, changed, stored } = await decide<Hold, number>(
       {
-        ...{ request, eventId, escrowId, resume, unholdable },
+        ...{ request, eventId, escrowId, resume, unholdable, stop },
         bundleHash: governing?.hash,
         standstill: standstill ? STANDSTILLS[standstill] : refused,
       },
@@ -264,7 +274,7 @@ export class Enforcer {
           spent: hold !== undefined,
           stands: () => {
             const { standing: current } = this.#governance;
-            if (typeof current === 'string' || !matched) return false;
+            if (typeof current === 'string' || !matched || this.#stops.of(request)?.id !== stop?.id) return false;
             const asked = { ...matched.asked, now: new Date(this.#clock.now()).toISOString() };
             return rulesOf(current.engine.match(asked)) === matched.rules;
           },

@@ -221,6 +221,26 @@ export class Governance {
     return this.#looking;
   }
 
+  /** The key with this id, of those that may sign. */
+  keyFor(kid: string): KeyObject | undefined {
+    return (this.#pinned ?? this.#keys).get(kid);
+  }
+
+  /** Asks the control plane for its keys again; nothing where they are pinned. */
+  async renewKeys(): Promise<void> {
+    if (!this.#pinned) this.#trust(await this.#control.keys());
+  }
+
+  /** The tenant of the proxy's key. */
+  tenant(): Promise<string> {
+    return this.#tenantOfKey();
+  }
+
+  /** The tenant as far as it is known without asking. */
+  get knownTenant(): string | undefined {
+    return this.#tenant;
+  }
+
   /** Calls back after each change of the policies in force, until the function that it returns is called. */
   onChange(listener: () => void): () => void {
     this.#listeners.add(listener);
@@ -358,9 +378,8 @@ export class Governance {
   }
 
   #open(bytes: Uint8Array, tenant: string) {
-    const keys = this.#pinned ?? this.#keys;
     const opened = openGoverning(bytes, {
-      keyFor: (kid) => keys.get(kid),
+      keyFor: (kid) => this.keyFor(kid),
       tenant,
       scopes: this.#scopes,
       newest: this.#newest,

@@ -17,6 +17,7 @@ const values = {
   min_coverage: z.int().min(0).max(100),
   input_retention_days: z.int().min(0).max(3650),
   poll_seconds: z.int().min(1).max(3600),
+  stop_grace_seconds: z.int().min(0).max(86_400),
   approver_groups: Groups,
   policy_author_may_vote: z.boolean(),
   sso_only: z.boolean(),
@@ -37,6 +38,9 @@ export const Settings = z
     ),
     input_retention_days: values.input_retention_days.describe('how many days the inputs of decisions are kept'),
     poll_seconds: values.poll_seconds.describe('how often proxies poll; default: the server’s setting'),
+    stop_grace_seconds: values.stop_grace_seconds.describe(
+      'a proxy that has not heard from the server for so many seconds which stops are in force denies what is not only read; 0: never',
+    ),
     approver_groups: values.approver_groups.describe('group -> user ids, for quorum rules'),
     policy_author_may_vote: values.policy_author_may_vote.describe(
       'the author of a live policy version may vote on the holds it opens',
@@ -60,6 +64,7 @@ const DEFAULTS: Omit<Settings, 'poll_seconds'> = {
   tests_required: false,
   min_coverage: 0,
   input_retention_days: 30,
+  stop_grace_seconds: 60,
   approver_groups: {},
   policy_author_may_vote: true,
   sso_only: false,
@@ -101,6 +106,7 @@ const GUARDED: { readonly [K in SettingName]?: Loosens<Settings[K]> } = {
   policy_author_may_vote: (before) => !before,
   sso_only: (before) => before,
   input_retention_days: (before, after) => after < before,
+  stop_grace_seconds: (before, after) => before !== 0 && (after === 0 || after > before),
   // the group of an action decides which statements match it, so any change may exempt it from a rule
   action_types: () => true,
   // a group's members can fill its seats in a quorum; removing one only makes the quorum harder to reach

@@ -200,6 +200,8 @@ const SPENDS = new Set([
   'DELETE /v1/sessions/{id}',
   'DELETE /v1/users/{id}/sessions',
   'POST /v1/users/{id}/roles',
+  'POST /v1/stops',
+  'POST /v1/stops/{id}/lift',
   'POST /v1/settings/changes/{id}/approve',
   'POST /v1/settings/changes/{id}/reject',
   'DELETE /v1/workload-trust/{id}',

@@ -96,6 +96,7 @@ test('the steps of one transaction are each shown, in order; a refused or rolled
   const faulty = new Holds({
     db,
     settings: (id) => tenants.settings(id),
+    stops: async () => () => undefined,
     audit: async () => {
       throw new Error('a fault before the commit');
     },

@@ -48,7 +48,7 @@ describe('an access rule', () => {
 
   test('admits higher roles wherever it admits lower ones, and the scope admin wherever it admits a scope', () => {
     const access = fc.record({
-      keys: fc.option(fc.subarray(['proxy', 'pipeline'] as const), { nil: undefined }),
+      keys: fc.option(fc.subarray(['proxy', 'pipeline', 'stop'] as const), { nil: undefined }),
       role: fc.option(fc.constantFrom(...ROLES), { nil: undefined }),
     });
     fc.assert(

@@ -31,8 +31,10 @@ beforeAll(() => {
 });
 
 function make(write: WriteAudit = audit, time: TestClock | undefined = clock): Holds {
-  return new Holds({ db: box.db, audit: write, settings: (id) => tenants.settings(id), clock: time });
+  return new Holds({ db: box.db, audit: write, settings: (id) => tenants.settings(id), stops: noStops, clock: time });
 }
+
+const noStops = async () => () => undefined;
 
 let counter = 0;
 async function tenant(): Promise<{ id: string; approvers: string[] }> {
@@ -294,7 +296,7 @@ describe('timers', () => {
 
   test('the time is the database’s if no clock is given', async () => {
     const t = await tenant();
-    const real = new Holds({ db: box.db, audit, settings: (id) => tenants.settings(id) });
+    const real = new Holds({ db: box.db, audit, settings: (id) => tenants.settings(id), stops: noStops });
     const { id, expires_at, created_at } = await open(t.id, { ttl_seconds: 1 }, real);
     expect(Math.abs(Date.parse(created_at) - Date.now())).toBeLessThan(5000);
     expect(Date.parse(expires_at) - Date.parse(created_at)).toBe(1000);
@@ -334,7 +336,7 @@ describe('timers', () => {
     '500 of 50,000 open holds that expire in one second are reported within 5 s',
     async () => {
       const t = await tenant();
-      const real = new Holds({ db: box.db, audit, settings: (id) => tenants.settings(id) });
+      const real = new Holds({ db: box.db, audit, settings: (id) => tenants.settings(id), stops: noStops });
       const { id } = await open(t.id, { ttl_seconds: 1 }, real);
       const columns = (
         await sql<{ c: string }>(

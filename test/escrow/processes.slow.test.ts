@@ -93,7 +93,7 @@ test('a program that cannot read a stored hold does not start', async () => {
   const audit = auditWriter(systemClock, () => 'fingerprint');
   const tenants = new Tenants(db, systemClock, audit, { poll_seconds: 15 });
   await tenants.create({ id: 't', name: 't', adminEmail: 'a@t.test' }, { type: 'operator', id: 'test' });
-  const holds = new Holds({ db, audit, settings: (id) => tenants.settings(id) });
+  const holds = new Holds({ db, audit, settings: (id) => tenants.settings(id), stops: async () => () => undefined });
   await holds.create('t', holdRequest(), { actor: { type: 'api_key', id: 'k' } });
   await db.owner.query('update escrow_hold set machine_version = 2');
   const start = () => createProgram({ config, databaseUrl: url, log });

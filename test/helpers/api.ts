@@ -196,6 +196,8 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   },
   'POST /v1/limits/give-back': { id: '0f6e1c2a-6d5c-4f0e-9a57-0d9d1a3f7b11' },
   'POST /v1/forensics/records': { events: [] },
+  'POST /v1/stops': { target_kind: 'agent', target_id: 'agent-7', reason: 'it misbehaves' },
+  'POST /v1/stops/{id}/lift': { reason: 'it was repaired' },
   'PUT /v1/lists/{name}': { values: ['DE1', 'DE3'], version: 2 },
   'POST /v1/lists/{name}/approve': { version: 2 },
   'POST /v1/lists/{name}/reject': { version: 2, reason: 'not ours' },
@@ -271,6 +273,7 @@ export interface World {
   audit: string;
   /** A change of settings that waits. */
   settingsChange: string;
+  stop: string;
   /** One of the subscription's. */
   delivery: string;
 }
@@ -315,6 +318,8 @@ export async function makeWorld(server: TestServer): Promise<World> {
        '{policies:read}', now())`,
     [tenant.id, trust],
   );
+  const other = { target_kind: 'agent', target_id: 'agent-8', reason: 'it misbehaves' };
+  const stopped = await server.call<{ id: string }>(201, 'POST /v1/stops', admin, other);
   const audit = await server.call<{ records: { id: string }[] }>(200, 'GET /v1/audit?limit=1', admin);
   return {
     tenant,
@@ -332,6 +337,7 @@ export async function makeWorld(server: TestServer): Promise<World> {
     trust,
     audit: audit.body.records[0]!.id,
     settingsChange: change.body.waiting.id,
+    stop: stopped.body.id,
     delivery: await delivered(server, tenant.id, subscription.body.id),
   };
 }
@@ -375,6 +381,7 @@ export function idOf(world: World, path: string): string {
     subscriptions: world.subscription,
     audit: world.audit,
     settings: world.settingsChange,
+    stops: world.stop,
   };
   const id = kind && ids[kind];
   if (!id) throw new Error(`what {id} of ${path} stands for must be said here`);

@@ -12,6 +12,7 @@ import { Holds } from '../../server/proxy/holds.ts';
 import { Refusal } from '../../server/proxy/problem.ts';
 import { Sender } from '../../server/proxy/sender.ts';
 import { Spool, SpoolError } from '../../server/proxy/spool.ts';
+import { StopWatch } from '../../server/proxy/stops.ts';
 import { TestClock, useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
 import { type Governed, governed, temporaryDirectory } from './support.ts';
@@ -199,9 +200,10 @@ test('a hold whose decision cannot be recorded is withdrawn, and nobody is asked
     log,
   });
   await governance.start();
+  const stops = new StopWatch({ control, trust: governance, dir, proxyId: 'p', clock, log });
   const spool = open(path.join(dir, 'spool'));
   const enforcer = new Enforcer({
-    ...{ governance, spool, holds: new Holds(control), proxyId: 'p', control, clock, log },
+    ...{ governance, stops, spool, holds: new Holds(control), proxyId: 'p', control, clock, log },
     limitsAway: 'rates',
   });
   const attempt = {

@@ -47,6 +47,7 @@ const STALE: Record<string, () => readonly { queryKey?: unknown }[]> = {
   ],
   deliveries: () => [trpc.subscriptions.pathFilter(), trpc.machines.delivery.pathFilter()],
   tools: () => [trpc.tools.pathFilter()],
+  stops: () => [trpc.stops.pathFilter(), trpc.escrow.pathFilter()],
   keys: () => [trpc.keys.pathFilter(), trpc.agentKeys.pathFilter()],
 };
 const CHANNEL = 'svc-live';

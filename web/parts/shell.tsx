@@ -20,6 +20,7 @@ import { trpc } from '../lib/trpc.ts';
 import { CONTENT, focusContent } from '../ui/focus.ts';
 import { Mark } from '../ui/mark.tsx';
 import { NAV } from './nav.ts';
+import { StopBanner, StopButton } from './stops.tsx';
 
 /** The frame of every page: navigation, the signed-in person, preferences. */
 export function Shell() {
@@ -66,10 +67,12 @@ export function Shell() {
           <Navigation />
         </AppShell.Section>
         <AppShell.Section>
+          <StopButton fullWidth />
           <Person />
         </AppShell.Section>
       </AppShell.Navbar>
       <AppShell.Main id={CONTENT} tabIndex={-1} style={{ outline: 'none' }}>
+        <StopBanner />
         <Outlet />
       </AppShell.Main>
     </AppShell>

@@ -7,6 +7,7 @@ export function FormFoot({
   action,
   busy,
   disabled,
+  danger = false,
   onCancel,
 }: {
   fault?: ReactNode;
@@ -14,6 +15,7 @@ export function FormFoot({
   action: string;
   busy: boolean;
   disabled?: boolean;
+  danger?: boolean;
   onCancel?: () => void;
 }) {
   return (
@@ -29,7 +31,7 @@ export function FormFoot({
             Cancel
           </Button>
         ) : null}
-        <Button type="submit" loading={busy} disabled={disabled}>
+        <Button type="submit" color={danger ? 'red.8' : undefined} loading={busy} disabled={disabled}>
           {action}
         </Button>
       </Group>

@@ -179,6 +179,12 @@ export class PolicyEngine {
     this.sessions = new SessionRules(this.#index);
   }
 
+  /** Whether actions of this type are known to change nothing. */
+  onlyReads(action_type: string): boolean {
+    const actions = this.#content.action_entities;
+    return Object.hasOwn(actions, action_type) && actions[action_type]!.includes('read');
+  }
+
   /** Never throws: a request that cannot be evaluated gives an `error`, which `settle` turns into a denial. */
   match(request: ActionRequest): Match {
     try {
@@ -258,9 +264,7 @@ export class PolicyEngine {
   /** What the policies permit, as far as the tool is the one that was approved. */
   #checked(request: ActionRequest, match: Match): Match {
     if (match.outcome !== 'permitted') return match;
-    const actions = this.#content.action_entities;
-    const reads = Object.hasOwn(actions, request.action_type) && actions[request.action_type]!.includes('read');
-    const drift = this.registry.drift(request, reads);
+    const drift = this.registry.drift(request, this.onlyReads(request.action_type));
     if (!drift) return match;
     const rule = definitionRule(request);
     return drift === 'deny'

@@ -1,5 +1,6 @@
 import { type CompleteEvent, RECORD_FIELDS } from '../../domain/decision.ts';
 import type { ActionRequest, ActionView, BundleStatement, HoldTerms, RuleReference } from '../../domain/policy.ts';
+import { type Stop, stopReason, stopRule } from '../../domain/stops.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import { sha256Tag } from '../../lib/crypto.ts';
 import { actionHash } from './action-hash.ts';
@@ -16,6 +17,8 @@ export interface Attempt {
   bundleHash: string | undefined;
   /** Why there is no usable bundle, if so. Every action is then denied with this reason. */
   standstill?: string | undefined;
+  /** The stop that reaches the action. It is denied, or held where policies would permit it. */
+  stop?: Stop | undefined;
   /** The hold that the agent refers to. */
   escrowId?: string | undefined;
   /** Also use a released hold of this action that the agent does not name: for clients that can only repeat their call. */
@@ -216,6 +219,11 @@ export async function decide<Hold extends KnownHold, Stored>(
     input = canonicalInput();
     return finish(denied(NO_VERDICT, attempt.standstill), {});
   }
+  const { stop } = attempt;
+  if (stop?.mode === 'deny') {
+    input = canonicalInput();
+    return finish(stopped(stop), {});
+  }
 
   const named = attempt.escrowId === undefined ? undefined : await ports.find(attempt.escrowId);
   const mismatched = named && mismatchReason(named, request, action_hash);
@@ -224,7 +232,7 @@ export async function decide<Hold extends KnownHold, Stored>(
   if (session) request = { ...request, session };
   input = canonicalInput();
 
-  const match = ports.match(request);
+  const match = frozen(ports.match(request), stop);
   const shown = () => approverView(request, match.hits);
   const covered = coveredBy(named, shown);
   const [rates, budgets] = [
@@ -323,6 +331,17 @@ function denied(
   deny_reason: string,
 ): Verdict {
   return { decision: 'deny', rule_id, policy_id, policy_version, rule_ids, deny_reason, consumes: false };
+}
+
+function stopped(stop: Stop): Verdict {
+  const { id, policy_id, version } = stopRule(stop);
+  return denied({ rule_id: id, policy_id, policy_version: version, rule_ids: [id] }, stopReason(stop));
+}
+
+/** What policies permit is held while a stop freezes it. What they do not permit stays as it is. */
+function frozen(match: Match, stop: Stop | undefined): Match {
+  if (!stop || match.outcome !== 'permitted') return match;
+  return { ...match, hits: [...match.hits, stopRule(stop)].sort((a, b) => (a.id < b.id ? -1 : 1)) };
 }
 
 /** The rules that a released hold covers; none when its approvers saw a different action than this one. */

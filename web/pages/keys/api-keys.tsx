@@ -29,6 +29,10 @@ const SCOPE: Record<Scope, { allows: string; stops: string }> = {
     allows: 'write, validate and roll back policies; read decisions and the audit log',
     stops: 'Its pipeline can no longer read or change anything.',
   },
+  stop: {
+    allows: 'stop agents, tools and proxies, and see what is stopped; lift nothing',
+    stops: 'Programs that use it can no longer stop anything.',
+  },
   admin: {
     allows: 'everything a key can do, including keys and settings',
     stops: 'Programs that use it can no longer change anything here.',

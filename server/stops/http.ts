@@ -1,0 +1,56 @@
+import { z } from 'zod';
+import { AppError } from '../errors.ts';
+import { longPoll } from '../rpc/long-poll.ts';
+import { type PlainRoute, principalOf } from '../rpc/plain.ts';
+import type { Stops } from './stops.ts';
+
+const HEADERS = {
+  ETag: { description: 'The hash of what the document says, in quotes' },
+} as const;
+
+/** The signed document of the stops in force, which proxies poll. */
+export function stopsRoute(stops: Stops): PlainRoute {
+  return {
+    method: 'GET',
+    path: '/v1/stops/document',
+    access: { keys: ['proxy'] },
+    summary: 'The signed document of the stops in force',
+    description:
+      'A compact JWS. Answers 304 when `If-None-Match` names the document in force; with `Prefer: wait=N` (at most 60 s) the answer waits for a change. `proxy_id` and `applied_seq` say which document the proxy has applied.',
+    tag: 'stops',
+    query: {
+      proxy_id: z.string().min(1).max(200).optional(),
+      applied_seq: z
+        .string()
+        .regex(/^\d{1,15}$/)
+        .optional(),
+    },
+    answers: {
+      200: { description: 'The document', type: 'application/jose' },
+      304: { description: 'The document has not changed' },
+    },
+    headers: {
+      request: {
+        'If-None-Match': { description: 'The entity tag of the document that the caller has' },
+        Prefer: { description: 'wait=N: wait up to N seconds, at most 60, for another document (RFC 7240)' },
+      },
+      answer: { 200: HEADERS, 304: HEADERS },
+    },
+    async handler(call) {
+      const { query, reply } = call;
+      const principal = principalOf(call);
+      if (principal.kind !== 'api_key') throw new AppError('FORBIDDEN');
+      const { tenantId } = principal;
+      if (query.proxy_id !== undefined && query.applied_seq !== undefined) {
+        stops.applied(tenantId, { proxyId: query.proxy_id, keyId: principal.id, seq: Number(query.applied_seq) });
+      }
+      const { found, unchanged } = await longPoll(call, {
+        look: () => stops.standing(tenantId),
+        wait: (hash, seconds, signal) => stops.waitForChange(tenantId, hash, seconds, signal),
+      });
+      reply.headers({ etag: `"${found.hash}"`, 'cache-control': 'private, no-cache', vary: 'authorization' });
+      if (unchanged) return reply.code(304).send();
+      return reply.type('application/jose').send(found.jws);
+    },
+  };
+}

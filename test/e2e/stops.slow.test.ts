@@ -1,0 +1,72 @@
+import { expect, test } from 'vitest';
+import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
+import { useServer } from '../helpers/server.ts';
+import { enforce } from '../proxy/support.ts';
+
+const server = useServer({}, { browsed: true });
+
+describeInBrowser('stops', () => {
+  const browser = useBrowser(() => server.url);
+  /** Where somebody looks at the pages: SVC_LOOK names a folder. */
+  const look = async (page: import('playwright-core').Page, name: string) => {
+    if (process.env.SVC_LOOK) await page.screenshot({ path: `${process.env.SVC_LOOK}/${name}.png`, fullPage: true });
+  };
+
+  test('an approver stops an agent from any page, everybody is told, and an admin lifts it', async () => {
+    const tenant = await server.tenant();
+    await enforce(server, tenant, 'desk', 'permit(principal in AgentRole::"clerk", action, resource);');
+    const bot = await tenant.agent('bot-7', 'clerk');
+    await server.call(200, 'POST /v1/proxies/heartbeat', await tenant.key('proxy'), { proxy_id: 'edge-1' });
+    const ask = async () =>
+      (
+        await server.call<{ decision: string; deny_reason?: string }>(200, 'POST /v1/evaluate', bot, {
+          action_type: 'tool_call',
+          tool_name: 'send',
+        })
+      ).body;
+    const viewer = await browser.visitor(await tenant.person('viewer'));
+    await viewer.open('/decisions');
+    await viewer.page.getByRole('heading', { name: 'Decisions', exact: true }).waitFor();
+    expect(await viewer.page.getByRole('button', { name: 'Stop…' }).count()).toBe(0);
+
+    const { page, open, assertAccessible } = await browser.visitor(await tenant.person('approver'));
+    await open('/stops');
+    await page.getByText('Nothing was ever stopped').waitFor();
+    await assertAccessible();
+    await open('/audit');
+    await page.getByRole('button', { name: 'Stop…' }).click();
+    const dialog = page.getByRole('dialog');
+    await dialog.getByLabel('Which').fill('bot-7');
+    expect(await dialog.getByRole('button', { name: 'Stop' }).isDisabled()).toBe(true);
+    await dialog.getByLabel('Why').fill('pays the wrong people');
+    await assertAccessible();
+    await look(page, 'stop-dialog');
+    await dialog.getByRole('button', { name: 'Stop' }).click();
+    await page.getByText('0 of 1 proxy applied it').waitFor();
+    expect(await ask()).toMatchObject({ decision: 'deny', deny_reason: 'stopped: pays the wrong people' });
+
+    // without a click of theirs
+    const banner = viewer.page.getByRole('alert').filter({ hasText: 'A stop is in force' });
+    await banner.getByText('agent bot-7').waitFor();
+    await banner.getByRole('link', { name: 'Look at it' }).click();
+    await viewer.page.getByRole('cell', { name: /agent bot-7/ }).waitFor();
+    expect(await viewer.page.getByRole('button', { name: 'Lift' }).count()).toBe(0);
+    await viewer.assertAccessible();
+    await open('/stops');
+    await page.getByText('0 of 1 applied it').waitFor();
+    expect(await page.getByRole('button', { name: 'Lift' }).count()).toBe(0);
+    await look(page, 'stops-light');
+
+    const admin = await browser.visitor(await tenant.person('admin'));
+    await admin.open('/stops');
+    await admin.page.getByRole('button', { name: 'Lift' }).click();
+    await admin.page.getByLabel('Why').fill('it was repaired');
+    await admin.page.getByRole('dialog').getByRole('button', { name: 'Lift' }).click();
+    await admin.page.getByText('it was repaired').waitFor();
+    await banner.waitFor({ state: 'detached' });
+    expect((await ask()).decision).toBe('allow');
+    await admin.page.setViewportSize({ width: 360, height: 740 });
+    await look(admin.page, 'stops-phone');
+    await admin.assertAccessible();
+  });
+});
