@@ -7,6 +7,7 @@ import { Governance } from '../../server/proxy/governance.ts';
 import { Holds } from '../../server/proxy/holds.ts';
 import type { LimitsAway } from '../../server/proxy/limits.ts';
 import { Spool } from '../../server/proxy/spool.ts';
+import { StopWatch } from '../../server/proxy/stops.ts';
 import { sql } from '../helpers/api.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 import { enforce, temporaryDirectory } from '../proxy/support.ts';
@@ -74,9 +75,10 @@ class World {
     const control = new ControlPlane(server.url, () => key!);
     const governance = new Governance({ control, key: () => key!, dir, scopes: null, stale: 'deny', clock, log });
     await governance.start();
+    const stops = new StopWatch({ control, trust: governance, dir, proxyId: 'p', clock, log });
     const spool = Spool.open(path.join(dir, 'spool'), { maxBytes: 1024 * 1024, outcomeWaitMs: 0 })!;
     const enforcer = new Enforcer({
-      ...{ governance, spool, holds: new Holds(control), proxyId: 'p', control, clock, log, limitsAway },
+      ...{ governance, stops, spool, holds: new Holds(control), proxyId: 'p', control, clock, log, limitsAway },
     });
     onTestFinished(async () => {
       control.close();
