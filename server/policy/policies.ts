@@ -21,8 +21,8 @@ import {
 import type { Doer } from '../domain/audit.ts';
 import { isEventType } from '../domain/events.ts';
 import type { Diagnostic } from '../domain/policy.ts';
-import { type Source, type StatedSource, sourceInWords, sourceOf } from '../domain/workload.ts';
 import { STOP_POLICY } from '../domain/stops.ts';
+import { type Source, type StatedSource, sourceInWords, sourceOf } from '../domain/workload.ts';
 import { AppError } from '../errors.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';

@@ -424,7 +424,7 @@ export interface paths {
         head?: never;
         /**
          * Change settings
-         * @description Changes only the given settings; null restores the default. `approval_required`, `self_approval`, `tests_required`, `min_coverage`, `policy_author_may_vote`, `sso_only`, `input_retention_days`, `action_types`, `approver_groups` can be changed only by a signed-in person, with a `reason`. If approval is required, a change that weakens a safeguard (approval off, self-approval or votes of policy authors on, single sign-on no longer required, a shorter retention, another person in an approver group, other action types) is stored and waits for a second person: the response then contains it as `waiting`, with the settings unchanged.
+         * @description Changes only the given settings; null restores the default. `approval_required`, `self_approval`, `tests_required`, `min_coverage`, `policy_author_may_vote`, `sso_only`, `input_retention_days`, `stop_grace_seconds`, `action_types`, `approver_groups` can be changed only by a signed-in person, with a `reason`. If approval is required, a change that weakens a safeguard (approval off, self-approval or votes of policy authors on, single sign-on no longer required, a shorter retention, another person in an approver group, other action types) is stored and waits for a second person: the response then contains it as `waiting`, with the settings unchanged.
          */
         patch: operations["settings-change"];
         trace?: never;
@@ -1456,6 +1456,64 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/stops": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List stops, the newest first */
+        get: operations["stops-list"];
+        put?: never;
+        /**
+         * Stop an agent, a role, a tool, a tool server, a session, a proxy, or everything
+         * @description When the answer is there, this server decides by the stop, and proxies that are connected are being told. With `wait`, the answer waits for them. The same stop again is the one that is in force.
+         */
+        post: operations["stops-create"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/stops/{id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Read a stop, and which proxies have applied it */
+        get: operations["stops-get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/stops/{id}/lift": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Lift a stop
+         * @description If the tenant requires approval, this needs another person than the one who stopped.
+         */
+        post: operations["stops-lift"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/subscriptions": {
         parameters: {
             query?: never;
@@ -2261,6 +2319,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/stops/document": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The signed document of the stops in force
+         * @description A compact JWS. Answers 304 when `If-None-Match` names the document in force; with `Prefer: wait=N` (at most 60 s) the answer waits for a change. `proxy_id` and `applied_seq` say which document the proxy has applied.
+         */
+        get: operations["get-v1-stops-document"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/forensics/packages/{id}/download": {
         parameters: {
             query?: never;
@@ -2347,7 +2425,7 @@ export interface paths {
         };
         /**
          * Hints that something changed, as server-sent events
-         * @description Events `hint` with `{topic, id}`; topics are events, holds, policies, members, settings, keys, deliveries, tools. A hint contains no data: read the resource again. `hello` is sent first, and `beat` every 15 seconds. The stream ends when the session or the key expires.
+         * @description Events `hint` with `{topic, id}`; topics are events, holds, policies, members, settings, keys, deliveries, tools, stops. A hint contains no data: read the resource again. `hello` is sent first, and `beat` every 15 seconds. The stream ends when the session or the key expires.
          */
         get: operations["get-v1-stream"];
         put?: never;
@@ -2805,6 +2883,57 @@ export interface webhooks {
         patch?: never;
         trace?: never;
     };
+    "stop.created": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** An agent, role, tool, tool server, session, proxy or the whole tenant was stopped */
+        post: operations["webhook-stop-created"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "stop.applied": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** How far a stop has reached: every proxy has applied it, or 10 seconds have passed */
+        post: operations["webhook-stop-applied"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "stop.lifted": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** A stop was lifted, or its time ended it */
+        post: operations["webhook-stop-lifted"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "tool.observed": {
         parameters: {
             query?: never;
@@ -2964,7 +3093,7 @@ export interface components {
             id: string;
             label: string;
             prefix: string;
-            scopes: ("proxy" | "pipeline" | "admin")[];
+            scopes: ("proxy" | "pipeline" | "stop" | "admin")[];
             created_by: string | null;
             /** Format: date-time */
             created_at: string;
@@ -3023,6 +3152,8 @@ export interface components {
             input_retention_days: number;
             /** @description how often proxies poll; default: the server’s setting */
             poll_seconds: number;
+            /** @description a proxy that has not heard from the server for so many seconds which stops are in force denies what is not only read; 0: never */
+            stop_grace_seconds: number;
             /** @description group -> user ids, for quorum rules */
             approver_groups: {
                 [key: string]: string[];
@@ -3665,6 +3796,72 @@ export interface components {
             cancelled_at?: string;
             /** Format: date-time */
             consumed_at?: string;
+            /** @description the stop that keeps it from being used; approvals stay possible */
+            stopped?: {
+                stop_id: string;
+                reason: string;
+            };
+        };
+        StopDetail: {
+            id: string;
+            /** @description the number of the first document of stops that has it */
+            seq: number;
+            /** @enum {string} */
+            target_kind: "tenant" | "role" | "agent" | "tool" | "tool_server" | "session" | "proxy";
+            target_id: string;
+            /** @enum {string} */
+            mode: "deny" | "freeze";
+            reason: string;
+            /** @description the person, or the key that belongs to nobody */
+            created_by: string;
+            /** Format: date-time */
+            created_at: string;
+            until: string | null;
+            in_force: boolean;
+            ended_at: string | null;
+            /** @description null while it is in force, and where its time ended it */
+            ended_by: string | null;
+            end_reason: string | null;
+            proxies: {
+                /** @description how many have applied it */
+                applied: number;
+                /** @description those that are connected and have not */
+                pending: {
+                    proxy_id: string;
+                    /** Format: date-time */
+                    last_seen_at: string;
+                }[];
+                /** @description those that have been silent for three poll intervals; they deny what is not only read after the grace time */
+                unreachable: {
+                    proxy_id: string;
+                    /** Format: date-time */
+                    last_seen_at: string;
+                }[];
+                /** @description from the stop until a proxy said that it had applied it */
+                applied_ms_p50: number | null;
+                applied_ms_max: number | null;
+            };
+        };
+        Stop: {
+            id: string;
+            /** @description the number of the first document of stops that has it */
+            seq: number;
+            /** @enum {string} */
+            target_kind: "tenant" | "role" | "agent" | "tool" | "tool_server" | "session" | "proxy";
+            target_id: string;
+            /** @enum {string} */
+            mode: "deny" | "freeze";
+            reason: string;
+            /** @description the person, or the key that belongs to nobody */
+            created_by: string;
+            /** Format: date-time */
+            created_at: string;
+            until: string | null;
+            in_force: boolean;
+            ended_at: string | null;
+            /** @description null while it is in force, and where its time ended it */
+            ended_by: string | null;
+            end_reason: string | null;
         };
         Subscription: {
             id: string;
@@ -3882,7 +4079,7 @@ export interface components {
                 ip?: string;
             };
             /** @enum {string} */
-            action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted";
+            action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
             code: string;
             target: {
                 type: string;
@@ -3950,7 +4147,7 @@ export interface components {
              */
             role?: "viewer" | "author" | "approver" | "admin";
             /** @description the scopes with which an API key may send it */
-            scopes?: ("proxy" | "pipeline" | "admin")[];
+            scopes?: ("proxy" | "pipeline" | "stop" | "admin")[];
             /** @description the part of the server that sends it */
             server?: string;
         };
@@ -4009,7 +4206,7 @@ export interface components {
             title: string;
             status: number;
             /** @enum {string} */
-            code: "VALIDATION_FAILED" | "UNAUTHENTICATED" | "FORBIDDEN" | "KEY_SCOPE" | "SELF_APPROVAL" | "AGENT_MISMATCH" | "NOT_FOUND" | "METHOD_NOT_ALLOWED" | "CONFLICT" | "VERSION_CHANGED" | "INVALID_STATUS" | "ALREADY_VOTED" | "ALREADY_CONSUMED" | "POLICY_CHANGED" | "DUPLICATE_EVENT" | "ESCROW_EXPIRED" | "PAYLOAD_TOO_LARGE" | "UNSUPPORTED_MEDIA_TYPE" | "POLICY_INVALID" | "TESTS_FAILED" | "HASH_MISMATCH" | "TERMS_REFUSED" | "DOMAIN_NOT_VERIFIED" | "TOO_MANY_RECORDS" | "RATE_LIMITED" | "INTERNAL" | "UNAVAILABLE";
+            code: "VALIDATION_FAILED" | "UNAUTHENTICATED" | "FORBIDDEN" | "KEY_SCOPE" | "SELF_APPROVAL" | "AGENT_MISMATCH" | "NOT_FOUND" | "METHOD_NOT_ALLOWED" | "CONFLICT" | "STOPPED" | "VERSION_CHANGED" | "INVALID_STATUS" | "ALREADY_VOTED" | "ALREADY_CONSUMED" | "POLICY_CHANGED" | "DUPLICATE_EVENT" | "ESCROW_EXPIRED" | "PAYLOAD_TOO_LARGE" | "UNSUPPORTED_MEDIA_TYPE" | "POLICY_INVALID" | "TESTS_FAILED" | "HASH_MISMATCH" | "TERMS_REFUSED" | "DOMAIN_NOT_VERIFIED" | "TOO_MANY_RECORDS" | "RATE_LIMITED" | "INTERNAL" | "UNAVAILABLE";
             detail?: string;
             instance?: string;
             request_id?: string;
@@ -4194,6 +4391,46 @@ export interface components {
             proxy_id: string;
             /** Format: date-time */
             last_seen_at: string;
+        };
+        StopPayload: {
+            /** @description the type of the event */
+            event: string;
+            /** @description the same in every delivery of this event */
+            event_id: string;
+            tenant_id: string;
+            /** Format: date-time */
+            created_at: string;
+            stop_id: string;
+            /** @enum {string} */
+            target_kind: "tenant" | "role" | "agent" | "tool" | "tool_server" | "session" | "proxy";
+            target_id: string;
+            /** @enum {string} */
+            mode: "deny" | "freeze";
+            reason: string;
+            until: string | null;
+            /** @description who did it: the id of a person, of a key or of the system */
+            actor_id: string;
+        };
+        StopAppliedPayload: {
+            /** @description the type of the event */
+            event: string;
+            /** @description the same in every delivery of this event */
+            event_id: string;
+            tenant_id: string;
+            /** Format: date-time */
+            created_at: string;
+            stop_id: string;
+            /** @enum {string} */
+            target_kind: "tenant" | "role" | "agent" | "tool" | "tool_server" | "session" | "proxy";
+            target_id: string;
+            /** @description proxies that have applied it */
+            applied: number;
+            /** @description proxies that are connected and have not applied it */
+            pending: string[];
+            /** @description proxies that have been silent */
+            unreachable: string[];
+            /** @description how long the slowest of those took that have applied it */
+            slowest_ms: number | null;
         };
         ToolsPayload: {
             /** @description the type of the event */
@@ -4536,6 +4773,16 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
+        /** @description STOPPED: The action is stopped */
+        STOPPED: {
+            headers: {
+                "X-Request-Id": components["headers"]["X-Request-Id"];
+                [name: string]: unknown;
+            };
+            content: {
+                "application/problem+json": components["schemas"]["Problem"];
+            };
+        };
         /** @description TOO_MANY_RECORDS: The range holds too many records for one package */
         TOO_MANY_RECORDS: {
             headers: {
@@ -4634,9 +4881,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-70rgjf",
+                     *       "tenant_id": "t1-m4my30",
                      *       "user": {
-                     *         "id": "usr_01m828dsp7ffmqwjyspwwh1308",
+                     *         "id": "usr_01m82a3e004hgyxajaa71rxdpb",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -4652,7 +4899,7 @@ export interface operations {
                         /** @enum {string} */
                         auth_method: "api_key" | "oidc" | "magic_link" | "workload_token";
                         tenant_id: string;
-                        scopes?: ("proxy" | "pipeline" | "admin" | "policies:read" | "policies:write" | "policies:submit")[];
+                        scopes?: ("proxy" | "pipeline" | "stop" | "admin" | "policies:read" | "policies:write" | "policies:submit")[];
                         user?: {
                             id: string;
                             email: string;
@@ -4731,14 +4978,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m828dsw74z7v40vswtp324hw",
+                     *           "id": "ses_01m82a3e7gb6q75h69nqn5qw0a",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-22T18:31:19.687Z",
-                     *           "last_seen_at": "2026-11-22T18:31:19.687Z",
-                     *           "expires_at": "2026-11-23T18:31:19.687Z"
+                     *           "created_at": "2026-11-22T19:00:37.232Z",
+                     *           "last_seen_at": "2026-11-22T19:00:37.232Z",
+                     *           "expires_at": "2026-11-23T19:00:37.232Z"
                      *         }
                      *       ]
                      *     }
@@ -4848,14 +5095,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m828dsw74z7v40vswtp324hw",
+                     *           "id": "ses_01m82a3e7gb6q75h69nqn5qw0a",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-22T18:31:19.687Z",
-                     *           "last_seen_at": "2026-11-22T18:31:19.687Z",
-                     *           "expires_at": "2026-11-23T18:31:19.687Z"
+                     *           "created_at": "2026-11-22T19:00:37.232Z",
+                     *           "last_seen_at": "2026-11-22T19:00:37.232Z",
+                     *           "expires_at": "2026-11-23T19:00:37.232Z"
                      *         }
                      *       ]
                      *     }
@@ -4974,7 +5221,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *           "id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -4982,13 +5229,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-22T18:31:19.045Z",
+                     *           "created_at": "2026-11-22T19:00:36.499Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m828dsp7ffmqwjyspwwh1308",
+                     *           "id": "usr_01m82a3e004hgyxajaa71rxdpb",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -4996,8 +5243,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-22T18:31:19.495Z",
-                     *           "last_login": "2026-11-22T18:31:19.687Z",
+                     *           "created_at": "2026-11-22T19:00:36.992Z",
+                     *           "last_login": "2026-11-22T19:00:37.232Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -5045,7 +5292,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m828dsp7ffmqwjyspwwh1308",
+                     *       "id": "usr_01m82a3e004hgyxajaa71rxdpb",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -5053,8 +5300,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-22T18:31:19.495Z",
-                     *       "last_login": "2026-11-22T18:31:19.687Z",
+                     *       "created_at": "2026-11-22T19:00:36.992Z",
+                     *       "last_login": "2026-11-22T19:00:37.232Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -5219,14 +5466,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m828dzqkcxzb237m57v3w42b",
+                     *           "id": "inv_01m82a3nc6xd7vdsf6kyp6v1te",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-22T18:31:25.683Z",
-                     *           "sent_at": "2026-11-22T18:31:25.683Z",
-                     *           "expires_at": "2026-11-29T18:31:25.683Z"
+                     *           "created_at": "2026-11-22T19:00:44.550Z",
+                     *           "sent_at": "2026-11-22T19:00:44.550Z",
+                     *           "expires_at": "2026-11-29T19:00:44.550Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -5389,25 +5636,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m828dyr2r3dv41wjdm6p38p4",
+                     *           "id": "key_01m82a3mv7gtgr9ax41vw5f3bk",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m828dsp7ffmqwjyspwwh1308",
-                     *           "created_at": "2026-11-22T18:31:24.675Z"
+                     *           "created_by": "usr_01m82a3e004hgyxajaa71rxdpb",
+                     *           "created_at": "2026-11-22T19:00:44.007Z"
                      *         },
                      *         {
-                     *           "id": "key_01m828dsn6qpbrfwv50tatssj4",
+                     *           "id": "key_01m82a3dzn98tbs5n6ceqrd25k",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *           "created_at": "2026-11-22T18:31:19.463Z",
-                     *           "last_used_at": "2026-11-22T18:31:20.043Z"
+                     *           "created_by": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *           "created_at": "2026-11-22T19:00:36.982Z",
+                     *           "last_used_at": "2026-11-22T19:00:37.705Z"
                      *         }
                      *       ]
                      *     }
@@ -5447,7 +5694,7 @@ export interface operations {
                  */
                 "application/json": {
                     label: string;
-                    scopes: ("proxy" | "pipeline" | "admin")[];
+                    scopes: ("proxy" | "pipeline" | "stop" | "admin")[];
                     expires_at?: string;
                 };
             };
@@ -5464,14 +5711,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m828ebjkynnwhz9a9f562rdz",
+                     *       "id": "key_01m82a3zz3t727psh3bgqr05cq",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-22T18:31:37.814Z"
+                     *       "created_at": "2026-11-22T19:00:55.402Z"
                      *     }
                      */
                     "application/json": {
@@ -5479,7 +5726,7 @@ export interface operations {
                         key: string;
                         label: string;
                         prefix: string;
-                        scopes: ("proxy" | "pipeline" | "admin")[];
+                        scopes: ("proxy" | "pipeline" | "stop" | "admin")[];
                         /** Format: date-time */
                         created_at: string;
                         /** Format: date-time */
@@ -5552,23 +5799,23 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m828dz1csg2mzs5gmcy0cvc8",
+                     *           "id": "agk_01m82a3mzdpzh9majngytyg8nj",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m828dsp7ffmqwjyspwwh1308",
+                     *           "owner_id": "usr_01m82a3e004hgyxajaa71rxdpb",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-22T18:31:24.973Z"
+                     *           "created_at": "2026-11-22T19:00:44.143Z"
                      *         },
                      *         {
-                     *           "id": "agk_01m828dt1j58h6jtjxycfj4nyy",
+                     *           "id": "agk_01m82a3eczx5t58a568ra22q1h",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *           "owner_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-22T18:31:19.860Z",
-                     *           "last_used_at": "2026-11-22T18:31:22.902Z"
+                     *           "created_at": "2026-11-22T19:00:37.421Z",
+                     *           "last_used_at": "2026-11-22T19:00:41.573Z"
                      *         }
                      *       ]
                      *     }
@@ -5626,13 +5873,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m828ebprz2rekg6j9xb5cy50",
+                     *       "id": "agk_01m82a403jsa672yw8jp63kdg5",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *       "created_at": "2026-11-22T18:31:37.947Z"
+                     *       "owner_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *       "created_at": "2026-11-22T19:00:55.540Z"
                      *     }
                      */
                     "application/json": {
@@ -5712,7 +5959,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-70rgjf",
+                     *       "audience": "https://control.example/tenants/t1-m4my30",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_1",
@@ -5728,7 +5975,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-22T18:31:26.182Z",
+                     *           "created_at": "2026-11-22T19:00:44.984Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -5867,12 +6114,12 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m828ds85bfsejwdrqbgjnbdp",
+                     *           "id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m828dsp7ffmqwjyspwwh1308",
+                     *           "id": "usr_01m82a3e004hgyxajaa71rxdpb",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
@@ -5922,6 +6169,7 @@ export interface operations {
                      *       "min_coverage": 0,
                      *       "input_retention_days": 30,
                      *       "poll_seconds": 15,
+                     *       "stop_grace_seconds": 60,
                      *       "approver_groups": {},
                      *       "policy_author_may_vote": true,
                      *       "sso_only": false,
@@ -5971,6 +6219,7 @@ export interface operations {
                     min_coverage?: number | null;
                     input_retention_days?: number | null;
                     poll_seconds?: number | null;
+                    stop_grace_seconds?: number | null;
                     approver_groups?: {
                         [key: string]: string[];
                     } | null;
@@ -6005,6 +6254,7 @@ export interface operations {
                      *       "min_coverage": 0,
                      *       "input_retention_days": 30,
                      *       "poll_seconds": 9,
+                     *       "stop_grace_seconds": 60,
                      *       "approver_groups": {},
                      *       "policy_author_may_vote": true,
                      *       "sso_only": false,
@@ -6029,6 +6279,8 @@ export interface operations {
                         input_retention_days: number;
                         /** @description how often proxies poll; default: the server’s setting */
                         poll_seconds: number;
+                        /** @description a proxy that has not heard from the server for so many seconds which stops are in force denies what is not only read; 0: never */
+                        stop_grace_seconds: number;
                         /** @description group -> user ids, for quorum rules */
                         approver_groups: {
                             [key: string]: string[];
@@ -6087,11 +6339,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m828e03mnmagba7qe2gmggm0",
+                     *           "id": "stc_01m82a3nmhmf194xmtcpbzxn57",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m828dsp7ffmqwjyspwwh1308",
-                     *           "created_at": "2026-11-22T18:31:26.068Z",
+                     *           "proposed_by": "usr_01m82a3e004hgyxajaa71rxdpb",
+                     *           "created_at": "2026-11-22T19:00:44.817Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -6245,7 +6497,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-70rgjf"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-m4my30"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -6746,9 +6998,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *           "created_at": "2026-11-22T18:31:20.057Z",
-                     *           "updated_at": "2026-11-22T18:31:26.465Z",
+                     *           "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *           "created_at": "2026-11-22T19:00:37.708Z",
+                     *           "updated_at": "2026-11-22T19:00:45.799Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -6838,9 +7090,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *       "created_at": "2026-11-22T18:31:36.360Z",
-                     *       "updated_at": "2026-11-22T18:31:36.360Z",
+                     *       "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *       "created_at": "2026-11-22T19:00:54.426Z",
+                     *       "updated_at": "2026-11-22T19:00:54.426Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -7335,9 +7587,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *       "created_at": "2026-11-22T18:31:20.057Z",
-                     *       "updated_at": "2026-11-22T18:31:26.465Z",
+                     *       "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *       "created_at": "2026-11-22T19:00:37.708Z",
+                     *       "updated_at": "2026-11-22T19:00:45.799Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -7345,28 +7597,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *           "created_at": "2026-11-22T18:31:26.465Z",
+                     *           "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *           "created_at": "2026-11-22T19:00:45.799Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *           "created_at": "2026-11-22T18:31:20.057Z",
+                     *           "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *           "created_at": "2026-11-22T19:00:37.708Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *             "decided_at": "2026-11-22T18:31:22.718Z"
+                     *             "decided_by": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *             "decided_at": "2026-11-22T19:00:41.347Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *               "decided_at": "2026-11-22T18:31:22.718Z"
+                     *               "decided_by": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *               "decided_at": "2026-11-22T19:00:41.347Z"
                      *             }
                      *           ]
                      *         }
@@ -7540,9 +7792,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *       "created_at": "2026-11-22T18:31:20.057Z",
-                     *       "updated_at": "2026-11-22T18:31:37.335Z",
+                     *       "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *       "created_at": "2026-11-22T19:00:37.708Z",
+                     *       "updated_at": "2026-11-22T19:00:55.185Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -7892,20 +8144,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *       "created_at": "2026-11-22T18:31:20.057Z",
+                     *       "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *       "created_at": "2026-11-22T19:00:37.708Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *         "decided_at": "2026-11-22T18:31:22.718Z"
+                     *         "decided_by": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *         "decided_at": "2026-11-22T19:00:41.347Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *           "decided_at": "2026-11-22T18:31:22.718Z"
+                     *           "decided_by": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *           "decided_at": "2026-11-22T19:00:41.347Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -8133,8 +8385,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *             "created_at": "2026-11-22T18:31:24.549Z",
+                     *             "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *             "created_at": "2026-11-22T19:00:43.757Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -8195,8 +8447,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *         "created_at": "2026-11-22T18:31:24.549Z",
+                     *         "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *         "created_at": "2026-11-22T19:00:43.757Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -8211,8 +8463,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *           "created_at": "2026-11-22T18:31:24.549Z",
+                     *           "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *           "created_at": "2026-11-22T19:00:43.757Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -8225,8 +8477,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m828ds85bfsejwdrqbgjnbdp",
-                     *           "created_at": "2026-11-22T18:31:24.355Z",
+                     *           "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *           "created_at": "2026-11-22T19:00:43.472Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -8647,8 +8899,8 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "first_seen_at": "2026-11-22T18:31:26.315Z",
-                     *           "last_seen_at": "2026-11-22T18:31:26.315Z",
+                     *           "first_seen_at": "2026-11-22T19:00:45.353Z",
+                     *           "last_seen_at": "2026-11-22T19:00:45.353Z",
                      *           "stale": false,
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -8712,18 +8964,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m828dt1j58h6jtjxycfj4nyy",
-                     *           "key_hash": "sha256:947ac4139acbd0daf65b8f3a778b2ca068996b9b7d86e807ae073e12f7b510ba",
+                     *           "id": "agk_01m82a3eczx5t58a568ra22q1h",
+                     *           "key_hash": "sha256:202241718f01baee746594a6652d496c050fc6bc02c690cfdc6cdb0c22948dfb",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m828ds85bfsejwdrqbgjnbdp"
+                     *           "owner_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx"
                      *         },
                      *         {
-                     *           "id": "agk_01m828dz1csg2mzs5gmcy0cvc8",
-                     *           "key_hash": "sha256:c8d738ae1fea3ec442e914826046fd351b5842bcabf42114b6a54dc0145cea87",
+                     *           "id": "agk_01m82a3mzdpzh9majngytyg8nj",
+                     *           "key_hash": "sha256:97b2b2767ebf8d5a4c8c47a07e1c2a15ae522c5bbc1a0a3b0c74f700a1cbf049",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m828dsp7ffmqwjyspwwh1308"
+                     *           "owner_id": "usr_01m82a3e004hgyxajaa71rxdpb"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -8874,8 +9126,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-22T18:31:24.070Z",
-                     *           "last_seen": "2026-11-22T18:31:24.070Z"
+                     *           "first_seen": "2026-11-22T19:00:43.203Z",
+                     *           "last_seen": "2026-11-22T19:00:43.203Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -8932,8 +9184,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-22T18:31:24.070Z",
-                     *       "last_seen": "2026-11-22T18:31:24.070Z",
+                     *       "first_seen": "2026-11-22T19:00:43.203Z",
+                     *       "last_seen": "2026-11-22T19:00:43.203Z",
                      *       "approved": null,
                      *       "shown": {
                      *         "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
@@ -8964,9 +9216,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-22T18:31:24.070Z",
-                     *           "last_seen": "2026-11-22T18:31:24.070Z",
-                     *           "reported_by": "key_01m828dsn6qpbrfwv50tatssj4",
+                     *           "first_seen": "2026-11-22T19:00:43.203Z",
+                     *           "last_seen": "2026-11-22T19:00:43.203Z",
+                     *           "reported_by": "key_01m82a3dzn98tbs5n6ceqrd25k",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -9277,8 +9529,8 @@ export interface operations {
                      *           "mode": "default",
                      *           "trust": null,
                      *           "check_arguments": false,
-                     *           "first_seen": "2026-11-22T18:31:24.070Z",
-                     *           "last_seen": "2026-11-22T18:31:24.070Z",
+                     *           "first_seen": "2026-11-22T19:00:43.203Z",
+                     *           "last_seen": "2026-11-22T19:00:43.203Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -9485,11 +9737,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m828dxhzjbpmjt98r1kvwaq9",
+                     *           "id": "esc_01m82a3kap3fa0354r47p7bk92",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m828dt1j58h6jtjxycfj4nyy",
+                     *           "opened_by": "agk_01m82a3eczx5t58a568ra22q1h",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -9511,8 +9763,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-22T19:31:23.455Z",
-                     *           "created_at": "2026-11-22T18:31:23.455Z",
+                     *           "expires_at": "2026-11-22T20:00:42.454Z",
+                     *           "created_at": "2026-11-22T19:00:42.454Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -9526,7 +9778,7 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m828ds85bfsejwdrqbgjnbdp"
+                     *             "usr_01m82a3dgkbf1kf7rdrcmfcayx"
                      *           ],
                      *           "notify_targets": []
                      *         }
@@ -9686,11 +9938,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m828dxhzjbpmjt98r1kvwaq9",
+                     *       "id": "esc_01m82a3kap3fa0354r47p7bk92",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m828dt1j58h6jtjxycfj4nyy",
+                     *       "opened_by": "agk_01m82a3eczx5t58a568ra22q1h",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -9712,8 +9964,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-22T19:31:23.455Z",
-                     *       "created_at": "2026-11-22T18:31:23.455Z",
+                     *       "expires_at": "2026-11-22T20:00:42.454Z",
+                     *       "created_at": "2026-11-22T19:00:42.454Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -9727,7 +9979,7 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m828ds85bfsejwdrqbgjnbdp"
+                     *         "usr_01m82a3dgkbf1kf7rdrcmfcayx"
                      *       ],
                      *       "notify_targets": []
                      *     }
@@ -9857,6 +10109,7 @@ export interface operations {
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
             422: components["responses"]["HASH_MISMATCH"];
+            423: components["responses"]["STOPPED"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -9961,6 +10214,250 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    "stops-list": {
+        parameters: {
+            query?: {
+                in_force?: string;
+                after?: string;
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "stops": [
+                     *         {
+                     *           "id": "stp_01m82a3nt4xr4p8z4sx47sgs32",
+                     *           "seq": 1,
+                     *           "target_kind": "agent",
+                     *           "target_id": "agent-8",
+                     *           "mode": "deny",
+                     *           "reason": "it misbehaves",
+                     *           "created_by": "usr_01m82a3e004hgyxajaa71rxdpb",
+                     *           "created_at": "2026-11-22T19:00:45.026Z",
+                     *           "until": null,
+                     *           "in_force": true,
+                     *           "ended_at": null,
+                     *           "ended_by": null,
+                     *           "end_reason": null
+                     *         }
+                     *       ],
+                     *       "next_cursor": null,
+                     *       "has_more": false
+                     *     }
+                     */
+                    "application/json": {
+                        stops: components["schemas"]["Stop"][];
+                        next_cursor: string | null;
+                        has_more: boolean;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "stops-create": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "target_kind": "agent",
+                 *       "target_id": "agent-7",
+                 *       "reason": "it misbehaves"
+                 *     }
+                 */
+                "application/json": {
+                    /**
+                     * @description tenant: every action of every agent; role: the agents with this role; agent: the agent with this id; tool: the tool with this name, on every server; tool_server: every tool of this server; session: the session with this id. The agent chooses the ids of its sessions: to stop an agent, name the agent; proxy: everything that this proxy enforces
+                     * @enum {string}
+                     */
+                    target_kind: "tenant" | "role" | "agent" | "tool" | "tool_server" | "session" | "proxy";
+                    /** @description required, except for the tenant */
+                    target_id?: string;
+                    /**
+                     * @description deny: every action is denied; freeze: every action that policies permit is held for one approver
+                     * @default deny
+                     * @enum {string}
+                     */
+                    mode?: "deny" | "freeze";
+                    /** @description agents, approvers and the audit log see it */
+                    reason: string;
+                    /**
+                     * Format: date-time
+                     * @description it ends by itself then; without it, it must be lifted
+                     */
+                    until?: string;
+                    /**
+                     * @description seconds to wait at most for the proxies that are connected
+                     * @default 0
+                     */
+                    wait?: number;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            201: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StopDetail"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            409: components["responses"]["CONFLICT"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "stops-get": {
+        parameters: {
+            query?: {
+                wait?: number;
+            };
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "id": "stp_01m82a3nt4xr4p8z4sx47sgs32",
+                     *       "seq": 1,
+                     *       "target_kind": "agent",
+                     *       "target_id": "agent-8",
+                     *       "mode": "deny",
+                     *       "reason": "it misbehaves",
+                     *       "created_by": "usr_01m82a3e004hgyxajaa71rxdpb",
+                     *       "created_at": "2026-11-22T19:00:45.026Z",
+                     *       "until": null,
+                     *       "in_force": true,
+                     *       "ended_at": null,
+                     *       "ended_by": null,
+                     *       "end_reason": null,
+                     *       "proxies": {
+                     *         "applied": 0,
+                     *         "pending": [
+                     *           {
+                     *             "proxy_id": "proxy-1",
+                     *             "last_seen_at": "2026-11-22T19:00:45.353Z"
+                     *           }
+                     *         ],
+                     *         "unreachable": [],
+                     *         "applied_ms_p50": null,
+                     *         "applied_ms_max": null
+                     *       }
+                     *     }
+                     */
+                    "application/json": components["schemas"]["StopDetail"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "stops-lift": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "reason": "it was repaired"
+                 *     }
+                 */
+                "application/json": {
+                    reason: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Stop"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-SELF_APPROVAL"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["INVALID_STATUS"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "subscriptions-list": {
         parameters: {
             query?: {
@@ -9986,7 +10483,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m828dzwdft3wstnhfx96m7z0",
+                     *           "id": "sub_01m82a3nesnye6b3prynzcj8cz",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -9996,8 +10493,8 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-22T18:31:25.837Z",
-                     *           "updated_at": "2026-11-22T18:31:25.837Z"
+                     *           "created_at": "2026-11-22T19:00:44.633Z",
+                     *           "updated_at": "2026-11-22T19:00:44.633Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -10061,7 +10558,7 @@ export interface operations {
                      * @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named
                      * @default []
                      */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
                     /** @default true */
                     active?: boolean;
                     destination_config?: {
@@ -10116,7 +10613,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m828dzwdft3wstnhfx96m7z0",
+                     *       "id": "sub_01m82a3nesnye6b3prynzcj8cz",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -10126,8 +10623,8 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-22T18:31:25.837Z",
-                     *       "updated_at": "2026-11-22T18:31:25.837Z"
+                     *       "created_at": "2026-11-22T19:00:44.633Z",
+                     *       "updated_at": "2026-11-22T19:00:44.633Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -10168,7 +10665,7 @@ export interface operations {
                     /** @description how long the previous secret remains valid after a new one is set; 24 hours when absent */
                     secret_overlap_seconds?: number;
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
                     destination_config?: {
                         app_url?: string;
@@ -10260,7 +10757,7 @@ export interface operations {
                     /** @description how long the previous secret remains valid after a new one is set; 24 hours when absent */
                     secret_overlap_seconds?: number;
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
                     destination_config?: {
                         app_url?: string;
@@ -10343,7 +10840,7 @@ export interface operations {
         parameters: {
             query?: {
                 status?: "retrying" | "delivered" | "failed";
-                event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test";
+                event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test";
                 limit?: number;
                 cursor?: string;
             };
@@ -10369,7 +10866,7 @@ export interface operations {
                      *       "deliveries": [
                      *         {
                      *           "id": "dlv_2",
-                     *           "subscription_id": "sub_01m828dzwdft3wstnhfx96m7z0",
+                     *           "subscription_id": "sub_01m82a3nesnye6b3prynzcj8cz",
                      *           "event_id": "oev_2",
                      *           "event_type": "svc.test",
                      *           "status": "delivered",
@@ -10378,7 +10875,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-22T18:31:26.257Z",
+                     *           "created_at": "2026-11-22T19:00:45.229Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -10428,7 +10925,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "id": "dlv_2",
-                     *       "subscription_id": "sub_01m828dzwdft3wstnhfx96m7z0",
+                     *       "subscription_id": "sub_01m82a3nesnye6b3prynzcj8cz",
                      *       "event_id": "oev_2",
                      *       "event_type": "svc.test",
                      *       "status": "delivered",
@@ -10437,7 +10934,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-22T18:31:26.257Z",
+                     *       "created_at": "2026-11-22T19:00:45.229Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -10642,13 +11139,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m828ebt8mq3hrtesegh3rrma",
+                     *       "event_id": "evt_01m82a406r79naqhx5xps1sg4d",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:0761cc051a8d45f5eb8dd04f255fcfc40281bbdddaff653a62c1a736d444c088",
+                     *       "bundle_hash": "sha256:a40ba16d8b4e5667d06d5e72948695a204a4ee601e7a98eff1ccbbfdad078b0d",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 167514
+                     *       "evaluation_us": 134654
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -10714,7 +11211,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-22916-4",
+                     *           "id": "event-22006-4",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -10726,10 +11223,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-22T18:31:26.295Z"
+                     *           "created_at": "2026-11-22T19:00:45.288Z"
                      *         },
                      *         {
-                     *           "id": "event-22916-3",
+                     *           "id": "event-22006-3",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -10741,7 +11238,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-22T18:31:26.295Z"
+                     *           "created_at": "2026-11-22T19:00:45.288Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -10786,12 +11283,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-21T18:31:32.193Z",
-                     *       "until": "2026-11-22T18:31:32.193Z",
+                     *       "since": "2026-11-21T19:00:50.752Z",
+                     *       "until": "2026-11-22T19:00:50.752Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-21T18:31:32.193Z",
+                     *           "at": "2026-11-21T19:00:50.752Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -10799,7 +11296,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-21T19:31:32.193Z",
+                     *           "at": "2026-11-21T20:00:50.752Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -10810,7 +11307,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-22T18:31:26.295Z"
+                     *         "at": "2026-11-22T19:00:45.288Z"
                      *       }
                      *     }
                      */
@@ -10847,7 +11344,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m828dx0sry0nmh2cqkbqf99b",
+                     *       "id": "evt_01m82a3jf78mz4gy4z86261p2y",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -10858,25 +11355,25 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 930147,
-                     *       "created_at": "2026-11-22T18:31:24.024Z",
+                     *       "evaluation_us": 1191280,
+                     *       "created_at": "2026-11-22T19:00:42.945Z",
                      *       "rule_id": "guard#1",
-                     *       "escrow_id": "esc_01m828dxhzjbpmjt98r1kvwaq9",
-                     *       "key_id": "agk_01m828dt1j58h6jtjxycfj4nyy",
+                     *       "escrow_id": "esc_01m82a3kap3fa0354r47p7bk92",
+                     *       "key_id": "agk_01m82a3eczx5t58a568ra22q1h",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-22T18:31:22.905Z",
-                     *       "input_hash": "sha256:4dec6456d4487596935186207044436ead34d5feadc4e0845bb0399051c2ef49",
+                     *       "timestamp": "2026-11-22T19:00:41.575Z",
+                     *       "input_hash": "sha256:c5da1cdf177443f34de3cb36e0df109ab41cb372a8431e1ea53726ec3328ea5c",
                      *       "action_hash": "sha256:cc07b92ff8743c224187331f80cf7a45f6038d31e65ad5fd3c40827adfea97d3",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:d512e43c4932d8c315323f91bdbc7a77cbc52cb5601eba65b5dc85987c6070c7"
+                     *         "bundle_hash": "sha256:2f66b36818153ce9c90708b99ad4602990af4077ce3693bf7ad672e73ee683c4"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "ba02218bc7b8fde56a8380927fd428847b56f70d6a408cb63bc81bfbe578094a",
-                     *         "hash": "fc56e8f944e2ad8df6b97eb29e1170718e8148340af27b5e3fca8abe9b57e984",
+                     *         "prev_hash": "2ea825dae2449589fc59dd3c468a10a9c58ed15edc7c36fc2eac6eb8eac34005",
+                     *         "hash": "49a89fb8ba97186752901a8702c68694c3c273a79db7ba266544d41b45fd9d4e",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
@@ -11066,10 +11563,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "fc56e8f944e2ad8df6b97eb29e1170718e8148340af27b5e3fca8abe9b57e984",
-                     *       "kid": "4Hb_zH7iOPYr2ZZQ2noViprvR9N5U-FhsPQIT9hJx0w",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-70rgjf/forensics\n2\nfc56e8f944e2ad8df6b97eb29e1170718e8148340af27b5e3fca8abe9b57e984\n\n— control.test XV3W2v0WFC+gB5HGrAL7MrCUDTY/QM9lhRH5M+52/l7csVr6SyYDPMzmLRDlhAhtJQOzX0A++rrpJWkSiJ2TL8B2rQE=\n",
-                     *       "created_at": "2026-11-22T18:31:25.278Z"
+                     *       "hash": "49a89fb8ba97186752901a8702c68694c3c273a79db7ba266544d41b45fd9d4e",
+                     *       "kid": "-C91KASyBAGa_NS5dSWpRmPWtIV1HmSMy5SERSLtSJs",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-m4my30/forensics\n2\n49a89fb8ba97186752901a8702c68694c3c273a79db7ba266544d41b45fd9d4e\n\n— control.test AdXNxCOlMMYO/HoFkZI8kaKV9PX+ujYjI/IRbpVgCohhRCPFDkt+8yGGyaapvnZMiix/yQuwyomneJGeNWnoo6gIvAM=\n",
+                     *       "created_at": "2026-11-22T19:00:44.332Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -11112,10 +11609,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "fc56e8f944e2ad8df6b97eb29e1170718e8148340af27b5e3fca8abe9b57e984",
-                     *           "kid": "4Hb_zH7iOPYr2ZZQ2noViprvR9N5U-FhsPQIT9hJx0w",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-70rgjf/forensics\n2\nfc56e8f944e2ad8df6b97eb29e1170718e8148340af27b5e3fca8abe9b57e984\n\n— control.test XV3W2v0WFC+gB5HGrAL7MrCUDTY/QM9lhRH5M+52/l7csVr6SyYDPMzmLRDlhAhtJQOzX0A++rrpJWkSiJ2TL8B2rQE=\n",
-                     *           "created_at": "2026-11-22T18:31:25.278Z"
+                     *           "hash": "49a89fb8ba97186752901a8702c68694c3c273a79db7ba266544d41b45fd9d4e",
+                     *           "kid": "-C91KASyBAGa_NS5dSWpRmPWtIV1HmSMy5SERSLtSJs",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-m4my30/forensics\n2\n49a89fb8ba97186752901a8702c68694c3c273a79db7ba266544d41b45fd9d4e\n\n— control.test AdXNxCOlMMYO/HoFkZI8kaKV9PX+ujYjI/IRbpVgCohhRCPFDkt+8yGGyaapvnZMiix/yQuwyomneJGeNWnoo6gIvAM=\n",
+                     *           "created_at": "2026-11-22T19:00:44.332Z"
                      *         }
                      *       ]
                      *     }
@@ -11207,18 +11704,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-22T18:31:24.024Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:057989eb4a210c848a008f4e831a4683efd9ded86d570d87bc4baeda7752d2e4\",\"received_at\":\"2026-11-22T18:31:24.024Z\",\"seq\":1,\"tenant_id\":\"t1-70rgjf\",\"v\":1}",
-                     *           "hash": "ba02218bc7b8fde56a8380927fd428847b56f70d6a408cb63bc81bfbe578094a",
-                     *           "computed_hash": "ba02218bc7b8fde56a8380927fd428847b56f70d6a408cb63bc81bfbe578094a"
+                     *           "received_at": "2026-11-22T19:00:42.945Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:4faa8f6fa837ea58f4138d99a8f33776c5ef674ba264ef0462267d99a4363118\",\"received_at\":\"2026-11-22T19:00:42.945Z\",\"seq\":1,\"tenant_id\":\"t1-m4my30\",\"v\":1}",
+                     *           "hash": "2ea825dae2449589fc59dd3c468a10a9c58ed15edc7c36fc2eac6eb8eac34005",
+                     *           "computed_hash": "2ea825dae2449589fc59dd3c468a10a9c58ed15edc7c36fc2eac6eb8eac34005"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m828dx0sry0nmh2cqkbqf99b",
-                     *           "received_at": "2026-11-22T18:31:24.024Z",
-                     *           "line": "{\"action_hash\":\"sha256:cc07b92ff8743c224187331f80cf7a45f6038d31e65ad5fd3c40827adfea97d3\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"bundle_hash\":\"sha256:d512e43c4932d8c315323f91bdbc7a77cbc52cb5601eba65b5dc85987c6070c7\",\"decision\":\"escrow\",\"escrow_id\":\"esc_01m828dxhzjbpmjt98r1kvwaq9\",\"evaluation_us\":930147,\"event_type\":\"decision.escrow\",\"id\":\"evt_01m828dx0sry0nmh2cqkbqf99b\",\"input_hash\":\"sha256:4dec6456d4487596935186207044436ead34d5feadc4e0845bb0399051c2ef49\",\"key_id\":\"agk_01m828dt1j58h6jtjxycfj4nyy\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-22T18:31:24.024Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"tenant_id\":\"t1-70rgjf\",\"timestamp\":\"2026-11-22T18:31:22.905Z\",\"tool_name\":\"pay\",\"v\":1}",
-                     *           "hash": "fc56e8f944e2ad8df6b97eb29e1170718e8148340af27b5e3fca8abe9b57e984",
-                     *           "computed_hash": "fc56e8f944e2ad8df6b97eb29e1170718e8148340af27b5e3fca8abe9b57e984"
+                     *           "id": "evt_01m82a3jf78mz4gy4z86261p2y",
+                     *           "received_at": "2026-11-22T19:00:42.945Z",
+                     *           "line": "{\"action_hash\":\"sha256:cc07b92ff8743c224187331f80cf7a45f6038d31e65ad5fd3c40827adfea97d3\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"bundle_hash\":\"sha256:2f66b36818153ce9c90708b99ad4602990af4077ce3693bf7ad672e73ee683c4\",\"decision\":\"escrow\",\"escrow_id\":\"esc_01m82a3kap3fa0354r47p7bk92\",\"evaluation_us\":1191280,\"event_type\":\"decision.escrow\",\"id\":\"evt_01m82a3jf78mz4gy4z86261p2y\",\"input_hash\":\"sha256:c5da1cdf177443f34de3cb36e0df109ab41cb372a8431e1ea53726ec3328ea5c\",\"key_id\":\"agk_01m82a3eczx5t58a568ra22q1h\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-22T19:00:42.945Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"tenant_id\":\"t1-m4my30\",\"timestamp\":\"2026-11-22T19:00:41.575Z\",\"tool_name\":\"pay\",\"v\":1}",
+                     *           "hash": "49a89fb8ba97186752901a8702c68694c3c273a79db7ba266544d41b45fd9d4e",
+                     *           "computed_hash": "49a89fb8ba97186752901a8702c68694c3c273a79db7ba266544d41b45fd9d4e"
                      *         }
                      *       ]
                      *     }
@@ -11350,7 +11847,7 @@ export interface operations {
         parameters: {
             query?: {
                 actor_id?: string;
-                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted";
+                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
                 target_type?: string;
                 target_id?: string;
                 severity?: "info" | "warning" | "critical";
@@ -11378,12 +11875,12 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m828e0gzat231dkxrnycpxgb",
-                     *           "seq": 24,
-                     *           "created_at": "2026-11-22T18:31:26.495Z",
+                     *           "id": "aud_01m82a3pqy7w0pnp0m4b1d6v3p",
+                     *           "seq": 25,
+                     *           "created_at": "2026-11-22T19:00:45.950Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m828dsn6qpbrfwv50tatssj4",
+                     *             "id": "key_01m82a3dzn98tbs5n6ceqrd25k",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -11396,31 +11893,32 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m828e0dt5xd86w9f0g573msy",
-                     *           "prev_hash": "01e226e48bf66b6e362e3c5aab95ce84fc939173663648af917ed6aaa0577763",
-                     *           "hash": "4e1f365103030273c070d563f7e270270e4a61a99c4385d3712b8fc1b7c9a2e6"
+                     *           "request_id": "req_01m82a3p7c90me3wyk2c53y5c6",
+                     *           "prev_hash": "9cd06b93bc686e4c0502efad5e04f9ee9d848741a25ee5d249dacb0e7561a2e4",
+                     *           "hash": "937b08400fee6a1afc2e0a4fc9ed589c188d6b4c9a9639e15b16525f18701796"
                      *         },
                      *         {
-                     *           "id": "aud_01m828e05khjq1ta9dkt4qaxsq",
-                     *           "seq": 23,
-                     *           "created_at": "2026-11-22T18:31:26.131Z",
+                     *           "id": "aud_01m82a3nw9t0cvevdp467vmdn0",
+                     *           "seq": 24,
+                     *           "created_at": "2026-11-22T19:00:45.065Z",
                      *           "actor": {
-                     *             "type": "operator",
-                     *             "id": "operator"
+                     *             "type": "user",
+                     *             "id": "usr_01m82a3e004hgyxajaa71rxdpb",
+                     *             "email": "u2@example.test",
+                     *             "ip": "127.0.0.1"
                      *           },
-                     *           "action": "settings.changed",
-                     *           "code": "TEN002I",
+                     *           "action": "stop.created",
+                     *           "code": "STP001I",
                      *           "target": {
-                     *             "type": "tenant",
-                     *             "id": "t1-70rgjf"
+                     *             "type": "stop",
+                     *             "id": "stp_01m82a3nt4xr4p8z4sx47sgs32"
                      *           },
-                     *           "severity": "warning",
-                     *           "reason": "for a test",
-                     *           "detail": "approval_required: true → false",
-                     *           "before_hash": "sha256:9651ac187bac82842493bea8651a30d38b07b0a418197c7ddb954b005003a533",
-                     *           "after_hash": "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
-                     *           "prev_hash": "7ef4e28c8518a0ac005d0ec118e172efc7bee23c18e9ece549cdfb02043c8b05",
-                     *           "hash": "01e226e48bf66b6e362e3c5aab95ce84fc939173663648af917ed6aaa0577763"
+                     *           "severity": "critical",
+                     *           "reason": "it misbehaves",
+                     *           "detail": "deny the agent agent-8",
+                     *           "request_id": "req_01m82a3nt21b4sscrh6ydfn5mn",
+                     *           "prev_hash": "23ce151cdc0e31886510519b468c6409ed577b7f6e7091dd712b89ff37394a87",
+                     *           "hash": "9cd06b93bc686e4c0502efad5e04f9ee9d848741a25ee5d249dacb0e7561a2e4"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -11464,26 +11962,27 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m828e05khjq1ta9dkt4qaxsq",
-                     *       "seq": 23,
-                     *       "created_at": "2026-11-22T18:31:26.131Z",
+                     *       "id": "aud_01m82a3nw9t0cvevdp467vmdn0",
+                     *       "seq": 24,
+                     *       "created_at": "2026-11-22T19:00:45.065Z",
                      *       "actor": {
-                     *         "type": "operator",
-                     *         "id": "operator"
+                     *         "type": "user",
+                     *         "id": "usr_01m82a3e004hgyxajaa71rxdpb",
+                     *         "email": "u2@example.test",
+                     *         "ip": "127.0.0.1"
                      *       },
-                     *       "action": "settings.changed",
-                     *       "code": "TEN002I",
+                     *       "action": "stop.created",
+                     *       "code": "STP001I",
                      *       "target": {
-                     *         "type": "tenant",
-                     *         "id": "t1-70rgjf"
+                     *         "type": "stop",
+                     *         "id": "stp_01m82a3nt4xr4p8z4sx47sgs32"
                      *       },
-                     *       "severity": "warning",
-                     *       "reason": "for a test",
-                     *       "detail": "approval_required: true → false",
-                     *       "before_hash": "sha256:9651ac187bac82842493bea8651a30d38b07b0a418197c7ddb954b005003a533",
-                     *       "after_hash": "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
-                     *       "prev_hash": "7ef4e28c8518a0ac005d0ec118e172efc7bee23c18e9ece549cdfb02043c8b05",
-                     *       "hash": "01e226e48bf66b6e362e3c5aab95ce84fc939173663648af917ed6aaa0577763"
+                     *       "severity": "critical",
+                     *       "reason": "it misbehaves",
+                     *       "detail": "deny the agent agent-8",
+                     *       "request_id": "req_01m82a3nt21b4sscrh6ydfn5mn",
+                     *       "prev_hash": "23ce151cdc0e31886510519b468c6409ed577b7f6e7091dd712b89ff37394a87",
+                     *       "hash": "9cd06b93bc686e4c0502efad5e04f9ee9d848741a25ee5d249dacb0e7561a2e4"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -11583,20 +12082,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m828ecbbsyz6x4t611pfk0w6",
+                     *       "package_id": "pkg_01m82a40ntdbzy1y9961ywq22a",
                      *       "purpose": "x",
-                     *       "from": "2026-10-22T18:31:38.603Z",
-                     *       "to": "2026-11-22T18:31:38.603Z",
+                     *       "from": "2026-10-22T19:00:56.122Z",
+                     *       "to": "2026-11-22T19:00:56.122Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 7,
                      *       "record_count": 7,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:1aa53bd23046b35ab671c4264d3cadf2da34b642746739b34b34ae27d08ac1d3",
-                     *       "public_key_fingerprint": "sha256:057989eb4a210c848a008f4e831a4683efd9ded86d570d87bc4baeda7752d2e4",
+                     *       "package_hash": "sha256:a34445003a8dad881c4fcd7069095447bea6d61bf1f738351146f0048c3efccd",
+                     *       "public_key_fingerprint": "sha256:4faa8f6fa837ea58f4138d99a8f33776c5ef674ba264ef0462267d99a4363118",
                      *       "size": 31744,
-                     *       "created_by": "usr_01m828dsp7ffmqwjyspwwh1308",
-                     *       "created_at": "2026-11-22T18:31:38.603Z"
+                     *       "created_by": "usr_01m82a3e004hgyxajaa71rxdpb",
+                     *       "created_at": "2026-11-22T19:00:56.122Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -11695,20 +12194,20 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m828dz485qsr56wqhhg3gphn",
+                     *           "package_id": "pkg_01m82a3n3btqgq39ep0ztvkcd7",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-22T18:31:25.064Z",
-                     *           "to": "2026-11-22T18:31:25.064Z",
+                     *           "from": "2026-10-22T19:00:44.267Z",
+                     *           "to": "2026-11-22T19:00:44.267Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:e9702e8609e3e44402187fdea33d21375705f0fd1a3d58d5c010336d4c8d63ef",
-                     *           "public_key_fingerprint": "sha256:057989eb4a210c848a008f4e831a4683efd9ded86d570d87bc4baeda7752d2e4",
+                     *           "package_hash": "sha256:566ce3137ee41e01936dfa48ab32d778363780b6b7a6701041555d189955f4d5",
+                     *           "public_key_fingerprint": "sha256:4faa8f6fa837ea58f4138d99a8f33776c5ef674ba264ef0462267d99a4363118",
                      *           "size": 26112,
-                     *           "created_by": "usr_01m828dsp7ffmqwjyspwwh1308",
-                     *           "created_at": "2026-11-22T18:31:25.064Z"
+                     *           "created_by": "usr_01m82a3e004hgyxajaa71rxdpb",
+                     *           "created_at": "2026-11-22T19:00:44.267Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -12097,7 +12596,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m828dxhzjbpmjt98r1kvwaq9",
+                     *       "id": "esc_01m82a3kap3fa0354r47p7bk92",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -12749,8 +13248,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "Mg-QXZvttFHy5eoZci9Mcje3Y0eiggwuzwD4YK-Za5w",
-                     *           "kid": "4Hb_zH7iOPYr2ZZQ2noViprvR9N5U-FhsPQIT9hJx0w",
+                     *           "x": "DZDmzbBOxGntvCvOzDvT3QIIIlWs2HzURJcheNqXpGs",
+                     *           "kid": "-C91KASyBAGa_NS5dSWpRmPWtIV1HmSMy5SERSLtSJs",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -12842,6 +13341,57 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    "get-v1-stops-document": {
+        parameters: {
+            query?: {
+                proxy_id?: string;
+                applied_seq?: string;
+            };
+            header?: {
+                /** @description The entity tag of the document that the caller has */
+                "If-None-Match"?: string;
+                /** @description wait=N: wait up to N seconds, at most 60, for another document (RFC 7240) */
+                Prefer?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The document */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    /** @description The hash of what the document says, in quotes */
+                    ETag?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/jose": string;
+                };
+            };
+            /** @description The document has not changed */
+            304: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    /** @description The hash of what the document says, in quotes */
+                    ETag?: string;
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["KEY_SCOPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "get-v1-forensics-packages-id-download": {
         parameters: {
             query?: never;
@@ -12903,12 +13453,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "cc65c79a109e3e98e655f2a35c264caf8b3e66c8400fbad07bf66b35d257e884"
+                     *         "hash": "a7195d7a2a24527967dda4f5c8816cb701ddcacc413d81afeb17530aa18a49d9"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "fc56e8f944e2ad8df6b97eb29e1170718e8148340af27b5e3fca8abe9b57e984",
-                     *         "created_at": "2026-11-22T18:31:25.278Z"
+                     *         "hash": "49a89fb8ba97186752901a8702c68694c3c273a79db7ba266544d41b45fd9d4e",
+                     *         "created_at": "2026-11-22T19:00:44.332Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -12947,15 +13497,15 @@ export interface operations {
                      * @example {
                      *       "verified": true,
                      *       "linear": true,
-                     *       "records_checked": 25,
+                     *       "records_checked": 26,
                      *       "head": {
-                     *         "seq": 25,
-                     *         "hash": "b65ae32a7dd8b38fc7b6f4daaf55deb64f4c9106c7037d3ea35855551fba8b3e"
+                     *         "seq": 26,
+                     *         "hash": "88ec2ad8ab420567d9b0ef711242419c20d4446a281f05af4e52fe59b9af6e07"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 24,
-                     *         "hash": "4e1f365103030273c070d563f7e270270e4a61a99c4385d3712b8fc1b7c9a2e6",
-                     *         "created_at": "2026-11-22T18:31:29.142Z"
+                     *         "hash": "9cd06b93bc686e4c0502efad5e04f9ee9d848741a25ee5d249dacb0e7561a2e4",
+                     *         "created_at": "2026-11-22T19:00:45.530Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -12976,7 +13526,7 @@ export interface operations {
         parameters: {
             query?: {
                 actor_id?: string;
-                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted";
+                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
                 target_type?: string;
                 target_id?: string;
                 severity?: "info" | "warning" | "critical";
@@ -14015,6 +14565,111 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": components["schemas"]["ProxyPayload"];
+            };
+        };
+        responses: {
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
+            "2XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    "webhook-stop-created": {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
+                "X-Svc-Signature": string;
+                /** @description The type of the event */
+                "X-Svc-Event": string;
+                /** @description The id of the delivery, the same for all its attempts */
+                "X-Svc-Delivery": string;
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
+                "webhook-id": string;
+                /** @description Standard Webhooks: when this attempt was signed */
+                "webhook-timestamp": string;
+                /** @description Standard Webhooks: v1,<base64> */
+                "webhook-signature": string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["StopPayload"];
+            };
+        };
+        responses: {
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
+            "2XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    "webhook-stop-applied": {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
+                "X-Svc-Signature": string;
+                /** @description The type of the event */
+                "X-Svc-Event": string;
+                /** @description The id of the delivery, the same for all its attempts */
+                "X-Svc-Delivery": string;
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
+                "webhook-id": string;
+                /** @description Standard Webhooks: when this attempt was signed */
+                "webhook-timestamp": string;
+                /** @description Standard Webhooks: v1,<base64> */
+                "webhook-signature": string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["StopAppliedPayload"];
+            };
+        };
+        responses: {
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
+            "2XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    "webhook-stop-lifted": {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
+                "X-Svc-Signature": string;
+                /** @description The type of the event */
+                "X-Svc-Event": string;
+                /** @description The id of the delivery, the same for all its attempts */
+                "X-Svc-Delivery": string;
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
+                "webhook-id": string;
+                /** @description Standard Webhooks: when this attempt was signed */
+                "webhook-timestamp": string;
+                /** @description Standard Webhooks: v1,<base64> */
+                "webhook-signature": string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["StopPayload"];
             };
         };
         responses: {
