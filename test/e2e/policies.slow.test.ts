@@ -143,6 +143,17 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
         await page.screenshot({ path: `${process.env.SVC_PICTURES}/${name}-text.png`, fullPage: true });
       await page.getByRole('tab', { name: 'Tests' }).click();
     }
+
+    // what is enforced later may make them fail, and its page says so
+    await server.call(200, 'POST /v1/policies/reach/approve', tenant.admin, { version: 1 });
+    const stop = { id: 'stop', dsl_source: 'forbid(principal, action, resource == Tool::"refund");' };
+    await server.call(201, 'POST /v1/policies', tenant.admin, stop);
+    await server.call(200, 'POST /v1/policies/stop/break-glass', await tenant.person('admin'), {
+      reason: 'an incident',
+    });
+    await visitor.open('/policies/reach?tab=rules');
+    await page.getByText('Tests of the enforced version 1 fail by now').waitFor();
+    await visitor.assertAccessible();
   });
 
   test('has an editor that completes, explains and formats', async () => {

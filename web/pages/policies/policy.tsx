@@ -78,6 +78,7 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
           .
         </Notice>
       ) : null}
+      <LiveTests policy={policy} />
       <Tabs
         value={tab}
         onChange={(next) => void navigate({ search: { tab: next as PolicyTab }, replace: true })}
@@ -113,6 +114,27 @@ function PolicyView({ policy }: { policy: PolicyDetail }) {
         </Tabs.Panel>
       </Tabs>
     </Page>
+  );
+}
+
+/** Warns where the tests of the enforced version fail by now: since then, a list or the tool registry may have changed. */
+function LiveTests({ policy: { id, live_version: version } }: { policy: PolicyDetail }) {
+  const query = useQuery({
+    queryKey: ['live tests', id, version],
+    queryFn: async () => {
+      const { dsl_source, tests_source } = await api.policies.version.query({ id, version: version! });
+      return tests_source === null ? null : api.policies.test.mutate({ id, dsl_source, tests_source });
+    },
+    enabled: version !== null,
+    retry: false,
+  });
+  const run = query.data;
+  if (!run?.valid || run.failed === 0) return null;
+  return (
+    <Notice tone="wait" title={`Tests of the enforced version ${version} fail by now`}>
+      They passed when it was enforced. Since then a list, the tool registry or another policy may have changed.
+      <Failures run={run} />
+    </Notice>
   );
 }
 
