@@ -14,7 +14,8 @@ export class Wake {
   #called = new AbortController();
 
   call(): void {
-    this.#called.abort();
+    // each abort makes an error with its stack, also one that changes nothing
+    if (!this.#called.signal.aborted) this.#called.abort();
   }
 
   clear(): void {

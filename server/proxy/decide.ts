@@ -177,7 +177,7 @@ export class Enforcer {
     }
     const eventId = newId('evt', now);
     let used: UsedApproval | undefined;
-    let matched: { asked: ActionRequest; rules: string } | undefined;
+    let matched: { asked: ActionRequest; match: Match } | undefined;
 
     const { verdict, hold, changed, stored } = await decide<Hold, number>(
       {
@@ -193,7 +193,7 @@ export class Enforcer {
         match: (asked) => {
           const match = doubt === undefined ? governing!.engine.match(asked) : ambiguousMatch(doubt);
           if (match.detail) this.#log.warn({ detail: match.detail }, 'a request could not be evaluated');
-          matched = { asked, rules: rulesOf(match) };
+          matched = { asked, match };
           return match;
         },
         take: async (asked) => {
@@ -276,7 +276,7 @@ export class Enforcer {
             const { standing: current } = this.#governance;
             if (typeof current === 'string' || !matched || this.#stops.of(request)?.id !== stop?.id) return false;
             const asked = { ...matched.asked, now: new Date(this.#clock.now()).toISOString() };
-            return rulesOf(current.engine.match(asked)) === matched.rules;
+            return rulesOf(current.engine.match(asked)) === rulesOf(matched.match);
           },
           done: (outcome) =>
             this.#spool.settle(stored, { outcome, total_latency_ms: Math.round(performance.now() - began) }),
