@@ -55,6 +55,24 @@ describeInBrowser('a policy', () => {
     expect(await evaluate(server, tenant, 'read')).toMatchObject({ decision: 'allow' });
   });
 
+  test('begins with a template: picked, tested, adapted under another id, and saved with its tests', async () => {
+    const tenant = await server.tenant();
+    const author = await browser.visitor(await tenant.person('author'));
+    const { page } = author;
+    await author.open('/policies/new');
+    await page.getByRole('button', { name: /^Once per order/ }).click();
+    await page.getByLabel('Id').fill('one-refund');
+    await page.getByText('no problems').waitFor();
+    await page.getByRole('button', { name: 'Run the tests' }).click();
+    await page.getByText('6 tests passed').waitFor();
+    await author.assertAccessible();
+    await page.getByRole('button', { name: 'Create draft' }).click();
+    await page.getByRole('tab', { name: 'Tests' }).click();
+    await page.getByText('6 tests passed').waitFor();
+    const { body } = await server.call(200, 'GET /v1/policies/one-refund', tenant.admin);
+    expect(body.tests_source).toContain('rule: one-refund#once');
+  });
+
   test('has tests that run while they are written, and that its reviewer sees', async () => {
     const tenant = await server.tenant();
     await tenant.set({ approval_required: true, tests_required: true });
