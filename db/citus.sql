@@ -67,5 +67,7 @@ select create_distributed_table('tool_definition', 'tenant_id', colocate_with =>
 select create_distributed_table('stop', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('reference_list', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('reference_list_version', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('session_fact', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('reported_outcome', 'tenant_id', colocate_with => 'tenant');
 
 commit;

@@ -40,6 +40,7 @@ import type { Config } from './config.ts';
 import { Decider } from './decisions/decide.ts';
 import { registerIngest } from './decisions/ingest.ts';
 import { Limits } from './decisions/limits.ts';
+import { SessionLedger } from './decisions/ledger.ts';
 import { forgetInputs } from './decisions/retention.ts';
 import { INGEST_ACCESS, ingestRoutes } from './decisions/router.ts';
 import type { Doer } from './domain/audit.ts';
@@ -324,8 +325,10 @@ export async function openCore(parts: Parts): Promise<Core> {
   });
   const evidence = new Evidence({ db, clock, audit, keyring, checkpoints });
   const limits = new Limits(db, clock);
+  const ledger = new SessionLedger(db, clock);
   const decider = new Decider({
     db,
+    ledger,
     bundles,
     keyFor: (kid) => keyring.find(kid),
     append: (tenantId, events) => actors.send(tenantId, { events }),
@@ -391,6 +394,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     actors,
     decider,
     limits,
+    ledger,
     box,
     origins: config.origins,
     mailQueue,
@@ -486,6 +490,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
     mountApi(server, buildRouter(services));
     registerIngest(app, {
       append: (tenantId, events) => services.actors.send(tenantId, { events }),
+      remember: (tenantId, all) => services.ledger.remember(tenantId, all),
       holders: (tenantId, ids) => services.holdQueries.holders(tenantId, ids),
       authenticate: async (request, reply) => {
         const { principal, stillValid } = await server.begin(request, reply, 'ingest');
@@ -506,6 +511,7 @@ export async function createProgram(parts: Parts): Promise<Program> {
           retentionDays: async (tenantId) => (await core.tenants.settings(tenantId)).input_retention_days,
           forgetHeld: (tenantId, before) => holds.forget(tenantId, before),
         }),
+        core.ledger.forget(() => core.tenants.list()),
         { name: 'check domains', everySeconds: 3600, run: (signal) => core.domains.recheck(log, signal) },
         holdTimers(holds, log),
         holdRecounts(holds, db.notices),

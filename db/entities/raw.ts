@@ -100,6 +100,40 @@ const DecisionInput = defineEntity({
   filters: tenantFilter,
 });
 
+/** What is known of an agent's session, until it expires. */
+const SessionFact = defineEntity({
+  name: 'SessionFact',
+  tableName: 'session_fact',
+  properties: {
+    tenantId: p.string().primary(),
+    agentId: p.string().primary(),
+    sessionId: p.string().primary(),
+    source: p.string().primary(),
+    name: p.string().primary(),
+    key: p.string().primary(),
+    /** The agent itself said so. */
+    reported: p.boolean().primary(),
+    value: p.json().columnType('jsonb').nullable(),
+    eventId: p.string(),
+    observedAt: time(),
+    expiresAt: time(),
+  },
+  filters: tenantFilter,
+});
+
+/** That an agent has reported what became of a permitted action: each is reported once. */
+const ReportedOutcome = defineEntity({
+  name: 'ReportedOutcome',
+  tableName: 'reported_outcome',
+  properties: {
+    tenantId: p.string().primary(),
+    eventId: p.string().primary(),
+    hash: p.string(),
+    reportedAt: time(),
+  },
+  filters: tenantFilter,
+});
+
 /** One event for one destination. */
 const Delivery = defineEntity({
   name: 'Delivery',
@@ -415,6 +449,8 @@ export const rawEntities = [
   ChainHead,
   Credential,
   DecisionInput,
+  SessionFact,
+  ReportedOutcome,
   Delivery,
   DeliveryLane,
   EventOutbox,

@@ -9,6 +9,7 @@ import { OpenReviews } from './0006-open-reviews.ts';
 import { DeliveryHistory } from './0007-delivery-history.ts';
 import { Tools } from './0008-tools.ts';
 import { Lists } from './0009-lists.ts';
+import { SessionFacts } from './0012-session-facts.ts';
 import { Workloads } from './0013-workloads.ts';
 import { Limits } from './0015-limits.ts';
 import { Stops } from './0017-stops.ts';
@@ -24,6 +25,7 @@ export const migrations = [
   { name: '0007-delivery-history', class: DeliveryHistory },
   { name: '0008-tools', class: Tools },
   { name: '0009-lists', class: Lists },
+  { name: '0012-session-facts', class: SessionFacts },
   { name: '0013-workloads', class: Workloads },
   { name: '0015-limits', class: Limits },
   { name: '0017-stops', class: Stops },

@@ -11,7 +11,14 @@ import type { Workloads } from '../auth/workloads.ts';
 import { chainRouter } from '../chain/router.ts';
 import type { Decider } from '../decisions/decide.ts';
 import type { Limits } from '../decisions/limits.ts';
-import { evaluateProcedure, eventsRouter, limitsRouter } from '../decisions/router.ts';
+import type { SessionLedger } from '../decisions/ledger.ts';
+import {
+  evaluateProcedure,
+  eventsRouter,
+  limitsRouter,
+  reportProcedure,
+  sessionFactsProcedure,
+} from '../decisions/router.ts';
 import type { Holds } from '../escrow/holds.ts';
 import type { HoldQueries } from '../escrow/queries.ts';
 import { escrowRouter } from '../escrow/router.ts';
@@ -81,6 +88,7 @@ export interface Services {
   db: Database;
   decider: Decider;
   limits: Limits;
+  ledger: SessionLedger;
   pollSeconds: (tenantId: string) => Promise<number>;
 }
 
@@ -110,6 +118,8 @@ export function buildRouter(s: Services) {
     stops: stopsRouter(s.stops),
     subscriptions: subscriptionsRouter(s.subscriptions, s.deliveries),
     evaluate: evaluateProcedure(s.decider),
+    reportOutcome: reportProcedure(s.decider),
+    sessionFacts: sessionFactsProcedure(s.ledger),
     events: eventsRouter(s.db),
     limits: limitsRouter(s.limits, s.decider),
     chain: chainRouter(s.db),

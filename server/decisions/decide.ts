@@ -4,21 +4,25 @@ import type { Database } from '../../db/index.ts';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
 import { idHash } from '../chain/record.ts';
 import { actorOf } from '../domain/audit.ts';
-import type { CompleteEvent } from '../domain/decision.ts';
+import { type CompleteEvent, permits } from '../domain/decision.ts';
 import type { ActionRequest } from '../domain/policy.ts';
 import type { Principal } from '../domain/principal.ts';
 import { CONTROL_PLANE } from '../domain/proxy-ids.ts';
 import type { StopLookup } from '../domain/stops.ts';
+import type { CallOutcome, LedgerEntry } from '../domain/session-facts.ts';
 import { AppError } from '../errors.ts';
 import type { HoldRequest, Holds } from '../escrow/holds.ts';
 import type { HoldView } from '../escrow/view.ts';
+import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
+import { sha256Tag } from '../lib/crypto.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
 import { openBundle } from '../policy/bundle.ts';
 import type { Bundles, PublishedBundle } from '../policy/bundles.ts';
 import { PolicyEngine } from '../policy/evaluation/evaluate.ts';
 import { type LimitHit, type LimitTerms, limitTerms } from '../policy/evaluation/limits.ts';
+import { applyMasks, type Mask, parseMask } from '../policy/evaluation/masks.ts';
 import {
   type ActionToHold,
   type Asked,
@@ -29,6 +33,8 @@ import {
   type Taking,
 } from '../policy/evaluation/protocol.ts';
 import type { Limits } from './limits.ts';
+import type { SessionLedger } from './ledger.ts';
+import { getEvent } from './search.ts';
 
 export type AgentPrincipal = Extract<Principal, { kind: 'agent_key' }>;
 
@@ -48,6 +54,9 @@ interface Loaded {
   readsSession: boolean;
 }
 
+/** How long after a decision an agent may report what became of it. */
+const REPORT_MS = 24 * 3600 * 1000;
+
 /** Earlier calls of a session are counted up to this many, which bounds the cost of the query. */
 const MAX_CALLS = 10_000;
 
@@ -60,6 +69,7 @@ export class Decider {
   readonly #holds: Holds;
   readonly #limits: Limits;
   readonly #stops: (tenantId: string) => Promise<StopLookup>;
+  readonly #ledger: SessionLedger;
   readonly #clock: Clock;
   readonly #log: Log;
   readonly #decisions: Counter<'decision'>;
@@ -75,6 +85,7 @@ export class Decider {
     limits: Limits;
     /** The stops in force. */
     stops: (tenantId: string) => Promise<StopLookup>;
+    ledger: SessionLedger;
     clock: Clock;
     log: Log;
     decisions: Counter<'decision'>;
@@ -87,6 +98,7 @@ export class Decider {
     this.#holds = parts.holds;
     this.#limits = parts.limits;
     this.#stops = parts.stops;
+    this.#ledger = parts.ledger;
     this.#clock = parts.clock;
     this.#log = parts.log;
     this.#decisions = parts.decisions;
@@ -124,7 +136,12 @@ export class Decider {
     const { verdict, hold, changed, fields } = await decide<HoldView, void>(
       { request, eventId, bundleHash: bundle.hash, escrowId, stop: stopOf(request) },
       {
-        session: () => (readsSession && input.session_id ? this.#session(agent, input.session_id, now) : undefined),
+        session: async (asked) => {
+          if (!readsSession || !input.session_id) return undefined;
+          const counted = await this.#session(agent, input.session_id, now);
+          const known = await this.#ledger.known(tenantId, agent.agentId, input.session_id);
+          return engine.session(asked, counted, known);
+        },
         match: (asked) => {
           const match = engine.match(asked);
           if (match.detail) this.#log.warn({ tenantId, detail: match.detail }, 'a request could not be evaluated');
@@ -145,7 +162,7 @@ export class Decider {
         withdraw: ({ id }) => this.#withdraw(tenantId, id),
         consumedWithoutRecord: ({ id }) => this.#consumedWithoutRecord(tenantId, id, eventId),
         elapsed: () => Math.round((performance.now() - began) * 1000),
-        record: (decided, text) => {
+        record: async (decided, text) => {
           const policy = bundle.policies.get(decided.policy_id);
           const own: PointFields = {
             proxy_id: CONTROL_PLANE,
@@ -157,7 +174,11 @@ export class Decider {
             total_latency_ms: undefined,
             confidence: undefined,
           };
-          return this.#record(tenantId, { ...decided, ...own }, text);
+          await this.#record(tenantId, { ...decided, ...own }, text);
+          if (decided.decision === 'deny' || decided.decision === 'rate_limited') {
+            const entries = this.#learned(engine, request, 'denied', now);
+            await this.#ledger.remember(tenantId, [{ ...sessionOf(request, eventId), entries }]);
+          }
         },
       },
     ).catch((error) => {
@@ -204,6 +225,67 @@ export class Decider {
     const { engine } = await this.#load(tenantId);
     const annotations = engine.annotationsOf(ruleId);
     return annotations && limitTerms(annotations, kind);
+  }
+
+  /**
+   * Takes an agent's word for what became of an action that it was permitted: once for each decision, and only its own.
+   * What the tool answered becomes facts of the session where the policies in force accept a report.
+   */
+  async report(
+    agent: AgentPrincipal,
+    { event_id, outcome, answer }: { event_id: string; outcome: 'succeeded' | 'failed'; answer?: unknown },
+  ): Promise<{ event_id: string; facts: number }> {
+    const { tenantId } = agent;
+    const now = this.#clock.now();
+    const none = () => new AppError('NOT_FOUND', 'this agent has no such decision');
+    const event = await getEvent(this.#db, tenantId, event_id).catch((error) => {
+      throw error instanceof AppError && error.problem === 'NOT_FOUND' ? none() : error;
+    });
+    // a proxy saw the answer itself
+    if (event.agent_id !== agent.agentId || event.agent_role !== agent.agentRole || event.proxy_id !== CONTROL_PLANE) {
+      throw none();
+    }
+    if (!permits(event.decision))
+      throw new AppError('INVALID_STATUS', `the action was not permitted: ${event.decision}`);
+    if (Date.parse(event.timestamp) < now - REPORT_MS) {
+      throw new AppError('INVALID_STATUS', 'the decision is older than 24 hours');
+    }
+    const [kept] = await this.#db.query<{ input: string }>(
+      tenantId,
+      'select input from decision_input where tenant_id = $1 and event_id = $2',
+      [tenantId, event_id],
+    );
+    if (!kept) throw new AppError('INVALID_STATUS', 'what was decided on is no longer kept');
+    const request = JSON.parse(kept.input) as ActionRequest;
+    const { engine } = await this.#load(tenantId);
+    const masks = masksOf(event.obligations ?? []);
+    const said = masks && applyMasks(structuredClone(answer), masks);
+    const entries = this.#learned(engine, request, outcome, now, { answer: said, reported: true });
+    const hash = hashOf({ outcome, answer: answer ?? null });
+    const stored = await this.#ledger.report(tenantId, { ...sessionOf(request, event_id), entries }, hash);
+    if (stored === 'conflict') throw new AppError('CONFLICT', 'another outcome was reported for this decision');
+    return { event_id, facts: entries.filter(({ source }) => /^[0-9a-f]{32}$/.test(source)).length };
+  }
+
+  /** What the policies in force want to know of a call that is over. */
+  #learned(
+    engine: PolicyEngine,
+    request: ActionRequest,
+    outcome: CallOutcome,
+    at: number,
+    ended?: { answer: unknown; reported: boolean },
+  ): LedgerEntry[] {
+    return engine.sessions.entries({
+      tool: request.tool_name,
+      server: request.tool_server,
+      arguments: request.arguments,
+      outcome,
+      answer: ended?.answer,
+      answered: ended !== undefined,
+      trust: engine.registry.attributes(request).trust,
+      at,
+      ...(ended?.reported && { reported: true }),
+    });
   }
 
   /** Commits the record of a decision, durably when this resolves. Rejects with UNAVAILABLE if that fails. */
@@ -282,6 +364,29 @@ export class Decider {
       // the database is unavailable; no record or answer names the hold, and it expires
       this.#log.error({ err, holdId }, 'a hold whose decision was not recorded could not be withdrawn');
     }
+  }
+}
+
+function hashOf(report: object): string {
+  try {
+    return sha256Tag(canonicalJson(report));
+  } catch (error) {
+    if (!(error instanceof RangeError)) throw error;
+    const message = `the answer cannot be represented exactly: ${error.message}`;
+    throw new AppError('VALIDATION_FAILED', message, { faults: [{ pointer: '/answer', message }] });
+  }
+}
+
+function sessionOf({ agent_id, session_id }: ActionRequest, event_id: string) {
+  return { agent_id, session_id: session_id ?? '', event_id };
+}
+
+/** The masks of a record; undefined where it has not all of them. */
+function masksOf(obligations: readonly string[]): Mask[] | undefined {
+  try {
+    return obligations.map((one) => parseMask(one.replace(/^mask /, '')));
+  } catch {
+    return undefined;
   }
 }
 

@@ -13,6 +13,8 @@ import {
   fieldOf,
   type RECORD_FIELDS,
 } from '../domain/decision.ts';
+import { FACT_LIMITS } from '../domain/session-facts.ts';
+import { LedgerEntryIn } from './ledger.ts';
 
 /** The request and response schemas derived from the table of decision record fields. */
 
@@ -56,7 +58,12 @@ function accepted(name: FieldName): z.ZodType {
 type Required = FieldsWith<{ presence: 'required' }>;
 type Ingested = Exclude<FieldName, FieldsWith<{ byServer: true }>>;
 /** An event as a proxy sends it. */
-export type IngestedEvent = { event_id: string; event_type: string; tenant_id?: string | null } & {
+export type IngestedEvent = {
+  event_id: string;
+  event_type: string;
+  tenant_id?: string | null;
+  session_facts?: z.infer<typeof LedgerEntryIn>[] | null;
+} & {
   [K in Required]: FieldValue<K>;
 } & { [K in Exclude<Ingested, Required>]?: FieldValue<K> | null };
 
@@ -72,6 +79,13 @@ export const IngestedEvent = z
     event_id: text([1, 128]),
     event_type: z.string(),
     tenant_id: text(NAME).nullish(),
+    // entries that cannot be read are left out: no record is lost because of them
+    session_facts: z
+      .array(LedgerEntryIn)
+      .max(FACT_LIMITS.ofAnswer)
+      .nullish()
+      .catch(null)
+      .describe('what the ledger of the session is to hold of the call; no part of the record'),
     ...Object.fromEntries(
       INGESTED.map((name) => {
         const value = accepted(name);

@@ -10,6 +10,7 @@ import { AppError } from '../errors.ts';
 import { faultsOf } from '../lib/faults.ts';
 import { nestsDeeper } from '../lib/json-depth.ts';
 import { completeEvent, IngestedEvent } from './event-schemas.ts';
+import type { Remembered } from './ledger.ts';
 
 const MAX_EVENTS = 100;
 /** The body as sent, before decompression. */
@@ -28,6 +29,8 @@ export type IngestAnswer = z.infer<typeof IngestAnswer>;
 
 export interface IngestDeps {
   append: (tenantId: string, events: AppendEvent[]) => Promise<AppendResult>;
+  /** Stores what events say of sessions, durably when it resolves; the same again changes nothing. */
+  remember: (tenantId: string, all: readonly Remembered[]) => Promise<void>;
   /** The agents of these holds; holds that the tenant does not have are omitted. */
   holders: (tenantId: string, holdIds: readonly string[]) => Promise<ReadonlyMap<string, Holder>>;
 }
@@ -58,6 +61,7 @@ export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, bod
   const valid = validate(body, rejected);
   const events: AppendEvent[] = [];
   const indexes: number[] = [];
+  const learned: NonNullable<IngestedEvent['session_facts']>[] = [];
   const named = new Set(valid.flatMap(({ event }) => event.escrow_id || []));
   const holders = named.size > 0 ? await deps.holders(tenantId, [...named]) : undefined;
   for (const { index, event } of valid) {
@@ -72,6 +76,7 @@ export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, bod
     } else {
       const completed = completeEvent(event);
       completed.key_id = keyId;
+      learned.push(event.session_facts ?? []);
       indexes.push(index);
       events.push({ event: completed });
     }
@@ -80,6 +85,11 @@ export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, bod
   let duplicates = 0;
   if (events.length > 0) {
     const { results } = await deps.append(tenantId, events);
+    // also of duplicates: the first attempt may have ended between the two
+    const all = events.flatMap(({ event: { agent_id, session_id, event_id } }, i) =>
+      'seq' in results[i]! && learned[i]!.length > 0 ? [{ agent_id, session_id, event_id, entries: learned[i]! }] : [],
+    );
+    if (all.length > 0) await deps.remember(tenantId, all);
     for (const [i, result] of results.entries()) {
       const index = indexes[i]!;
       if ('seq' in result) {

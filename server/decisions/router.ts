@@ -12,6 +12,7 @@ import type { Decider } from './decide.ts';
 import { EventDetailOut, EventOut } from './event-schemas.ts';
 import { IngestAnswer, IngestBody } from './ingest.ts';
 import type { Limits } from './limits.ts';
+import { FactValueOut, type SessionLedger } from './ledger.ts';
 import { EventQuery, getEvent, MAX_PAGE, searchEvents } from './search.ts';
 import { countDecisions } from './summary.ts';
 
@@ -230,6 +231,67 @@ export function limitsRouter(limits: Limits, decider: Pick<Decider, 'limitOf'>) 
         await limits.giveBackTake(ctx.tenantId, source, `${source}:${input.id}`);
       }),
   });
+}
+
+export function reportProcedure(decider: Decider) {
+  return route(
+    'POST /v1/outcomes',
+    { agent: true },
+    {
+      summary: 'Report what a tool answered to a permitted action',
+      description:
+        'For agents without a proxy. Once for each decision of POST /v1/evaluate, within 24 hours, by the agent that asked; the same report again changes nothing. What the answer says becomes facts of the session only where a policy accepts what agents report.',
+      tag: 'decisions',
+      limit: 'evaluate',
+      problems: ['NOT_FOUND', 'INVALID_STATUS', 'CONFLICT', 'UNAVAILABLE'],
+    },
+  )
+    .input(
+      z.strictObject({
+        event_id: text(128),
+        outcome: z.enum(['succeeded', 'failed']),
+        answer: z.unknown().optional().describe('what the tool answered: JSON, or a text'),
+      }),
+    )
+    .output(z.object({ event_id: z.string(), facts: z.int().describe('how many facts it gave') }))
+    .mutation(({ ctx, input }) => {
+      if (ctx.principal.kind !== 'agent_key') throw new AppError('FORBIDDEN');
+      return decider.report(ctx.principal, input);
+    });
+}
+
+export function sessionFactsProcedure(ledger: SessionLedger) {
+  return route(
+    'GET /v1/session-facts',
+    { keys: ['proxy', 'pipeline'], role: 'viewer' },
+    {
+      summary: 'List what is known of an agent’s session',
+      description:
+        'The newest 500 entries that have not expired, of all agents that name the session, or of one. `source` is `call:` and an outcome for a call of a tool that policies name, `trust` for the trust of a server that answered, or the declaration of a fact. A null value says that the fact is no longer known.',
+      tag: 'decisions',
+    },
+  )
+    .input(z.strictObject({ session_id: text(200), agent_id: text(200).optional() }))
+    .output(
+      z.object({
+        facts: z.array(
+          z
+            .object({
+              agent_id: z.string(),
+              source: z.string(),
+              name: z.string(),
+              key: z.string(),
+              value: FactValueOut.nullable(),
+              observed_at: z.iso.datetime(),
+              expires_at: z.iso.datetime(),
+              event_id: z.string().describe('the decision on the call that said it'),
+              reported: z.boolean().describe('the agent itself said so'),
+            })
+            .meta({ id: 'SessionFact' }),
+        ),
+      }),
+    )
+    .query(async ({ ctx, input }) => ({ facts: await ledger.rows(ctx.tenantId, input.session_id, input.agent_id) }));
 }
 
 export function eventsRouter(db: Database) {

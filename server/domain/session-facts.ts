@@ -35,8 +35,7 @@ export interface SessionState {
   called?: readonly string[] | undefined;
 }
 
-export const CALL_OUTCOMES = ['succeeded', 'failed', 'denied'] as const;
-export type CallOutcome = (typeof CALL_OUTCOMES)[number];
+export type CallOutcome = 'succeeded' | 'failed' | 'denied';
 
 /** Where an entry of a session's ledger comes from, beside declarations of facts. */
 export const CALL = 'call';

@@ -3,6 +3,7 @@ import https from 'node:https';
 import { promisify } from 'node:util';
 import { gzip } from 'node:zlib';
 import { z } from 'zod';
+import type { LedgerRow } from '../domain/session-facts.ts';
 
 const zip = promisify(gzip) as (body: string) => Promise<Buffer>;
 
@@ -93,6 +94,17 @@ const ProxyConfiguration = z.object({
   token_issuers: z.array(z.unknown()),
 });
 export type ProxyConfiguration = z.infer<typeof ProxyConfiguration>;
+
+const SessionFact = z.object({
+  source: z.string(),
+  name: z.string(),
+  key: z.string(),
+  value: z.union([z.string(), z.number(), z.boolean(), z.array(z.string())]).nullable(),
+  observed_at: Iso,
+  expires_at: Iso,
+  event_id: z.string(),
+  reported: z.boolean(),
+});
 
 const Ingested = z.object({
   accepted: z.number(),
@@ -225,6 +237,13 @@ export class ControlPlane {
       timeoutMs: 30_000,
     });
     return read(Ingested, body);
+  }
+
+  /** What is known of an agent's session, the newest first. */
+  async sessionFacts(agentId: string, sessionId: string): Promise<LedgerRow[]> {
+    const query = new URLSearchParams({ agent_id: agentId, session_id: sessionId });
+    const { body } = await this.#call('GET', `/v1/session-facts?${query}`, { timeoutMs: 2_000 });
+    return read(z.object({ facts: z.array(SessionFact) }), body).facts;
   }
 
   /** The same key and request answer the same hold again, as it is by then; `opened` when it is new. */

@@ -1,5 +1,6 @@
 import { type Decision, type Permit, permits } from '../domain/decision.ts';
 import type { ActionRequest } from '../domain/policy.ts';
+import type { CallOutcome, LedgerEntry } from '../domain/session-facts.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
@@ -16,6 +17,7 @@ import type { Governance, Standstill } from './governance.ts';
 import type { Holds, UsedApproval } from './holds.ts';
 import { type LimitsAway, SharedLimits } from './limits.ts';
 import { Refusal } from './problem.ts';
+import { type Ended, Sessions } from './sessions.ts';
 import { type Spool, SpoolError } from './spool.ts';
 import type { StopWatch } from './stops.ts';
 import { actionValue } from './value.ts';
@@ -50,6 +52,9 @@ export interface Attempt
   unholdable?: string;
 }
 
+/** `ended`: what the tool said; `pending` while it has not said it yet, absent where it said nothing. */
+export type Done = (outcome: string, ended?: Ended | 'pending') => void;
+
 /** What was decided. Its record is on the disk. */
 export type Ruling = { eventId: string } & (
   | {
@@ -59,7 +64,8 @@ export type Ruling = { eventId: string } & (
       spent: boolean;
       /** Would the very same rules permit it now? */
       stands: () => boolean;
-      done: (outcome: string) => void;
+      /** To be called once, when it is over, and before the agent can know: what it says is known to the next decision. */
+      done: Done;
     }
   | { decision: 'deny'; reason: string; standstill?: keyof typeof STANDSTILLS }
   | { decision: 'escrow'; hold: Hold; reason: string | undefined; used: UsedApproval | undefined }
@@ -83,6 +89,7 @@ export class Enforcer {
   readonly #stops: StopWatch;
   readonly #spool: Spool;
   readonly #holds: Holds;
+  readonly #sessions: Sessions;
   readonly #proxyId: string;
   readonly #clock: Clock;
   readonly #log: Log;
@@ -107,6 +114,7 @@ export class Enforcer {
     this.#stops = parts.stops;
     this.#spool = parts.spool;
     this.#holds = parts.holds;
+    this.#sessions = new Sessions(parts.control, parts.log);
     this.#proxyId = parts.proxyId;
     this.#clock = parts.clock;
     this.#log = parts.log;
@@ -186,10 +194,12 @@ export class Enforcer {
         standstill: standstill ? STANDSTILLS[standstill] : refused,
       },
       {
-        session: () =>
-          governing?.readsSession && request.session_id
-            ? this.#counters.session(agent.id, request.session_id, now)
-            : undefined,
+        session: async (asked) => {
+          const { session_id } = asked;
+          if (!governing?.readsSession || !session_id) return undefined;
+          const counted = this.#counters.session(agent.id, session_id, now);
+          return governing.engine.session(asked, counted, await this.#sessions.known(agent.id, session_id));
+        },
         match: (asked) => {
           const match = doubt === undefined ? governing!.engine.match(asked) : ambiguousMatch(doubt);
           if (match.detail) this.#log.warn({ detail: match.detail }, 'a request could not be evaluated');
@@ -231,7 +241,7 @@ export class Enforcer {
         consumedWithoutRecord: async ({ id }) =>
           this.#log.error({ hold: id, eventId }, 'a hold was consumed for a decision without a record'),
         elapsed: () => Math.round((performance.now() - began) * 1000),
-        record: (fields) => {
+        record: async (fields) => {
           const own: PointFields = {
             proxy_id: this.#proxyId,
             // the control plane knows which credential brings the event; a bundle has no hashes of single policies
@@ -243,8 +253,15 @@ export class Enforcer {
             total_latency_ms: undefined,
             confidence: undefined,
           };
-          const event = { ...fields, ...own, event_type: `decision.${fields.decision}` };
-          return this.#spool.append(() => event, permits(fields.decision));
+          const denied = fields.decision === 'deny' || fields.decision === 'rate_limited';
+          const session_facts = denied ? this.#learned(request, 'denied') : [];
+          const event = {
+            ...{ ...fields, ...own, event_type: `decision.${fields.decision}` },
+            ...(session_facts.length > 0 && { session_facts }),
+          };
+          const seq = await this.#spool.append(() => event, permits(fields.decision));
+          this.#sessions.note(agent.id, request.session_id ?? '', eventId, session_facts);
+          return seq;
         },
       },
     ).catch((error) => {
@@ -278,10 +295,39 @@ export class Enforcer {
             const asked = { ...matched.asked, now: new Date(this.#clock.now()).toISOString() };
             return rulesOf(current.engine.match(asked)) === rulesOf(matched.match);
           },
-          done: (outcome) =>
-            this.#spool.settle(stored, { outcome, total_latency_ms: Math.round(performance.now() - began) }),
+          done: (outcome, ended) => {
+            const total_latency_ms = Math.round(performance.now() - began);
+            const how = ended === 'pending' ? undefined : ended?.succeeded ? 'succeeded' : 'failed';
+            const session_facts = how ? this.#learned(request, how, ended as Ended | undefined) : [];
+            this.#sessions.note(agent.id, request.session_id ?? '', eventId, session_facts);
+            const learned = session_facts.length > 0 && { session_facts };
+            this.#spool.settle(stored, { outcome, total_latency_ms, ...learned });
+          },
         };
     }
+  }
+
+  /** Are the answers of this tool read for facts of the session? */
+  readsAnswer(tool_name: string, tool_server: string | undefined): boolean {
+    const { standing } = this.#governance;
+    return typeof standing !== 'string' && standing.engine.sessions.wantsAnswer(tool_name, tool_server);
+  }
+
+  /** What the policies in force want to know of a call that is over. */
+  #learned(request: ActionRequest, outcome: CallOutcome, ended?: Ended): LedgerEntry[] {
+    const { standing } = this.#governance;
+    if (typeof standing === 'string' || !request.session_id) return [];
+    const { engine } = standing;
+    return engine.sessions.entries({
+      tool: request.tool_name,
+      server: request.tool_server,
+      arguments: request.arguments,
+      outcome,
+      answer: ended?.value,
+      answered: ended !== undefined,
+      trust: engine.registry.attributes(request).trust,
+      at: this.#clock.now(),
+    });
   }
 
   /** Asks the control plane to consume the hold, which refuses too and keeps a record of the attempt; then rejects. */

@@ -202,7 +202,8 @@ export class HttpFront {
       ...(streamed && { body: { streamed: true } }),
     };
     // before anything is decided: a request that cannot be forwarded is not to be permitted
-    const call: Call = { ...came, ...(await this.#ownHeaders(route)) };
+    const reads = this.#enforcer.readsAnswer(route.tool, route.server);
+    const call: Call = { ...came, ...(await this.#ownHeaders(route)), reads };
     const ruled = this.#enforcer.rule({
       agent,
       action_type: route.action_type,

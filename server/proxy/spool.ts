@@ -17,6 +17,7 @@ import {
 } from 'node:fs';
 import path from 'node:path';
 import { crc32 } from 'node:zlib';
+import type { LedgerEntry } from '../domain/session-facts.ts';
 import { type Lock, lockDirectory } from './lock.ts';
 
 /** The spool has no room, or its disk failed: nothing may be permitted, since it could not be recorded. */
@@ -28,6 +29,8 @@ export class SpoolError extends Error {
 export interface Outcome {
   outcome: string;
   total_latency_ms: number;
+  /** What the session's ledger is to hold of it. */
+  session_facts?: readonly LedgerEntry[];
 }
 
 export type SpooledEvent = { proxy_seq: number } & Record<string, unknown>;
@@ -206,7 +209,7 @@ export class Spool {
       if (deadline !== undefined && now < deadline) break;
       if (deadline !== undefined) seal.push(seq);
       events.push(line.event);
-      bytes += JSON.stringify(line.event).length;
+      bytes += JSON.stringify(line.event).length + JSON.stringify(this.#outcomes.get(seq) ?? null).length;
       end = after;
       if (events.length >= most || bytes >= mostBytes) break;
     }

@@ -6,10 +6,12 @@ import http, {
 } from 'node:http';
 import https from 'node:https';
 import { pipeline } from 'node:stream/promises';
+import { FACT_LIMITS } from '../domain/session-facts.ts';
 import type { Log } from '../lib/log.ts';
 import { applyMasks, type Mask, parseExact } from '../policy/evaluation/masks.ts';
 import type { Agent } from './agents.ts';
 import type { HttpRoute, ProxyConfig } from './config.ts';
+import type { Done } from './decide.ts';
 import { Refusal } from './problem.ts';
 import {
   type CodingError,
@@ -24,6 +26,7 @@ import {
   type ReadBody,
   readTarget,
 } from './requests.ts';
+import { jsonValue } from './sessions.ts';
 
 /** Connection-specific (RFC 9110 §7.6.1): they concern one connection and are not passed on. */
 const HOP_BY_HOP = [
@@ -77,6 +80,8 @@ export interface Call {
   /** Of a route with a sign-in: another token than the one that was refused. Rejects with a Refusal. */
   renew?: ((refused: string) => Promise<string>) | undefined;
   sourceIp: string;
+  /** The answer is read for facts of the session. */
+  reads?: boolean;
 }
 
 /** The agent's credential, and where it came in. */
@@ -94,7 +99,7 @@ interface Forwarding {
   bytes: Buffer | undefined;
   masks: readonly Mask[];
   /** Called once, with what became of it. */
-  done: (outcome: string) => void;
+  done: Done;
   /** The request under way, to be given up when its time is over or the client has gone. */
   sent?: http.ClientRequest;
   givenUp?: boolean;
@@ -125,7 +130,12 @@ export class Upstreams {
   }
 
   /** The headers of the request to the upstream. */
-  headers({ request, credential, own, sourceIp }: Call, url: URL, body: ReadBody | undefined, masks: readonly Mask[]) {
+  headers(
+    { request, credential, own, reads, sourceIp }: Call,
+    url: URL,
+    body: ReadBody | undefined,
+    masks: readonly Mask[],
+  ) {
     const headers = endToEnd(request.headers);
     const replaced = Object.keys(own).map((name) => name.replace(/[^a-z0-9]/g, '-'));
     for (const name of Object.keys(headers)) {
@@ -143,6 +153,7 @@ export class Upstreams {
       for (const name of ['range', 'if-range', 'accept-encoding']) delete headers[name];
       headers['accept-encoding'] = 'identity';
     }
+    if (reads) headers['accept-encoding'] = 'identity';
     Object.assign(headers, own);
     headers.host = url.host;
     if (sourceIp) headers['x-forwarded-for'] = sourceIp;
@@ -171,8 +182,8 @@ export class Upstreams {
       gone();
     }, ms);
     let noted = false;
-    const note = (outcome: string) => {
-      if (!noted) done(outcome);
+    const note: Done = (outcome, ended) => {
+      if (!noted) done(outcome, ended);
       noted = true;
     };
     try {
@@ -183,8 +194,14 @@ export class Upstreams {
         return;
       }
       clearTimeout(timer);
-      // the client need not wait for the note
-      setImmediate(note, `HTTP ${status}`);
+      const succeeded = status >= 200 && status < 300;
+      if (succeeded && call.reads && isReadable(upstream)) {
+        // to the end before the client has it, so that its next call is decided on it
+        gather(upstream, (value) => note(`HTTP ${status}`, { succeeded, value }));
+      } else {
+        // the client need not wait for the note
+        setImmediate(note, `HTTP ${status}`, { succeeded });
+      }
       response.writeHead(status, this.#answerHeaders(upstream, call, forwarding.url));
       // a stream's head must not wait for its first part; of a known length, head and body go in one write
       if (upstream.headers['content-length'] === undefined) response.flushHeaders();
@@ -298,14 +315,15 @@ export class Upstreams {
   }
 
   /** The answer with its masks applied, or none of it: what cannot be masked is not shown. */
-  async #answerMasked(upstream: IncomingMessage, { call, url, masks }: Forwarding, note: (outcome: string) => void) {
+  async #answerMasked(upstream: IncomingMessage, { call, url, masks }: Forwarding, note: Done) {
     const { response, method } = call;
     const status = upstream.statusCode ?? 502;
+    const succeeded = status >= 200 && status < 300;
     const headers = this.#answerHeaders(upstream, call, url);
     for (const name of [...BODY_HEADERS, 'content-length', 'content-range']) delete headers[name];
     const withhold = (why: string) => {
       upstream.destroy();
-      note(`HTTP ${status}, withheld: ${why}`);
+      note(`HTTP ${status}, withheld: ${why}`, { succeeded });
       return new Refusal(502, 'MASKING_FAILED', `the upstream answered ${status}; the answer is withheld: it ${why}`);
     };
     const bodiless = method === 'HEAD' || status === 204 || status === 304;
@@ -335,10 +353,29 @@ export class Upstreams {
         throw withhold('is not JSON, so it cannot be masked');
       }
     }
-    note(`HTTP ${status}`);
+    note(`HTTP ${status}`, { succeeded, value: call.reads && bytes.length > 0 ? jsonValue(bytes) : undefined });
     if (!bodiless) headers['content-length'] = bytes.length;
     response.writeHead(status, headers).end(bytes);
   }
+}
+
+/** Could the answer be the JSON of facts? */
+function isReadable({ headers }: IncomingMessage): boolean {
+  const { type, charset } = mediaType(headers['content-type']) ?? { type: '', charset: undefined };
+  const plain = headers['content-encoding'] === undefined || headers['content-encoding'] === 'identity';
+  return plain && isJson(type) && isUtf8Charset(charset);
+}
+
+/** Calls back once with the value of an answer that is passed on, when all of it has come; undefined where it has none. */
+function gather(upstream: IncomingMessage, done: (value: unknown) => void): void {
+  const parts: Buffer[] = [];
+  let bytes = 0;
+  upstream.on('data', (part: Buffer) => {
+    bytes += part.length;
+    if (bytes <= FACT_LIMITS.answer) parts.push(part);
+    else parts.length = 0;
+  });
+  upstream.once('end', () => done(bytes > FACT_LIMITS.answer ? undefined : jsonValue(Buffer.concat(parts))));
 }
 
 /** The headers without those that concern this connection alone, named in `Connection` or in general. */

@@ -38,6 +38,7 @@ afterAll(() => provider?.stop());
  */
 const EXEMPT = new Set([
   'POST /v1/evaluate',
+  'POST /v1/outcomes',
   'POST /v1/events/ingest',
   'POST /v1/limits/take',
   'POST /v1/limits/give-back',

@@ -134,6 +134,7 @@ async function serving<T>(
       stillValid: async () => true,
     }),
     holders: async () => new Map(),
+    remember: async () => {},
     append: (tenantId, events) => of(tenantId).append(tenantId, events),
   });
   const url = await app.listen({ port: 0, host: '127.0.0.1' });

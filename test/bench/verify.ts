@@ -76,6 +76,7 @@ async function beside(ctx: BenchContext, verified: string): Promise<Figure[]> {
     authenticate: () => ({ tenantId, keyId: 'key_bench', stillValid: async () => true }),
     append: (to, events) => appender.append(to, events),
     holders: async () => new Map(),
+    remember: async () => {},
   });
   const url = await app.listen({ port: 0, host: '127.0.0.1' });
   const tenants = [{ authorization: 'Bearer bench', tenantId }];

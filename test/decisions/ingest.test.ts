@@ -27,6 +27,7 @@ beforeAll(async () => {
       return { tenantId, keyId: 'key_1', stillValid: async () => true };
     },
     holders,
+    remember,
   });
 });
 afterAll(async () => {
@@ -34,6 +35,7 @@ afterAll(async () => {
   await appender.stop();
 });
 
+const remember = async () => {};
 const holders = async () => new Map([['esc_1', { agent_id: 'agt_1', agent_role: 'support' }]]);
 let made = 0;
 const wire = (given: Record<string, unknown> = {}): Record<string, unknown> => ({
@@ -54,7 +56,11 @@ const wire = (given: Record<string, unknown> = {}): Record<string, unknown> => (
   ...given,
 });
 const take = (body: unknown) =>
-  ingest({ append: (tenant, events) => appender.append(tenant, events), holders }, { tenantId, keyId: 'key_1' }, body);
+  ingest(
+    { append: (tenant, events) => appender.append(tenant, events), holders, remember },
+    { tenantId, keyId: 'key_1' },
+    body,
+  );
 const post = async (options: Partial<InjectOptions> & { raw?: string | Buffer; json?: unknown }) => {
   const { raw, json, headers, ...rest } = options;
   const response = await app.inject({
@@ -225,12 +231,12 @@ describe('a bad event is rejected with its index and the others are stored', () 
     const append = async (_: string, events: readonly AppendEvent[]) => ({
       results: events.map((_, i) => (i === 0 ? { refused: true as const } : { seq: 1, hash: '', duplicate: false })),
     });
-    expect(await ingest({ append, holders }, { tenantId, keyId: 'key_1' }, { events: [wire(), wire()] })).toMatchObject(
-      {
-        accepted: 1,
-        rejected: [{ index: 0, code: 'VALIDATION_FAILED' }],
-      },
-    );
+    expect(
+      await ingest({ append, holders, remember }, { tenantId, keyId: 'key_1' }, { events: [wire(), wire()] }),
+    ).toMatchObject({
+      accepted: 1,
+      rejected: [{ index: 0, code: 'VALIDATION_FAILED' }],
+    });
   });
 });
 
@@ -252,11 +258,11 @@ describe('a bad body is refused whole', () => {
 
   test('what append throws comes through', async () => {
     const append = () => Promise.reject(new AppError('UNAVAILABLE'));
-    await expect(ingest({ append, holders }, { tenantId, keyId: 'key_1' }, { events: [wire()] })).rejects.toMatchObject(
-      { problem: 'UNAVAILABLE' },
-    );
+    await expect(
+      ingest({ append, holders, remember }, { tenantId, keyId: 'key_1' }, { events: [wire()] }),
+    ).rejects.toMatchObject({ problem: 'UNAVAILABLE' });
     // with nothing to store it is not even called
-    expect(await ingest({ append, holders }, { tenantId, keyId: 'key_1' }, { events: [{}] })).toMatchObject({
+    expect(await ingest({ append, holders, remember }, { tenantId, keyId: 'key_1' }, { events: [{}] })).toMatchObject({
       accepted: 0,
     });
   });

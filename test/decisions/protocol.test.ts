@@ -13,6 +13,7 @@ import { Governance } from '../../server/proxy/governance.ts';
 import { Holds } from '../../server/proxy/holds.ts';
 import { Refusal } from '../../server/proxy/problem.ts';
 import { Sender } from '../../server/proxy/sender.ts';
+import type { Ended } from '../../server/proxy/sessions.ts';
 import { Spool } from '../../server/proxy/spool.ts';
 import { StopWatch } from '../../server/proxy/stops.ts';
 import { sql } from '../helpers/api.ts';
@@ -45,6 +46,8 @@ interface Asked {
   agent?: 'bot-1' | 'bot-2';
   /** The record cannot be stored. */
   unrecorded?: true;
+  /** What becomes of the action, where it is permitted. */
+  ends?: Ended;
 }
 
 /** What an agent is answered, in the same words for both points. */
@@ -70,7 +73,7 @@ interface Point {
 type MakePoint = (tenant: TestTenant) => Promise<Point>;
 
 const evaluate: MakePoint = async (tenant) => ({
-  async ask(action, key, { hold, unrecorded }) {
+  async ask(action, key, { hold, unrecorded, ends }) {
     if (unrecorded) await sql(server, 'alter table forensic_record rename to gone');
     try {
       const response = await fetch(`${server.url}/v1/evaluate`, {
@@ -86,6 +89,18 @@ const evaluate: MakePoint = async (tenant) => ({
       const body = (await response.json()) as Record<string, unknown> & { masks?: string[]; escrow?: { id: string } };
       if (!response.ok) {
         return { code: String(body.code), hold: response.headers.get('x-svc-escrow-id') ?? undefined };
+      }
+      if (ends && String(body.decision).startsWith('allow')) {
+        const reported = await fetch(`${server.url}/v1/outcomes`, {
+          method: 'POST',
+          headers: { authorization: `Bearer ${key}`, 'content-type': 'application/json' },
+          body: JSON.stringify({
+            event_id: body.event_id,
+            outcome: ends.succeeded ? 'succeeded' : 'failed',
+            answer: ends.value,
+          }),
+        });
+        expect(reported.status, await reported.text()).toBe(200);
       }
       return {
         decision: String(body.decision),
@@ -121,7 +136,7 @@ const proxy: MakePoint = async (tenant) => {
     await spool.close();
   });
   return {
-    async ask(action, agentKey, { hold, unrecorded }) {
+    async ask(action, agentKey, { hold, unrecorded, ends }) {
       const known = await governance.agent(sha256Tag(agentKey));
       if (typeof known !== 'object') throw new Error('the proxy does not know the agent');
       const { writeSync } = fs;
@@ -143,6 +158,7 @@ const proxy: MakePoint = async (tenant) => {
           escrowId: hold,
           ...action,
         });
+        if (ends && 'done' in ruling) ruling.done('ok', ends);
         return {
           decision: ruling.decision,
           deny_reason: ruling.decision === 'deny' ? ruling.reason : undefined,
@@ -381,6 +397,80 @@ const SCENARIOS: Scenario[] = [
     },
     answers: ['deny', 'deny'],
     records: ['deny never wiped', 'deny no policy permits this action'],
+  },
+  {
+    name: 'what a tool answered is a fact of this session, this agent and this key',
+    policy:
+      permit(
+        'get_order',
+        '@id("get") @fact("status[answer.id] = answer.status from get_order of shop for 30m reported")',
+      ) +
+      permit(
+        'cancel',
+        '@id("cancel")',
+        'context.session.str.hasTag("status[id]") && context.session.str.getTag("status[id]") == "pending"',
+      ),
+    run: async (w) => {
+      const [get, cancel] = ['get_order', 'cancel'].map(
+        (tool_name) =>
+          (id: string, session_id?: string): Action => ({
+            ...{ tool_name, tool_server: 'shop', arguments: { id } },
+            ...(session_id !== undefined && { session_id }),
+          }),
+      ) as [(id: string, s?: string) => Action, (id: string, s?: string) => Action];
+      const pending = { succeeded: true, value: { id: 'A', status: 'pending' } };
+      await w.ask(cancel('A', 's'));
+      await w.ask(get('A', 's'), { ends: pending });
+      await w.ask(cancel('A', 's'));
+      await w.ask(cancel('B', 's'));
+      // neither another session nor none, and no other agent that names or guesses this one
+      await w.ask(cancel('A', 't'));
+      await w.ask(cancel('A'));
+      await w.ask(cancel('A', 's'), { agent: 'bot-2' });
+      // nor an answer of another server
+      await w.ask(
+        { ...get('B', 's'), tool_server: 'evil' },
+        { ends: { succeeded: true, value: { id: 'B', status: 'pending' } } },
+      );
+      await w.ask(cancel('B', 's'));
+      server.clock.advance(1_000);
+      await w.ask(get('A', 's'), { ends: { succeeded: true, value: { id: 'A', status: 'shipped' } } });
+      await w.ask(cancel('A', 's'));
+      server.clock.advance(1_000);
+      await w.ask(get('A', 's'), { ends: pending });
+      await w.ask(get('A', 's'), { ends: { succeeded: false, value: { id: 'A', status: 'shipped' } } });
+      await w.ask(cancel('A', 's'));
+      server.clock.advance(30 * 60_000);
+      await w.ask(cancel('A', 's'));
+    },
+    answers: [
+      ...['deny', 'allow', 'allow', 'deny', 'deny', 'deny', 'deny', 'allow', 'deny'],
+      ...['allow', 'deny', 'allow', 'allow', 'allow', 'deny'],
+    ],
+  },
+  {
+    name: 'what was called before counts by its outcome, and an untrusted answer for the rest of the session',
+    policy: [
+      permit('read', '@id("read")'),
+      permit('write', '@id("write")', 'context.session.called.hasTag("read of crm reported")'),
+      permit('give-up', '@id("give-up")', 'context.session.called.hasTag("write denied")'),
+      permit('mail', '@id("mail")', 'context.session.lowest_trust >= 50'),
+    ].join(''),
+    run: async (w) => {
+      const call = (tool_name: string, tool_server = 'crm'): Action => ({ tool_name, tool_server, session_id: 's' });
+      await w.ask(call('mail'));
+      await w.ask(call('give-up'));
+      await w.ask(call('write'));
+      await w.ask(call('give-up'));
+      await w.ask(call('read', 'other'));
+      await w.ask(call('write'));
+      await w.ask(call('read'), { ends: { succeeded: false } });
+      await w.ask(call('write'));
+      await w.ask(call('read'), { ends: { succeeded: true } });
+      await w.ask(call('write'));
+      await w.ask(call('mail'));
+    },
+    answers: ['allow', 'deny', 'deny', 'allow', 'allow', 'deny', 'allow', 'deny', 'allow', 'allow', 'deny'],
   },
   {
     name: 'masks are obligations of the record',

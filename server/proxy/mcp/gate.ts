@@ -9,6 +9,7 @@ import type { Attempt, Enforcer, Ruling } from '../decide.ts';
 import { type Holds, retryAfter, usedBefore } from '../holds.ts';
 import { Refusal } from '../problem.ts';
 import { isParsable } from '../requests.ts';
+import { mcpEnded } from '../sessions.ts';
 import type { ToolRegistry } from '../tool-registry.ts';
 import { actionType, assertSpelling, isKnownNotification, LISTS, withoutRespelled } from './actions.ts';
 import type { Seal } from './seal.ts';
@@ -408,14 +409,15 @@ function admitted(method: string, ruling: Extract<Ruling, { done: unknown }>, ta
     answered: (given) => {
       const answer = tasks?.answered(given) ?? given;
       if ('error' in answer) {
-        done(`error ${answer.error.code}`);
+        done(`error ${answer.error.code}`, { succeeded: false });
         if (masks.length === 0) return answer;
         // an error's data is as free as a result, and has no form that a mask could be sure of
         return failure(answer.id, answer.error.code, 'the tool failed; a policy masks what it said');
       }
       const mask = method === 'tools/call' ? maskTool : method === 'resources/read' ? maskResource : () => undefined;
       const masked = masks.length > 0 ? mask(answer.result, masks) : answer.result;
-      done(masked ? (masked.isError ? 'tool error' : 'ok') : 'withheld: the answer cannot be masked');
+      const outcome = masked ? (masked.isError ? 'tool error' : 'ok') : 'withheld: the answer cannot be masked';
+      done(outcome, mcpEnded(masked));
       const withheld = 'It was done, but the answer is withheld: a policy masks it, and it is not JSON.';
       if (!masked && method !== 'tools/call') return refusal(answer.id, WITHHELD, withheld, { code: 'MASKING_FAILED' });
       const result = masked ?? toolRefusal(answer.id, withheld, { code: 'MASKING_FAILED' }).result;

@@ -1,0 +1,182 @@
+import type { EntityManager } from '@mikro-orm/postgresql';
+import { z } from 'zod';
+import type { Database } from '../../db/index.ts';
+import { FACT_LIMITS, type LedgerRow } from '../domain/session-facts.ts';
+import type { Job } from '../jobs/jobs.ts';
+import { canonicalJson } from '../lib/canonical-json.ts';
+import type { Clock } from '../lib/clock.ts';
+import type { KnownSession } from '../policy/evaluation/session.ts';
+
+const plain = (most: number) =>
+  z
+    .string()
+    .max(most)
+    .refine((value) => value.isWellFormed() && !value.includes('\0'), { error: 'must be well-formed text' });
+const FactText = plain(FACT_LIMITS.text);
+/** A value of a fact; null: it is not known any more. */
+export const FactValueOut = z.union([FactText, z.number(), z.boolean(), z.array(FactText).max(FACT_LIMITS.items)]);
+
+/** An entry as a proxy sends it with the event of the call that it saw. */
+export const LedgerEntryIn = z.strictObject({
+  source: plain(64),
+  name: plain(FACT_LIMITS.key),
+  key: plain(FACT_LIMITS.key),
+  value: FactValueOut.nullable(),
+  observed_at: z.iso.datetime({ precision: 3 }),
+  expires_at: z.iso.datetime({ precision: 3 }),
+});
+
+/** Of which session, and by which event. */
+interface SessionOf {
+  agent_id: string;
+  session_id: string;
+  event_id: string;
+}
+
+export interface Remembered extends SessionOf {
+  entries: readonly z.infer<typeof LedgerEntryIn>[];
+  reported?: boolean;
+}
+
+const DAY_MS = 24 * 3600 * 1000;
+const BATCH = 5000;
+
+/**
+ * What tools' answers said in agents' sessions. A session is known by its agent and its id: another agent that names the
+ * same session has another one.
+ */
+export class SessionLedger {
+  readonly #db: Database;
+  readonly #clock: Clock;
+
+  constructor(db: Database, clock: Clock) {
+    this.#db = db;
+    this.#clock = clock;
+  }
+
+  /** Stores entries, durably when this resolves; the same again changes nothing, and an older one replaces no newer one. */
+  async remember(tenantId: string, all: readonly Remembered[]): Promise<void> {
+    const rows = this.#rowsOf(all);
+    if (rows.length === 0) return;
+    await this.#db.transaction(tenantId, (em) => put(em, tenantId, rows));
+  }
+
+  /** The same, once for an event that the agent reports about. False when it was reported before with other content. */
+  async report(tenantId: string, remembered: Remembered, hash: string): Promise<'stored' | 'known' | 'conflict'> {
+    return this.#db.transaction(tenantId, async (em) => {
+      const inserted = await em.execute<unknown[]>(
+        `insert into reported_outcome (tenant_id, event_id, hash, reported_at) values (?, ?, ?, ?)
+         on conflict do nothing returning event_id`,
+        [tenantId, remembered.event_id, hash, new Date(this.#clock.now())],
+      );
+      if (inserted.length === 0) {
+        const [before] = await em.execute<{ hash: string }[]>(
+          'select hash from reported_outcome where tenant_id = ? and event_id = ?',
+          [tenantId, remembered.event_id],
+        );
+        return before?.hash === hash ? 'known' : 'conflict';
+      }
+      const rows = this.#rowsOf([{ ...remembered, reported: true }]);
+      if (rows.length > 0) await put(em, tenantId, rows);
+      return 'stored';
+    });
+  }
+
+  /** What is known of an agent's session now: the newest entries. */
+  async known(tenantId: string, agentId: string, sessionId: string): Promise<KnownSession> {
+    return { rows: await this.rows(tenantId, sessionId, agentId), complete: true };
+  }
+
+  /** The same with their agents; of all agents that name the session, where none is given. */
+  async rows(tenantId: string, sessionId: string, agentId?: string): Promise<(LedgerRow & { agent_id: string })[]> {
+    const found = await this.#db.query<LedgerRow & { agent_id: string; observed: Date; expires: Date }>(
+      tenantId,
+      `select agent_id, source, name, key, reported, value, event_id, observed_at as observed, expires_at as expires
+       from session_fact where tenant_id = $1 and session_id = $2 and ($3::text is null or agent_id = $3)
+         and expires_at > $4
+       order by observed_at desc, source, name, key limit ${FACT_LIMITS.ofSession}`,
+      [tenantId, sessionId, agentId ?? null, new Date(this.#clock.now())],
+    );
+    return found.map(({ observed, expires, ...row }) => ({
+      ...row,
+      observed_at: observed.toISOString(),
+      expires_at: expires.toISOString(),
+    }));
+  }
+
+  /** Deletes what has expired. */
+  forget(tenants: () => Promise<readonly { tenant_id: string }[]>): Job {
+    return {
+      name: 'forget session facts',
+      everySeconds: 600,
+      run: async (signal) => {
+        for (const { tenant_id } of await tenants()) {
+          for (const [table, key, column, before] of [
+            ['session_fact', 'agent_id, session_id, source, name, key, reported', 'expires_at', 0],
+            ['reported_outcome', 'event_id', 'reported_at', 2 * DAY_MS],
+          ] as const) {
+            for (let deleted = BATCH; deleted === BATCH && !signal.aborted; ) {
+              const { rowCount } = await this.#db.owner.query(
+                `delete from ${table} where (tenant_id, ${key}) in (
+                   select tenant_id, ${key} from ${table} where tenant_id = $1 and ${column} < $2 limit ${BATCH})`,
+                [tenant_id, new Date(this.#clock.now() - before)],
+              );
+              deleted = rowCount ?? 0;
+            }
+          }
+        }
+      },
+    };
+  }
+
+  /** One row for each key, in one order for all callers, so that none waits for another in a circle. */
+  #rowsOf(all: readonly Remembered[]) {
+    const now = this.#clock.now();
+    const rows = new Map<string, LedgerRow & SessionOf>();
+    for (const { entries, reported = false, ...of } of all) {
+      if (of.session_id === '') continue;
+      for (const entry of entries) {
+        // by this clock, so that no clock ahead of it holds on to what it said
+        const observed_at = new Date(Math.min(Date.parse(entry.observed_at), now)).toISOString();
+        const expires_at = new Date(
+          Math.min(Date.parse(entry.expires_at), now + FACT_LIMITS.most * 1000),
+        ).toISOString();
+        const { agent_id, session_id } = of;
+        const id = canonicalJson([agent_id, session_id, entry.source, entry.name, entry.key, reported]);
+        const before = rows.get(id);
+        if (before && before.observed_at > observed_at) continue;
+        rows.set(id, { ...of, ...entry, observed_at, expires_at, reported });
+      }
+    }
+    return [...rows.entries()].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, row]) => row);
+  }
+}
+
+async function put(em: EntityManager, tenantId: string, rows: readonly (LedgerRow & SessionOf)[]): Promise<void> {
+  await em.execute(
+    `insert into session_fact as f (tenant_id, agent_id, session_id, source, name, key, reported, value, event_id,
+       observed_at, expires_at)
+     select ?, r.agent_id, r.session_id, r.source, r.name, r.key, r.reported, r.value, r.event_id, r.observed_at,
+       r.expires_at
+     from jsonb_to_recordset(?::jsonb) as r (agent_id text, session_id text, source text, name text, key text,
+       reported boolean, value jsonb, event_id text, observed_at timestamptz, expires_at timestamptz)
+     on conflict (tenant_id, agent_id, session_id, source, name, key, reported) do update set
+       value = excluded.value, event_id = excluded.event_id, observed_at = excluded.observed_at,
+       expires_at = excluded.expires_at
+     where f.observed_at <= excluded.observed_at`,
+    [tenantId, JSON.stringify(rows)],
+  );
+  // what is beyond the newest of a session is never read
+  const sessions = new Map(rows.map((row) => [canonicalJson([row.agent_id, row.session_id]), row]));
+  for (const { agent_id, session_id } of sessions.values()) {
+    const of = [tenantId, agent_id, session_id];
+    await em.execute(
+      `delete from session_fact where tenant_id = ? and agent_id = ? and session_id = ?
+         and (source, name, key, reported) in (
+           select source, name, key, reported from session_fact
+           where tenant_id = ? and agent_id = ? and session_id = ?
+           order by observed_at desc, source, name, key offset ${FACT_LIMITS.ofSession})`,
+      [...of, ...of],
+    );
+  }
+}

@@ -1,0 +1,230 @@
+import { expect, test } from 'vitest';
+import { SessionLedger } from '../../server/decisions/ledger.ts';
+import { FACT_LIMITS } from '../../server/domain/session-facts.ts';
+import { sql } from '../helpers/api.ts';
+import { type TestTenant, useServer } from '../helpers/server.ts';
+import { enforce } from '../proxy/support.ts';
+
+const server = useServer();
+
+const POLICY = `
+@id("get") @fact("status[id] = answer.status from get_order of shop for 30m reported; seen[id] = answer.status from get_order of shop") @mask("$.secret")
+permit(principal, action, resource == Tool::"get_order");
+@id("cancel") permit(principal, action, resource == Tool::"cancel")
+when { context.session.str.hasTag("status[id]") && context.session.str.getTag("status[id]") == "pending" };
+@id("strict") permit(principal, action, resource == Tool::"strict") when { context.session.str.hasTag("seen[id]") };
+@id("trusting") permit(principal, action, resource == Tool::"trusting") when { context.session.called.hasTag("get_order reported") };
+@id("wary") permit(principal, action, resource == Tool::"wary") when { context.session.called.hasTag("get_order") };
+`;
+
+async function world() {
+  const tenant = await server.tenant();
+  await enforce(server, tenant, 'desk', POLICY);
+  const agents = { 'bot-1': await tenant.agent('bot-1', 'clerk'), 'bot-2': await tenant.agent('bot-2', 'clerk') };
+  const ask = async (tool_name: string, more: Record<string, unknown> = {}, agent: keyof typeof agents = 'bot-1') => {
+    const response = await fetch(`${server.url}/v1/evaluate`, {
+      method: 'POST',
+      headers: {
+        authorization: `Bearer ${agents[agent].key}`,
+        'content-type': 'application/json',
+        'x-svc-tenant': tenant.id,
+      },
+      body: JSON.stringify({
+        action_type: 'tool_call',
+        tool_name,
+        tool_server: 'shop',
+        session_id: 's',
+        arguments: { id: 'A' },
+        ...more,
+      }),
+    });
+    return (await response.json()) as { decision: string; event_id: string };
+  };
+  const report = async (body: string | object, agent: keyof typeof agents = 'bot-1') => {
+    const response = await fetch(`${server.url}/v1/outcomes`, {
+      method: 'POST',
+      headers: { authorization: `Bearer ${agents[agent].key}`, 'content-type': 'application/json' },
+      body: typeof body === 'string' ? body : JSON.stringify(body),
+    });
+    return { status: response.status, body: (await response.json()) as { code?: string; facts?: number } };
+  };
+  const facts = async (query = 'session_id=s', who: TestTenant['admin'] = tenant.admin) =>
+    (await server.call<{ facts: Record<string, unknown>[] }>(200, `GET /v1/session-facts?${query}`, who)).body.facts;
+  return { tenant, ask, report, facts };
+}
+const pending = (event_id: string) => ({ event_id, outcome: 'succeeded', answer: { status: 'pending' } });
+
+test('a report counts where a policy accepts it, is shown with its event, and counts nowhere else', async () => {
+  const { ask, report, facts } = await world();
+  const { event_id } = await ask('get_order');
+  expect(await report(pending(event_id))).toEqual({ status: 200, body: { event_id, facts: 1 } });
+  const decisions = await Promise.all(['cancel', 'strict', 'trusting', 'wary'].map((tool) => ask(tool)));
+  expect(decisions.map(({ decision }) => decision)).toEqual(['allow', 'deny', 'allow', 'deny']);
+  const said = { agent_id: 'bot-1', event_id, reported: true };
+  expect(await facts()).toEqual(
+    expect.arrayContaining([
+      expect.objectContaining({ ...said, source: 'call:succeeded', name: 'get_order', key: 'shop', value: true }),
+      expect.objectContaining({ ...said, name: 'status', key: 'A', value: 'pending' }),
+    ]),
+  );
+  expect(await facts()).toHaveLength(2);
+  expect(await facts('session_id=s&agent_id=bot-2')).toEqual([]);
+});
+
+test('the facts that decided are part of what is kept of the decision', async () => {
+  const { tenant, ask, report } = await world();
+  await report(pending((await ask('get_order')).event_id));
+  const { event_id } = await ask('cancel');
+  const rows = await sql(server, 'select input from decision_input where tenant_id = $1 and event_id = $2', [
+    tenant.id,
+    event_id,
+  ]);
+  expect(JSON.parse(rows[0]!.input).session).toMatchObject({ call_count: 1, facts: { 'status[id]': 'pending' } });
+});
+
+test('an agent reports once, only its own permitted decision of this control plane, and in time', async () => {
+  const { tenant, ask, report } = await world();
+  const { event_id } = await ask('get_order');
+  const other = await world();
+  expect(await report(pending(event_id), 'bot-2')).toMatchObject({ status: 404 });
+  expect(await other.report(pending(event_id))).toMatchObject({ status: 404 });
+  expect(await report(pending('evt_none'))).toMatchObject({ status: 404 });
+  const denied = await ask('cancel');
+  expect(await report(pending(denied.event_id))).toMatchObject({ status: 409, body: { code: 'INVALID_STATUS' } });
+
+  expect((await report(pending(event_id))).status).toBe(200);
+  expect((await report(pending(event_id))).status).toBe(200);
+  expect(await report({ ...pending(event_id), answer: { status: 'shipped' } })).toMatchObject({
+    status: 409,
+    body: { code: 'CONFLICT' },
+  });
+  expect((await ask('cancel')).decision).toBe('allow');
+
+  const late = await ask('get_order');
+  server.clock.advance(24 * 3600_000 + 1);
+  expect(await report(pending(late.event_id))).toMatchObject({ status: 409, body: { code: 'INVALID_STATUS' } });
+  const seen = await ask('get_order');
+  await sql(server, 'delete from decision_input where tenant_id = $1', [tenant.id]);
+  expect(await report(pending(seen.event_id))).toMatchObject({ status: 409 });
+});
+
+test('two reports at the same time are one', async () => {
+  const { ask, report } = await world();
+  const { event_id } = await ask('get_order');
+  const answers = await Promise.all(
+    Array.from({ length: 8 }, (_, n) => report({ ...pending(event_id), answer: { status: `s${n % 2}` } })),
+  );
+  const statuses = answers.map(({ status }) => status);
+  expect(statuses.filter((status) => status === 200)).toHaveLength(4);
+  expect(statuses.filter((status) => status === 409)).toHaveLength(4);
+});
+
+test('poisoned reports give no facts', async () => {
+  const { tenant, ask, report, facts } = await world();
+  const values = async () => (await facts()).filter(({ name }) => name === 'status').map(({ value }) => value);
+  for (const answer of [
+    null,
+    'pending',
+    ['pending'],
+    { status: { a: 1 } },
+    { status: 'x'.repeat(257) },
+    { status: '[masked]' },
+  ]) {
+    const { event_id } = await ask('get_order');
+    expect((await report({ event_id, outcome: 'succeeded', answer })).status, JSON.stringify(answer)).toBe(200);
+    expect(await values()).toEqual([null]);
+    server.clock.advance(1);
+  }
+  const raw = async (json: string) => {
+    const { event_id } = await ask('get_order');
+    return report(`{"event_id":"${event_id}","outcome":"succeeded","answer":${json}}`);
+  };
+  expect((await raw('{"__proto__":{"status":"pending"}}')).status).toBeLessThan(500);
+  expect((await raw(`${'['.repeat(5000)}${']'.repeat(5000)}`)).status).toBeLessThan(500);
+  expect((await raw('{"status":1e400}')).status).toBeLessThan(500);
+  expect((await raw('{"status":"\\ud800"}')).status).toBeLessThan(500);
+  expect((await values()).filter((value) => value !== null)).toEqual([]);
+  // what the decision masks is in no fact, and the session and its agent are those of the decision
+  const { event_id } = await ask('get_order', { session_id: 'other' });
+  await report({ ...pending(event_id), answer: { status: 'pending', secret: 'x' } });
+  expect(await facts('session_id=other')).toHaveLength(2);
+  const keys = await sql(server, 'select count(*)::int as n from session_fact where tenant_id = $1', [tenant.id]);
+  expect(keys[0]!.n).toBeLessThan(10);
+});
+
+test('who may look: viewers and proxies of the tenant, and no agent', async () => {
+  const { tenant, ask, report } = await world();
+  const agent = await tenant.agent('bot-9', 'clerk');
+  await report(pending((await ask('get_order')).event_id));
+  const path = `${server.url}/v1/session-facts?session_id=s`;
+  const status = async (key: string | undefined) =>
+    (await fetch(path, { headers: { authorization: `Bearer ${key}` } })).status;
+  expect(await status(agent.key)).toBe(403);
+  expect(await status((await tenant.key('proxy')).key)).toBe(200);
+  expect(await status(undefined)).toBe(401);
+  const stranger = await world();
+  expect(await stranger.facts()).toEqual([]);
+});
+
+test('a proxy’s entries: bounded, once, the newest wins, and a bad one costs no record', async () => {
+  const { tenant, facts } = await world();
+  const proxy = await tenant.key('proxy');
+  const at = (ms: number) => new Date(server.clock.now() + ms).toISOString();
+  const entry = (value: unknown, ms = 0, key = 'A') => ({
+    ...{ source: 'f'.repeat(32), name: 'status', key, value },
+    ...{ observed_at: at(ms), expires_at: at(3600_000) },
+  });
+  let n = 0;
+  const event = (session_facts: unknown, more: Record<string, unknown> = {}) => ({
+    ...{ event_id: `evt_p${n++}`, event_type: 'decision.allow', decision: 'allow', timestamp: at(0), proxy_id: 'p1' },
+    ...{ agent_id: 'bot-1', agent_role: 'clerk', tool_name: 'get_order', session_id: 'p', session_facts, ...more },
+  });
+  const send = async (...events: object[]) =>
+    (
+      await server.call<{ accepted: number; duplicates: number; rejected: unknown[] }>(
+        202,
+        'POST /v1/events/ingest',
+        proxy,
+        { events },
+      )
+    ).body;
+
+  const first = event([entry('pending', -5_000)]);
+  expect(await send(first)).toMatchObject({ accepted: 1 });
+  expect(await send(first, event([entry('late', -60_000)]))).toMatchObject({
+    accepted: 1,
+    duplicates: 1,
+    rejected: [],
+  });
+  expect(await facts('session_id=p')).toMatchObject([{ value: 'pending', event_id: first.event_id, reported: false }]);
+  // a clock that is ahead holds on to nothing, and nothing is kept for longer than a day
+  await send(event([{ ...entry('ahead', 9e9), expires_at: at(9e9) }]));
+  server.clock.advance(1000);
+  await send(event([entry('now')]));
+  expect(await facts('session_id=p')).toMatchObject([{ value: 'now' }]);
+
+  for (const bad of [
+    'x',
+    [entry({ a: 1 })],
+    [entry('x'.repeat(257))],
+    [entry('x', 0, 'k'.repeat(201))],
+    [entry('a\0')],
+    [{ ...entry('x'), tenant_id: 'other' }],
+    Array(101).fill(entry('x')),
+  ]) {
+    expect(await send(event(bad)), JSON.stringify(bad).slice(0, 80)).toMatchObject({ accepted: 1, rejected: [] });
+  }
+  expect(await facts('session_id=p')).toMatchObject([{ value: 'now' }]);
+
+  const many = (from: number) => Array.from({ length: 100 }, (_, k) => entry('x', from, `k${from}-${k}`));
+  for (let round = 0; round < 7; round++) await send(event(many(round - 100)));
+  expect(await facts('session_id=p')).toHaveLength(FACT_LIMITS.ofSession);
+  const rows = await sql(server, 'select count(*)::int as n from session_fact where tenant_id = $1', [tenant.id]);
+  expect(rows[0]!.n).toBe(FACT_LIMITS.ofSession);
+
+  server.clock.advance(3601_000);
+  expect(await facts('session_id=p')).toEqual([]);
+  const ledger = new SessionLedger(server.core.db, server.clock);
+  await ledger.forget(async () => [{ tenant_id: tenant.id }]).run(new AbortController().signal);
+  expect(await sql(server, 'select 1 from session_fact where tenant_id = $1', [tenant.id])).toEqual([]);
+});
