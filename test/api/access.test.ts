@@ -99,6 +99,8 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'GET /v1/escrow': ['viewer', 'admin'],
   'GET /v1/escrow/{id}': ['viewer', 'admin proxy', 'agent'],
   'POST /v1/evaluate': ['-', '-', 'agent'],
+  'POST /v1/outcomes': ['-', '-', 'agent'],
+  'GET /v1/session-facts': ['viewer', 'admin pipeline proxy'],
   'GET /v1/events': ['viewer', 'admin pipeline'],
   'GET /v1/events/{id}': ['viewer', 'admin'],
   'GET /v1/events/summary': ['viewer', 'admin pipeline'],

@@ -221,7 +221,7 @@ describe('live responses', () => {
       (one) => one.method === 'GET' && !['/auth/magic-link/verify', '/auth/invite'].includes(one.path) && !sends(one),
     )) {
       const { line, path } = operation;
-      const query = path.endsWith('/diff') ? '?from=1&to=2' : '';
+      const query = path.endsWith('/diff') ? '?from=1&to=2' : path === '/v1/session-facts' ? '?session_id=s' : '';
       const who = operation.access.public ? undefined : allowed(world, operation);
       // the tests' database does not flush its writes, and the program is honest about that
       const status = path === '/readyz' ? 503 : 200;

@@ -64,6 +64,7 @@ export function fill(line: string, ids: Record<string, string> = {}): string {
 /** A small body that each write route takes. */
 export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
   'POST /auth/logout': {},
+  'POST /v1/outcomes': { event_id: 'evt_none', outcome: 'succeeded' },
   'POST /v1/keys': { label: 'a label', scopes: ['proxy'] },
   'POST /v1/agent-keys': { agent_id: 'agent-1', agent_role: 'clerk', label: 'a label' },
   'POST /auth/magic-link': { email: 'someone@example.test' },
