@@ -11,7 +11,7 @@ import type { BenchContext, Figure } from './lib.ts';
  * The benchmarks (`npm run bench`, or `npm run bench -- ingest verify`): each measures the program beside what the machine
  * can do at all for the same job, in the same run. The ratios are what counts; absolute figures belong to the machine.
  */
-const ALL = ['ingest', 'verify', 'evaluate', 'bundle', 'proxy', 'mcp', 'deliver'] as const;
+const ALL = ['ingest', 'verify', 'evaluate', 'policies', 'bundle', 'proxy', 'mcp', 'deliver'] as const;
 
 const { positionals, values } = parseArgs({
   allowPositionals: true,

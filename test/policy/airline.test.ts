@@ -49,6 +49,11 @@ describe("the airline's policies", () => {
     }
   });
 
+  it('compile without errors and warnings where they read facts of the session too', () => {
+    const source = readFileSync(new URL('../facts/airline.cedar', POLICIES), 'utf8');
+    expect(compile(source, 'airline')).toMatchObject({ errors: [], warnings: [] });
+  });
+
   it('let an agent look up, calculate and hand over, and no one else', () => {
     for (const tool of ['get_user_details', 'search_direct_flight', 'calculate', 'think', 'transfer_to_human_agents']) {
       expect(call(tool, {}).decision).toBe('allow');
