@@ -10,8 +10,8 @@ import type { TokenIssuers } from '../auth/sso/token-issuers.ts';
 import type { Workloads } from '../auth/workloads.ts';
 import { chainRouter } from '../chain/router.ts';
 import type { Decider } from '../decisions/decide.ts';
-import type { Limits } from '../decisions/limits.ts';
 import type { SessionLedger } from '../decisions/ledger.ts';
+import type { Limits } from '../decisions/limits.ts';
 import {
   evaluateProcedure,
   eventsRouter,

@@ -32,8 +32,8 @@ import {
   readsSession,
   type Taking,
 } from '../policy/evaluation/protocol.ts';
-import type { Limits } from './limits.ts';
 import type { SessionLedger } from './ledger.ts';
+import type { Limits } from './limits.ts';
 import { getEvent } from './search.ts';
 
 export type AgentPrincipal = Extract<Principal, { kind: 'agent_key' }>;

@@ -11,8 +11,8 @@ import { route, trpc } from '../rpc/procedure.ts';
 import type { Decider } from './decide.ts';
 import { EventDetailOut, EventOut } from './event-schemas.ts';
 import { IngestAnswer, IngestBody } from './ingest.ts';
-import type { Limits } from './limits.ts';
 import { FactValueOut, type SessionLedger } from './ledger.ts';
+import type { Limits } from './limits.ts';
 import { EventQuery, getEvent, MAX_PAGE, searchEvents } from './search.ts';
 import { countDecisions } from './summary.ts';
 
