@@ -1675,6 +1675,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/outcomes": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Report what a tool answered to a permitted action
+         * @description For agents without a proxy. Once for each decision of POST /v1/evaluate, within 24 hours, by the agent that asked; the same report again changes nothing. What the answer says becomes facts of the session only where a policy accepts what agents report.
+         */
+        post: operations["reportOutcome"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/session-facts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List what is known of an agent’s session
+         * @description The newest 500 entries that have not expired, of all agents that name the session, or of one. `source` is `call:` and an outcome for a call of a tool that policies name, `trust` for the trust of a server that answered, or the declaration of a fact. A null value says that the fact is no longer known.
+         */
+        get: operations["sessionFacts"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/events": {
         parameters: {
             query?: never;
@@ -3958,6 +3998,21 @@ export interface components {
                 status_url: string;
             };
             evaluation_us: number;
+        };
+        SessionFact: {
+            agent_id: string;
+            source: string;
+            name: string;
+            key: string;
+            value: (string | number | boolean | string[]) | null;
+            /** Format: date-time */
+            observed_at: string;
+            /** Format: date-time */
+            expires_at: string;
+            /** @description the decision on the call that said it */
+            event_id: string;
+            /** @description the agent itself said so */
+            reported: boolean;
         };
         DecisionEvent: {
             id: string;
@@ -11176,6 +11231,98 @@ export interface operations {
             503: components["responses"]["UNAVAILABLE"];
         };
     };
+    reportOutcome: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "event_id": "evt_none",
+                 *       "outcome": "succeeded"
+                 *     }
+                 */
+                "application/json": {
+                    event_id: string;
+                    /** @enum {string} */
+                    outcome: "succeeded" | "failed";
+                    /** @description what the tool answered: JSON, or a text */
+                    answer?: unknown;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        event_id: string;
+                        /** @description how many facts it gave */
+                        facts: number;
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["CONFLICT-INVALID_STATUS"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    sessionFacts: {
+        parameters: {
+            query: {
+                session_id: string;
+                agent_id?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "facts": []
+                     *     }
+                     */
+                    "application/json": {
+                        facts: components["schemas"]["SessionFact"][];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
     "events-list": {
         parameters: {
             query?: {
@@ -11781,6 +11928,20 @@ export interface operations {
                         event_id: string;
                         event_type: string;
                         tenant_id?: string | null;
+                        /**
+                         * @description what the ledger of the session is to hold of the call; no part of the record
+                         * @default null
+                         */
+                        session_facts?: {
+                            source: string;
+                            name: string;
+                            key: string;
+                            value: (string | number | boolean | string[]) | null;
+                            /** Format: date-time */
+                            observed_at: string;
+                            /** Format: date-time */
+                            expires_at: string;
+                        }[] | null;
                         /** @enum {string} */
                         decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
                         deny_reason?: string | null;
@@ -13627,6 +13788,20 @@ export interface operations {
                         event_id: string;
                         event_type: string;
                         tenant_id?: string | null;
+                        /**
+                         * @description what the ledger of the session is to hold of the call; no part of the record
+                         * @default null
+                         */
+                        session_facts?: {
+                            source: string;
+                            name: string;
+                            key: string;
+                            value: (string | number | boolean | string[]) | null;
+                            /** Format: date-time */
+                            observed_at: string;
+                            /** Format: date-time */
+                            expires_at: string;
+                        }[] | null;
                         /** @enum {string} */
                         decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
                         deny_reason?: string | null;
