@@ -236,7 +236,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     slow,
     rules: settings,
     queries: policyQueries,
-    registry: registryOf,
+    registry: (em, tenantId) => registryOf(em, tenantId, log),
     tools: (tenantId, names) => toolQueries.listed(tenantId, names),
     lists: listQueries,
   });
@@ -254,7 +254,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     clock,
     signer: () => keyring.current,
     actionTypes: async (tenantId) => (await settings(tenantId)).action_types,
-    registry: registryOf,
+    registry: (em, tenantId) => registryOf(em, tenantId, log),
     log,
   });
   const fleet = new Fleet(db, clock);

@@ -11,9 +11,11 @@ import { endLive } from './lib/live.ts';
 import { localPath, takeNext } from './lib/next.ts';
 import { onSignedOut, queryClient } from './lib/query.ts';
 import { meOptions } from './lib/session.ts';
+import { readAgentFilter } from './pages/agents/search.ts';
 import { readHoldFilter } from './pages/approvals/filter.ts';
 import { readAuditSearch } from './pages/audit/filter.ts';
 import { readSearch } from './pages/decisions/search.ts';
+import { readListSearch } from './pages/lists/search.ts';
 import { readPolicyFilter, readPolicyTab } from './pages/policies/search.ts';
 import { readTeamSearch } from './pages/team/search.ts';
 import { readTool, readToolFilter } from './pages/tools/search.ts';
@@ -185,6 +187,23 @@ const tool = createRoute({
   validateSearch: only(readTool),
   component: lazy(() => import('./pages/tools/tool.tsx'), 'ToolPage'),
 });
+const agents = createRoute({
+  ...below,
+  path: '/agents',
+  validateSearch: only(readAgentFilter),
+  component: lazy(() => import('./pages/agents/agents.tsx'), 'Agents'),
+});
+const lists = createRoute({
+  ...below,
+  path: '/lists',
+  component: lazy(() => import('./pages/lists/lists.tsx'), 'ReferenceLists'),
+});
+const list = createRoute({
+  ...below,
+  path: '/lists/$name',
+  validateSearch: only(readListSearch),
+  component: lazy(() => import('./pages/lists/list.tsx'), 'ReferenceList'),
+});
 const proxies = createRoute({
   ...below,
   path: '/proxies',
@@ -244,6 +263,9 @@ const routeTree = root.addChildren([
     audit,
     machines,
     keys,
+    agents,
+    lists,
+    list,
     proxies,
     tools,
     tool,

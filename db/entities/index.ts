@@ -498,6 +498,8 @@ export const Tool = defineEntity({
     proposals: p.json<ToolProposals>().columnType('jsonb'),
     /** Whether the newest complete list of the server had it. */
     listed: p.boolean(),
+    /** When another definition gave way to an approved one. */
+    returnedAt: time().nullable(),
     firstSeen: time(),
     lastSeen: time(),
   },
@@ -538,7 +540,6 @@ export const Agent = defineEntity({
   },
   filters: tenantFilter,
 });
-export type AgentRow = InferEntity<typeof Agent>;
 
 /** How far a stop reached, as it was recorded. */
 export interface StopReach {
@@ -615,6 +616,7 @@ export const ReferenceListVersion = defineEntity({
   },
   filters: tenantFilter,
 });
+export type ReferenceListVersionRow = InferEntity<typeof ReferenceListVersion>;
 
 export const entities = [
   Tenant,

@@ -11,6 +11,7 @@ import { Tools } from './0008-tools.ts';
 import { Lists } from './0009-lists.ts';
 import { SessionFacts } from './0012-session-facts.ts';
 import { Workloads } from './0013-workloads.ts';
+import { ReturnedTools } from './0014-returned-tools.ts';
 import { Limits } from './0015-limits.ts';
 import { Stops } from './0017-stops.ts';
 
@@ -27,6 +28,7 @@ export const migrations = [
   { name: '0009-lists', class: Lists },
   { name: '0012-session-facts', class: SessionFacts },
   { name: '0013-workloads', class: Workloads },
+  { name: '0014-returned-tools', class: ReturnedTools },
   { name: '0015-limits', class: Limits },
   { name: '0017-stops', class: Stops },
 ];

@@ -119,29 +119,37 @@ export function mountApi(server: HttpServer, router: AppRouter): void {
     scope.addContentTypeParser('application/json', { parseAs: 'buffer' }, (request, body, done) => {
       read(request, body as Buffer, (error) => done(error, error ? undefined : body.toString()));
     });
-    scope.route({
-      method: ['GET', 'POST'],
-      url: '/trpc/:path',
-      exposeHeadRoute: false,
-      handler: (req, res) =>
-        fastifyRequestHandler({
-          router,
-          req,
-          res,
-          path: (req.params as { path: string }).path,
-          maxBatchSize: 20,
-          // every call of a batch counts against the limit of its route
-          createContext: ({ info }) => begin(req, res, ...info.calls.map(({ path }) => limitOf(path))),
-          onError,
-          responseMeta: ({ errors, ctx, info }) => {
-            const headers = { ...(ctx?.answer as Record<string, string> | undefined) };
-            // a batch response has status 207 and a status per call in its body
-            if (info?.isBatchCall || errors.length !== 1) return { headers };
-            const problem = toAppError(errors[0]);
-            return { status: problem.status, headers: { ...headers, ...problem.headers } };
-          },
-        }),
-    });
+    const serve = (url: string, more: { bodyLimit?: number; path?: string } = {}) =>
+      scope.route({
+        method: ['GET', 'POST'],
+        url,
+        exposeHeadRoute: false,
+        ...(more.bodyLimit && { bodyLimit: more.bodyLimit }),
+        handler: (req, res) =>
+          fastifyRequestHandler({
+            router,
+            req,
+            res,
+            path: more.path ?? (req.params as { path: string }).path,
+            maxBatchSize: 20,
+            // every call of a batch counts against the limit of its route
+            createContext: ({ info }) => begin(req, res, ...info.calls.map(({ path }) => limitOf(path))),
+            onError,
+            responseMeta: ({ errors, ctx, info }) => {
+              const headers = { ...(ctx?.answer as Record<string, string> | undefined) };
+              // a batch response has status 207 and a status per call in its body
+              if (info?.isBatchCall || errors.length !== 1) return { headers };
+              const problem = toAppError(errors[0]);
+              return { status: problem.status, headers: { ...headers, ...problem.headers } };
+            },
+          }),
+      });
+    serve('/trpc/:path');
+    // a call that takes a larger body has a route of its own, which no other call can share
+    for (const [path, procedure] of Object.entries(procedures)) {
+      const { bodyBytes } = (procedure._def.meta ?? {}) as Partial<Meta>;
+      if (bodyBytes) serve(`/trpc/${path}`, { bodyLimit: bodyBytes, path });
+    }
   });
   mountRest(app, router, begin);
 }

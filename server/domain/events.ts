@@ -165,6 +165,22 @@ const ToolPayload = z
   .object({ ...common, tool_server, tool_name: z.string(), pin: z.string(), actor_id })
   .meta({ id: 'ToolPayload' });
 
+const ListPayload = z
+  .object({
+    ...common,
+    list: z.string().describe('its name'),
+    version: z.int().describe('the version that this is about'),
+    live_version: z.int().nullable().describe('the version that decisions use now'),
+    status: z.enum(['pending', 'approved', 'rejected', 'deleted']),
+    count: z.int().describe('how many values the version has'),
+    added: z.int(),
+    removed: z.int(),
+    content_hash: z.string(),
+    actor_id,
+    reason: z.string().optional(),
+  })
+  .meta({ id: 'ListPayload' });
+
 const ProxyPayload = z
   .object({ ...common, proxy_id: z.string(), last_seen_at: z.iso.datetime() })
   .meta({ id: 'ProxyPayload' });
@@ -379,6 +395,26 @@ export const EVENTS = {
     description: 'the definition of a tool was approved',
     title: 'Tool approved',
     payload: ToolPayload,
+  },
+  'list.changed': {
+    description: 'a reference list was created, or has a new version, which may wait for approval',
+    title: 'A reference list was changed',
+    payload: ListPayload,
+  },
+  'list.approved': {
+    description: 'a version of a reference list was approved and is used from now on',
+    title: 'A reference list was approved',
+    payload: ListPayload,
+  },
+  'list.rejected': {
+    description: 'a version of a reference list was rejected; the one before stays in use',
+    title: 'A reference list was rejected',
+    payload: ListPayload,
+  },
+  'list.deleted': {
+    description: 'a reference list was deleted',
+    title: 'A reference list was deleted',
+    payload: ListPayload,
   },
   'subscription.disabled': {
     description: 'a destination failed for too long, or no longer exists, and nothing more is sent there',

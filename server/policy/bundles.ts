@@ -47,7 +47,7 @@ export class Bundles {
   readonly #clock: Clock;
   readonly #signer: () => { kid: string; privateKey: KeyObject };
   readonly #actionTypes: (tenantId: string) => Promise<CustomActionTypes>;
-  readonly #registry: (em: EntityManager) => Promise<BundleRegistry>;
+  readonly #registry: (em: EntityManager, tenantId: string) => Promise<BundleRegistry>;
   readonly #log: Log;
   readonly #current: Lookups<PublishedBundle>;
   readonly #waiters = new Waiters();
@@ -58,7 +58,7 @@ export class Bundles {
     signer: () => { kid: string; privateKey: KeyObject };
     actionTypes: (tenantId: string) => Promise<CustomActionTypes>;
     /** What is known of tools and agents, within the transaction. */
-    registry: (em: EntityManager) => Promise<BundleRegistry>;
+    registry: (em: EntityManager, tenantId: string) => Promise<BundleRegistry>;
     log: Log;
   }) {
     this.#db = parts.db;
@@ -171,7 +171,7 @@ export class Bundles {
         schema: schemaFor(types),
         action_entities: actionEntities(types),
         cedar_lang: cedarLanguageVersion(),
-        registry: await this.#registry(em),
+        registry: await this.#registry(em, tenantId),
         lists: await approvedLists(em, tenantId, [...named], this.#log),
       });
       const hash = sha256Tag(canonicalJson(content));

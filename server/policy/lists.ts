@@ -1,6 +1,12 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
-import { ReferenceList, type ReferenceListRow, ReferenceListVersion } from '../../db/entities/index.ts';
+import {
+  ReferenceList,
+  type ReferenceListRow,
+  ReferenceListVersion,
+  type ReferenceListVersionRow,
+} from '../../db/entities/index.ts';
 import type { Database, Notify, WriteAudit } from '../../db/index.ts';
+import { addEvent } from '../../db/outbox.ts';
 import { comparable, LIST_LIMITS } from '../domain/lists.ts';
 import { AppError, invalid } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
@@ -80,7 +86,7 @@ export class Lists {
       row.deletedAt = null;
       if (enforced) row.liveVersion = version;
       await em.flush();
-      em.create(ReferenceListVersion, {
+      const stored = em.create(ReferenceListVersion, {
         tenantId,
         name,
         version,
@@ -112,6 +118,7 @@ export class Lists {
         beforeHash: before?.hash,
         afterHash: hash,
       });
+      await this.#tell(em, tenantId, 'list.changed', row, stored, by, asked.comment);
     });
   }
 
@@ -141,7 +148,7 @@ export class Lists {
       if (users.length > 0) {
         throw new AppError('CONFLICT', `live policies name the list: ${users.slice(0, 20).join(', ')}`);
       }
-      const { hash } = await versionOf(em, list, list.version);
+      const last = await versionOf(em, list, list.version);
       list.liveVersion = null;
       list.deletedAt = new Date(this.#clock.now());
       await em.flush();
@@ -152,8 +159,9 @@ export class Lists {
       await this.#record(em, tenantId, name, by, {
         action: 'list.deleted',
         detail: `version ${list.version}`,
-        beforeHash: hash,
+        beforeHash: last.hash,
       });
+      await this.#tell(em, tenantId, 'list.deleted', list, last, by, undefined);
     });
   }
 
@@ -191,6 +199,7 @@ export class Lists {
         reason: comment,
         afterHash: version.hash,
       });
+      await this.#tell(em, tenantId, approves ? 'list.approved' : 'list.rejected', list, version, by, comment);
     });
   }
 
@@ -203,6 +212,31 @@ export class Lists {
       const rules = await this.#rulesWithin(em, tenantId);
       await holdLiveSet(em, tenantId);
       await change(em, await em.findOne(ReferenceList, { name }), rules, notify);
+    });
+  }
+
+  async #tell(
+    em: EntityManager,
+    tenantId: string,
+    type: 'list.changed' | 'list.approved' | 'list.rejected' | 'list.deleted',
+    list: ReferenceListRow,
+    { version, status, count, added, removed, hash }: ReferenceListVersionRow,
+    by: By,
+    reason: string | undefined,
+  ): Promise<void> {
+    const at = this.#clock.now();
+    await addEvent(em, tenantId, {
+      type,
+      at,
+      payload: {
+        list: list.name,
+        version,
+        live_version: list.liveVersion ?? null,
+        status: type === 'list.deleted' ? 'deleted' : status,
+        ...{ count, added, removed, content_hash: hash, actor_id: by.person },
+        ...(reason !== undefined && { reason }),
+        created_at: new Date(at).toISOString(),
+      },
     });
   }
 

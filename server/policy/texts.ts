@@ -75,7 +75,7 @@ export class PolicyTexts {
   readonly #slow: AuthorLanguage;
   readonly #rules: (tenantId: string) => Promise<Rules>;
   readonly #queries: PolicyQueries;
-  readonly #registry: (em: EntityManager) => Promise<BundleRegistry>;
+  readonly #registry: (em: EntityManager, tenantId: string) => Promise<BundleRegistry>;
   readonly #tools: (tenantId: string, names: readonly string[]) => Promise<ListedTools>;
   readonly #lists: Pick<ListQueries, 'names' | 'valuesOf'>;
 
@@ -88,7 +88,7 @@ export class PolicyTexts {
     rules: (tenantId: string) => Promise<Rules>;
     queries: PolicyQueries;
     /** What is known of tools and agents, as the reader or the transaction sees it. */
-    registry: (em: EntityManager) => Promise<BundleRegistry>;
+    registry: (em: EntityManager, tenantId: string) => Promise<BundleRegistry>;
     /** What tool servers list, with the schemas of the tools of these names. */
     tools: (tenantId: string, names: readonly string[]) => Promise<ListedTools>;
     lists: Pick<ListQueries, 'names' | 'valuesOf'>;
@@ -272,7 +272,7 @@ export class PolicyTexts {
     const rows = await em.execute<LiveText[]>(liveTexts('?'), [tenantId]);
     const others = without(rows, policyId);
     const lists = await this.#lists.valuesOf(em, tenantId, listsOf([text], rows));
-    const surroundings = surroundingsOf(others, action_types, await this.#registry(em), lists);
+    const surroundings = surroundingsOf(others, action_types, await this.#registry(em, tenantId), lists);
     return { tests, ...othersOf(rows, policyId, text), ...surroundings };
   }
 
@@ -305,7 +305,7 @@ export class PolicyTexts {
     const lists = await this.#lists.valuesOf(em, tenantId, listsOf([text], rows));
     return this.brokenBy(tenantId, {
       ...othersOf(rows, id, text),
-      ...surroundingsOf(without(rows, id), action_types, await this.#registry(em), lists),
+      ...surroundingsOf(without(rows, id), action_types, await this.#registry(em, tenantId), lists),
     });
   }
 
@@ -319,7 +319,7 @@ export class PolicyTexts {
     const rows = await this.#db.query<LiveText>(tenantId, liveTexts('$1'), [tenantId]);
     const em = this.#db.reader(tenantId);
     const lists = await this.#lists.valuesOf(em, tenantId, listsOf(texts, rows));
-    return surroundingsOf(rows, action_types, await this.#registry(em), lists);
+    return surroundingsOf(rows, action_types, await this.#registry(em, tenantId), lists);
   }
 
   async format(tenantId: string, source: string): Promise<{ formatted?: string; errors: Diagnostic[] }> {

@@ -79,6 +79,9 @@ const environment = z.object({
   ),
   SVC_PROXY_MASK_BYTES: int(8 * 1024 * 1024, 1024, 256 * 1024 * 1024).describe('largest answer that is masked'),
   SVC_PROXY_UPSTREAM_SECONDS: int(60, 1, 3600).describe('how long an upstream may take to begin its answer'),
+  SVC_PROXY_LIST_SECONDS: int(600, 0, 86400).describe(
+    'how often MCP servers at addresses are asked for their tools, for those that never say that the list changed; 0: never',
+  ),
   SVC_PROXY_TRUST: list.describe('addresses of reverse proxies whose X-Forwarded-For is believed'),
   SVC_PROXY_NAMES: list.describe(
     'host names by which MCP clients reach the proxy, and of web pages that may; default: loopback alone where it listens there, else any',
@@ -205,6 +208,8 @@ export interface ProxyConfig {
   readonly messageBytes: number;
   readonly maskBytes: number;
   readonly upstreamMs: number;
+  /** 0: never. */
+  readonly listMs: number;
   readonly trust: readonly string[];
   /** In lower case. */
   readonly names: readonly string[];
@@ -257,6 +262,7 @@ export function readConfig(env: Environment, needs: { routes: boolean }): ProxyC
     messageBytes: e.SVC_PROXY_MESSAGE_BYTES,
     maskBytes: e.SVC_PROXY_MASK_BYTES,
     upstreamMs: e.SVC_PROXY_UPSTREAM_SECONDS * 1000,
+    listMs: e.SVC_PROXY_LIST_SECONDS * 1000,
     trust: e.SVC_PROXY_TRUST,
     names: e.SVC_PROXY_NAMES.map((name) => name.toLowerCase()),
     agentKey,

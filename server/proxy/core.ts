@@ -71,7 +71,7 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
     ...{ governance, stops, spool, holds, proxyId, control, clock, log },
     limitsAway: config.limitsAway,
   });
-  const tools = new ToolRegistry({ control, known: () => enforcer.registry, log });
+  const tools = new ToolRegistry({ control, known: () => enforcer.registry, log, listMs: config.listMs });
   const sender = new Sender({ spool, control, log });
 
   meters?.watch({ spool, governance, clock });

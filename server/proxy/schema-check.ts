@@ -1,48 +1,178 @@
 import { Worker } from 'node:worker_threads';
 
 /**
- * To compile a schema and to check arguments by it takes milliseconds; one that was made to take longer is given up. Wall
- * time, and the machine may be busy.
+ * To compile a schema and to check arguments by it takes milliseconds. What takes longer than the first limit has to leave
+ * the thread that all share; what takes longer than the second is given up. Wall time, and the machine may be busy.
  */
-const MOST_MS = 2_000;
+const SHARED_MS = 500;
+const OWN_MS = 2_000;
+/** A tool that was given up so often in a row fits nothing for a while, without being tried. */
+const MOST_GIVEN_UP = 3;
+const PAUSE_MS = 60_000;
+/** Of a server with so many slow tools, every tool counts as one. */
+const MOST_SLOW = 3;
+const MOST_REMEMBERED = 10_000;
+/** Calls of one tool that wait for their turn. */
+const MOST_WAITING = 100;
+/** A thread that nobody needs is ended. */
+const IDLE_MS = 60_000;
 
 /** What the worker is asked: does the value fit the schema? */
 export interface SchemaQuestion {
-  id: number;
   schema: unknown;
   value: unknown;
 }
-export interface SchemaAnswer {
-  id: number;
-  fits: boolean;
+export type SchemaAnswer = { ready: true } | { fits: boolean };
+
+interface Asked extends SchemaQuestion {
+  server: string;
+  tool: string;
+  answer: (fits: boolean) => void;
 }
 
 /**
- * Checks values by schemas that strangers wrote, in a thread with a limit of time and memory: a regular expression may take
+ * Checks values by schemas that strangers wrote, in threads with a limit of time and memory: a regular expression may take
  * for ever. Nothing is fetched, whatever a schema refers to.
+ *
+ * A slow tool costs others half a second once: then its server has a thread of its own for it, and there its tools take
+ * turns. So neither a tool nor all tools of one server can make the calls of another fail.
  */
 export class SchemaCheck {
-  #worker: Worker | undefined;
-  #asked = 0;
-  readonly #open = new Map<number, (fits: boolean) => void>();
+  readonly #shared: Lane;
+  readonly #own = new Map<string, Lane>();
+  /** The slow tools of each server, with how often each was given up in a row, and since when it pauses. */
+  readonly #slow = new Map<string, Map<string, { givenUp: number; until: number }>>();
+
+  constructor() {
+    this.#shared = new Lane(SHARED_MS, (asked) => {
+      const { server, tool } = asked;
+      this.#slowOf(server, tool);
+      const waiting = this.#shared.take((one) => one.server === server && this.#isSlow(server, one.tool));
+      for (const one of [asked, ...waiting]) this.#ownLane(server).ask(one);
+    });
+  }
 
   /** False also where the schema cannot be understood, refers to another document, or takes too long. */
-  fits(schema: unknown, value: unknown): Promise<boolean> {
-    const worker = this.#worker ?? this.#start();
-    const id = ++this.#asked;
-    return new Promise((resolve) => {
-      const timer = setTimeout(() => this.#end(worker), MOST_MS);
-      this.#open.set(id, (fits) => {
-        clearTimeout(timer);
-        this.#open.delete(id);
-        resolve(fits);
-      });
-      worker.postMessage({ id, schema, value } satisfies SchemaQuestion);
+  fits({ server, tool }: { server: string; tool: string }, schema: unknown, value: unknown): Promise<boolean> {
+    return new Promise((answer) => {
+      const known = this.#slow.get(server)?.get(tool);
+      const asked = { server, tool, schema, value, answer };
+      if (known && known.givenUp >= MOST_GIVEN_UP && Date.now() < known.until) answer(false);
+      else (this.#isSlow(server, tool) ? this.#ownLane(server) : this.#shared).ask(asked);
     });
   }
 
   async close(): Promise<void> {
-    await this.#end(this.#worker);
+    await Promise.all([this.#shared, ...this.#own.values()].map((lane) => lane.close()));
+  }
+
+  #isSlow(server: string, tool: string): boolean {
+    const slow = this.#slow.get(server);
+    return slow !== undefined && (slow.has(tool) || slow.size >= MOST_SLOW);
+  }
+
+  #ownLane(server: string): Lane {
+    let lane = this.#own.get(server);
+    if (!lane) {
+      const made = new Lane(
+        OWN_MS,
+        (asked) => {
+          const slow = this.#slowOf(server, asked.tool);
+          slow.givenUp++;
+          slow.until = Date.now() + PAUSE_MS;
+          const waiting = slow.givenUp < MOST_GIVEN_UP ? [] : made.take(({ tool }) => tool === asked.tool);
+          for (const one of [asked, ...waiting]) one.answer(false);
+        },
+        (asked) => {
+          const slow = this.#slow.get(server)?.get(asked.tool);
+          if (slow) slow.givenUp = 0;
+        },
+      );
+      lane = made;
+      this.#own.set(server, lane);
+    }
+    return lane;
+  }
+
+  #slowOf(server: string, tool: string) {
+    const slow = this.#slow.get(server) ?? new Map<string, { givenUp: number; until: number }>();
+    this.#slow.set(server, slow);
+    const known = slow.get(tool) ?? { givenUp: 0, until: 0 };
+    if (slow.size < MOST_REMEMBERED) slow.set(tool, known);
+    return known;
+  }
+}
+
+/** A thread that is asked one question at a time; the tools that wait take turns. */
+class Lane {
+  readonly #mostMs: number;
+  readonly #tooLong: (asked: Asked) => void;
+  readonly #inTime: ((asked: Asked) => void) | undefined;
+  readonly #waiting = new Map<string, Asked[]>();
+  #worker: Worker | undefined;
+  #ready = false;
+  #running: Asked | undefined;
+  #timer: NodeJS.Timeout | undefined;
+  #closed = false;
+
+  constructor(mostMs: number, tooLong: (asked: Asked) => void, inTime?: (asked: Asked) => void) {
+    this.#mostMs = mostMs;
+    this.#tooLong = tooLong;
+    this.#inTime = inTime;
+  }
+
+  ask(asked: Asked): void {
+    const turn = `${asked.server}\0${asked.tool}`;
+    const queue = this.#waiting.get(turn) ?? [];
+    if (this.#closed || queue.length >= MOST_WAITING) {
+      asked.answer(false);
+      return;
+    }
+    queue.push(asked);
+    this.#waiting.set(turn, queue);
+    this.#next();
+  }
+
+  /** Removes what waits and is meant. */
+  take(meant: (asked: Asked) => boolean): Asked[] {
+    const taken: Asked[] = [];
+    for (const [turn, queue] of this.#waiting) {
+      const rest = queue.filter((asked) => !meant(asked));
+      taken.push(...queue.filter(meant));
+      if (rest.length === 0) this.#waiting.delete(turn);
+      else this.#waiting.set(turn, rest);
+    }
+    return taken;
+  }
+
+  async close(): Promise<void> {
+    this.#closed = true;
+    for (const asked of [...(this.#running ? [this.#running] : []), ...[...this.#waiting.values()].flat()]) {
+      asked.answer(false);
+    }
+    this.#waiting.clear();
+    await this.#end();
+  }
+
+  #next(): void {
+    if (this.#running || this.#closed) return;
+    const [first] = this.#waiting;
+    clearTimeout(this.#timer);
+    if (!first) {
+      this.#timer = setTimeout(() => void this.#end(), IDLE_MS).unref();
+      return;
+    }
+    this.#worker ??= this.#start();
+    if (!this.#ready) return;
+    const [turn, queue] = first;
+    const asked = queue.shift()!;
+    // behind the others
+    this.#waiting.delete(turn);
+    if (queue.length > 0) this.#waiting.set(turn, queue);
+    this.#running = asked;
+    this.#timer = setTimeout(() => this.#giveUp(), this.#mostMs);
+    const { schema, value } = asked;
+    this.#worker.postMessage({ schema, value } satisfies SchemaQuestion);
   }
 
   #start(): Worker {
@@ -56,19 +186,42 @@ export class SchemaCheck {
       resourceLimits: { maxOldGenerationSizeMb: 64 },
     });
     worker.unref();
-    worker.on('message', ({ id, fits }: SchemaAnswer) => this.#open.get(id)?.(fits));
-    worker.on('error', () => void this.#end(worker));
-    worker.on('exit', () => void this.#end(worker));
-    this.#worker = worker;
+    worker.on('message', (answer: SchemaAnswer) => {
+      if (worker !== this.#worker) return;
+      if ('ready' in answer) this.#ready = true;
+      else {
+        const asked = this.#running!;
+        this.#running = undefined;
+        this.#inTime?.(asked);
+        asked.answer(answer.fits);
+      }
+      this.#next();
+    });
+    const broken = () => {
+      if (worker === this.#worker) this.#giveUp();
+    };
+    worker.on('error', broken);
+    worker.on('exit', broken);
     return worker;
   }
 
-  /** All that waits for it gets no: which question took the time cannot be told. */
-  async #end(worker: Worker | undefined): Promise<void> {
-    if (!worker || this.#worker !== worker) return;
+  /** Too much time, or memory: the one that was running is the one that took it. */
+  #giveUp(): void {
+    const asked = this.#running;
+    // without one, the thread could not even start
+    const all = asked ? [asked] : [...this.#waiting.values()].flat();
+    if (!asked) this.#waiting.clear();
+    void this.#end();
+    for (const one of all) this.#tooLong(one);
+    this.#next();
+  }
+
+  async #end(): Promise<void> {
+    clearTimeout(this.#timer);
+    const worker = this.#worker;
     this.#worker = undefined;
-    const waiting = [...this.#open.values()];
-    for (const answer of waiting) answer(false);
-    await worker.terminate();
+    this.#ready = false;
+    this.#running = undefined;
+    await worker?.terminate();
   }
 }

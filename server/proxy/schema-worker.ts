@@ -19,10 +19,12 @@ const OPTIONS = {
   ownProperties: true,
 } as const;
 
-port.on('message', ({ id, schema, value }: SchemaQuestion) => {
+port.on('message', ({ schema, value }: SchemaQuestion) => {
   const check = validator(schema);
-  port.postMessage({ id, fits: check?.(value) === true } satisfies SchemaAnswer);
+  port.postMessage({ fits: check?.(value) === true } satisfies SchemaAnswer);
 });
+// its time begins only now: what it took to get here is not a schema's fault
+port.postMessage({ ready: true } satisfies SchemaAnswer);
 
 /** Undefined for a schema that is none, or that refers to another document. */
 function validator(schema: unknown): ValidateFunction | undefined {

@@ -2,6 +2,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { pinned } from '../domain/tool-definition.ts';
 import { TOOL_LIMITS, type ToolDefinition } from '../domain/tools.ts';
 import type { Log } from '../lib/log.ts';
+import { DecidedNames } from '../policy/evaluation/names.ts';
 import type { Registry } from '../policy/evaluation/registry.ts';
 import { type ControlPlane, ControlPlaneError } from './control-plane.ts';
 import { SchemaCheck } from './schema-check.ts';
@@ -11,6 +12,8 @@ const GATHER_MS = 200;
 const AGAIN_MS = 30_000;
 /** A whole list is reported again after this long, so that the control plane knows that it is current. */
 const CURRENT_MS = 3_600_000;
+/** For the name of a tool that is not listed, a server is asked for its list again, not sooner than after this. */
+const ASK_MS = 5_000;
 /** Definitions in one report, in characters of JSON: half of what the control plane takes. */
 const REPORT_CHARACTERS = 500_000;
 /** Definitions that are kept by their pin. */
@@ -35,15 +38,22 @@ export class ToolRegistry {
   readonly #schemas = new SchemaCheck();
   readonly #stop = new AbortController();
 
-  /** `known`: what the bundle in force says; undefined where there is none. */
-  constructor(parts: { control: ControlPlane; known: () => Registry | undefined; log: Log }) {
+  readonly #timer: NodeJS.Timeout | undefined;
+
+  /**
+   * `known`: what the bundle in force says; undefined where there is none. Servers that could be asked so far are asked for
+   * their lists every `listMs`, unless that is 0.
+   */
+  constructor(parts: { control: ControlPlane; known: () => Registry | undefined; log: Log; listMs: number }) {
     this.#control = parts.control;
     this.#known = parts.known;
     this.#log = parts.log;
+    if (parts.listMs > 0) this.#timer = setInterval(() => void this.#askAll(), parts.listMs).unref();
   }
 
   async stop(): Promise<void> {
     this.#stop.abort();
+    clearInterval(this.#timer);
     await this.#schemas.close();
     await Promise.allSettled([...this.#servers.values()].map(({ reporting }) => reporting));
   }
@@ -68,10 +78,16 @@ export class ToolRegistry {
       const one = before && before.pin !== seen.pin ? { pin: null } : seen;
       listing.set(called, one);
       server.tools.set(called, one);
+      server.listedAt.set(called, Date.now());
     }
     if (follows) server.expects = next;
     if (follows && next === undefined) {
       for (const called of server.tools.keys()) if (!listing.has(called)) server.tools.delete(called);
+      const old = Date.now() - CURRENT_MS;
+      for (const [called, at] of server.listedAt) {
+        const excess = server.listedAt.size > 2 * TOOL_LIMITS.tools && !listing.has(called);
+        if (at < old || excess) server.listedAt.delete(called);
+      }
       server.whole = true;
     }
     server.listed = true;
@@ -84,17 +100,10 @@ export class ToolRegistry {
    */
   async pin(name: string, tool: string, list?: () => Promise<unknown[]>): Promise<string | null | undefined> {
     const server = this.#server(name);
+    server.list ??= list;
     if (!server.whole && !server.tools.has(tool) && this.#known()?.knows(name)) {
       if (!list) return null;
-      server.asking ??= list()
-        .then((tools) => this.observe(name, tools, {}))
-        .catch((error) =>
-          this.#log.warn({ detail: String((error as Error).message), server: name }, 'no list of tools'),
-        )
-        .finally(() => {
-          server.asking = undefined;
-        });
-      await server.asking;
+      await this.#ask(name, list);
       if (!server.listed) return null;
     }
     if (!server.listed) return undefined;
@@ -118,18 +127,62 @@ export class ToolRegistry {
   }
 
   /**
-   * Why a call with these arguments is denied; undefined where they fit the schema, or where the server does not check
-   * them. By the approved schema where there is one. A schema that cannot be read in time fits nothing.
+   * Why a call is denied whatever the policies say: the server's whole list is known and has no tool of exactly this name
+   * (a server may be less exact), or the arguments do not fit the schema, where the server's are checked. By the approved
+   * schema where there is one. A schema that cannot be read in time fits nothing.
    */
-  async refusal(name: string, tool: string, args: unknown): Promise<'arguments_invalid' | undefined> {
+  async refusal(
+    name: string,
+    tool: string,
+    args: unknown,
+    list?: () => Promise<unknown[]>,
+  ): Promise<'arguments_invalid' | 'tool_unlisted' | `tool_name_in_doubt: ${string}` | undefined> {
     const known = this.#known();
+    if (known?.isOff(name) !== true) {
+      const unlisted = await this.#unlisted(name, tool, list);
+      if (unlisted) return unlisted;
+    }
     if (!known?.checksArguments(name)) return undefined;
     const now = this.#server(name).tools.get(tool);
     const pins = known.approved(name, tool);
     const approved = now?.pin && pins.includes(now.pin) ? now.definition : undefined;
     const definition = approved ?? (pins[0] && (await this.#definition(name, pins[0]))) ?? now?.definition;
     if (!definition) return 'arguments_invalid';
-    return (await this.#schemas.fits(definition.inputSchema, args)) ? undefined : 'arguments_invalid';
+    const fits = await this.#schemas.fits({ server: name, tool }, definition.inputSchema, args);
+    return fits ? undefined : 'arguments_invalid';
+  }
+
+  async #unlisted(name: string, tool: string, list: (() => Promise<unknown[]>) | undefined) {
+    const server = this.#server(name);
+    const isListed = () => !server.whole || server.listedAt.has(tool);
+    if (isListed()) return undefined;
+    // the list may have changed without a word, or be another one for another agent
+    if (list && Date.now() - server.askedAt > ASK_MS) {
+      server.askedAt = Date.now();
+      await this.#ask(name, list);
+      if (isListed()) return undefined;
+    }
+    const names = new DecidedNames<undefined>();
+    for (const listed of server.listedAt.keys()) names.add(listed, undefined);
+    const meant = names.meant(tool);
+    return meant ? (`tool_name_in_doubt: ${meant.name}` as const) : 'tool_unlisted';
+  }
+
+  /** One server after the other: none is asked again before all were. */
+  async #askAll(): Promise<void> {
+    for (const [name, { list }] of this.#servers) if (list && !this.#stop.signal.aborted) await this.#ask(name, list);
+  }
+
+  /** Takes in what the server lists now, one question at a time. */
+  async #ask(name: string, list: () => Promise<unknown[]>): Promise<void> {
+    const server = this.#server(name);
+    server.asking ??= list()
+      .then((tools) => this.observe(name, tools, {}))
+      .catch((error) => this.#log.warn({ detail: String((error as Error).message), server: name }, 'no list of tools'))
+      .finally(() => {
+        server.asking = undefined;
+      });
+    await server.asking;
   }
 
   #server(name: string): Server {
@@ -227,7 +280,12 @@ class Server {
   listed = false;
   /** The last list was read to its end. */
   whole = false;
+  /** When each tool was last in a list. A server may list other tools to other agents, all of which are listed. */
+  readonly listedAt = new Map<string, number>();
+  /** Asks it for all of its tools, where that is possible. */
+  list: (() => Promise<unknown[]>) | undefined;
   asking: Promise<void> | undefined;
+  askedAt = 0;
   reporting: Promise<void> | undefined;
   reported = { tools: new Map<string, string>(), whole: false, at: 0 };
 

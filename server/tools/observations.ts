@@ -23,6 +23,10 @@ const MOST_SERVERS = 200;
 const MOST_ACCEPTED = 4;
 /** `last_seen` is this coarse, so that a report of nothing new writes nothing. */
 const SEEN_MS = 3_600_000;
+/** A definition that comes and goes makes no more bundles than this allows: the stricter one counts meanwhile. */
+const FLAP_MS = 3_600_000;
+/** New definitions of one tool within that time of which people are told; a reviewer sees them all. */
+const MOST_TOLD = 4;
 /** Tools that an event and an audit record name. */
 const MOST_NAMED = 20;
 
@@ -105,13 +109,14 @@ export class Observations {
         const before = bundled(tool);
         const own = kept.get(one.name) ?? [];
         if (fresh.has(one.name)) own.push(newDefinition(em, tenantId, report.server, one, by.actor.id, now));
-        tool.pin = one.pin;
+        if (!holdsOn(tool, one.pin, now)) tool.pin = one.pin;
         tool.lastSeen = now;
         tool.listed = true;
         const accepted = fresh.has(one.name) && server.mode !== 'enforce' && acceptsWording(tool, own, one.pin, others);
         if (accepted) tool.acceptedPins = [...tool.acceptedPins, one.pin];
         refresh(tool, prune(em, tool, own), others);
-        if (fresh.has(one.name)) news.push({ tool, first: !tool.approvedPin, accepted });
+        const recent = own.filter(({ firstSeen }) => now.getTime() - firstSeen.getTime() < FLAP_MS);
+        if (fresh.has(one.name) && recent.length <= MOST_TOLD) news.push({ tool, first: !tool.approvedPin, accepted });
         inBundle ||= before !== bundled(tool);
       }
       for (const { name } of gone) {
@@ -314,6 +319,18 @@ function newDefinition(
     firstSeen: now,
     lastSeen: now,
   });
+}
+
+/**
+ * Does the tool stay what it is taken for, though it is listed with an approved definition again? The first return counts
+ * at once, for a server that was put right; another one within the hour does not, for a server whose definitions alternate.
+ */
+function holdsOn(tool: ToolRow, pin: string, now: Date): boolean {
+  const approved = approvedPins(tool);
+  if (!approved.includes(pin) || approved.includes(tool.pin)) return false;
+  if (tool.returnedAt && now.getTime() - tool.returnedAt.getTime() < FLAP_MS) return true;
+  tool.returnedAt = now;
+  return false;
 }
 
 /**

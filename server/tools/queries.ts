@@ -1,7 +1,6 @@
 import type { EntityManager } from '@mikro-orm/postgresql';
 import {
   Agent,
-  type AgentRow,
   type Proposal,
   Tool,
   ToolDefinitionEntity,
@@ -10,6 +9,8 @@ import {
   type ToolServerSettings,
 } from '../../db/entities/index.ts';
 import type { Database } from '../../db/index.ts';
+import { PLAN } from '../chain/seek.ts';
+import { pinned } from '../domain/tool-definition.ts';
 import {
   type BundleRegistry,
   proposedLabels,
@@ -19,9 +20,10 @@ import {
   type ToolStatus,
 } from '../domain/tools.ts';
 import { AppError } from '../errors.ts';
+import type { Log } from '../lib/log.ts';
 import { Where } from '../lib/where.ts';
 import { cursorOf, openCursor } from '../rpc/cursor.ts';
-import { type Rules, settingsOf, type ToolId } from './registry.ts';
+import { MOST_REJECTED, type Rules, settingsOf, type ToolId, toolTarget, WAITS } from './registry.ts';
 import { approvedPins, changeTo, definitionOf, seenAs } from './standing.ts';
 
 /** What lists show of a tool. */
@@ -38,6 +40,23 @@ export interface ToolView {
   first_seen: string;
   last_seen: string;
 }
+
+/** An agent, as far as anybody knows it. */
+export interface AgentView {
+  id: string;
+  /** Those of its keys, and of its last decision. */
+  roles: string[];
+  labels: string[];
+  proposal: Proposal<{ labels: string[] }> | null;
+  updated_at: string | null;
+  updated_by: string | null;
+  last_seen: string | null;
+  /** How many keys it has that work. */
+  keys: number;
+}
+
+const AGENTS = 'agents';
+const MOST_SEEN = 2_000;
 
 /** A definition of a tool, and what was decided about it. */
 export interface DefinitionView {
@@ -233,19 +252,105 @@ export class ToolQueries {
     });
   }
 
-  async agents(tenantId: string): Promise<AgentRow[]> {
-    return this.#db.reader(tenantId).find(Agent, {}, { orderBy: { id: 'asc' } });
+  /**
+   * The agents that have labels, keys that work, or decisions, by id: all that match, the first `limit` of them after `after`.
+   * Of agents with decisions alone, the first 2,000 are found.
+   */
+  async agents(
+    tenantId: string,
+    filter: { q?: string | undefined; label?: string | undefined; after?: string | undefined; limit: number },
+  ): Promise<{ agents: AgentView[]; total: number; next: string | null }> {
+    const [labeled, keys, seen] = await Promise.all([
+      this.#db.reader(tenantId).find(Agent, {}),
+      this.#db.query<{ agent_id: string; roles: string[]; keys: number; last_used_at: Date | null }>(
+        tenantId,
+        `select agent_id, array_agg(distinct agent_role) as roles, count(*)::integer as keys, max(last_used_at) as last_used_at
+         from agent_key where tenant_id = $1 and revoked_at is null and (expires_at is null or expires_at > now())
+         group by agent_id`,
+        [tenantId],
+      ),
+      this.#seen(tenantId),
+    ]);
+    const found = new Map<string, AgentView>();
+    const of = (id: string): AgentView => {
+      const none = {
+        id,
+        roles: [],
+        labels: [],
+        proposal: null,
+        updated_at: null,
+        updated_by: null,
+        last_seen: null,
+        keys: 0,
+      };
+      const view = found.get(id) ?? none;
+      found.set(id, view);
+      return view;
+    };
+    for (const row of labeled) {
+      Object.assign(of(row.id), {
+        labels: row.labels,
+        proposal: row.proposal ?? null,
+        updated_at: row.updatedAt.toISOString(),
+        updated_by: row.updatedBy,
+      });
+    }
+    for (const { agent_id, roles, keys: count, last_used_at } of keys) {
+      Object.assign(of(agent_id), { roles, keys: count, last_seen: last_used_at?.toISOString() ?? null });
+    }
+    for (const { id, role, at } of seen) {
+      const view = of(id);
+      if (!view.roles.includes(role)) view.roles = [...view.roles, role].sort();
+      if (view.last_seen === null || at > view.last_seen) view.last_seen = at;
+    }
+    const { q, label, after, limit } = filter;
+    const wanted = q?.toLowerCase();
+    const all = [...found.values()]
+      .filter(({ id, roles }) => !wanted || [id, ...roles].some((text) => text.toLowerCase().includes(wanted)))
+      .filter(({ labels }) => label === undefined || labels.includes(label))
+      .sort((a, b) => (a.id < b.id ? -1 : 1));
+    const last =
+      after === undefined ? '' : decodeURIComponent(openCursor(AGENTS, after, /^([\x21-\x7e]{1,2000})$/)[0]!);
+    const rest = all.filter(({ id }) => id > last);
+    const agents = rest.slice(0, limit);
+    const next = rest.length > limit ? cursorOf(AGENTS, encodeURIComponent(agents.at(-1)!.id)) : null;
+    return { agents, total: all.length, next };
+  }
+
+  /** The last decision of each agent, found by steps through an index. */
+  async #seen(tenantId: string): Promise<{ id: string; role: string; at: string }[]> {
+    return this.#db.readOnly(tenantId, async (client) => {
+      await client.query(PLAN);
+      const { rows } = await client.query<{ id: string; role: string; received_at: Date }>(
+        `with recursive last as (
+           (select agent_h, seq from forensic_record where tenant_id = $1 order by agent_h desc, seq desc limit 1)
+           union all
+           select earlier.agent_h, earlier.seq from last cross join lateral (
+             select agent_h, seq from forensic_record r where r.tenant_id = $1 and r.agent_h < last.agent_h
+             order by agent_h desc, seq desc limit 1) earlier)
+         select r.line::json->>'agent_id' as id, r.line::json->>'agent_role' as role, r.received_at
+         from (select seq from last limit ${MOST_SEEN}) l join forensic_record r on r.tenant_id = $1 and r.seq = l.seq
+         where r.line::json->>'agent_id' is not null`,
+        [tenantId],
+      );
+      return rows.map(({ id, role, received_at }) => ({ id, role, at: received_at.toISOString() }));
+    });
   }
 }
 
-/** What bundles say of the tools and agents of the tenant that the entity manager is for. */
-export async function registryOf(em: EntityManager): Promise<BundleRegistry> {
+/**
+ * What bundles say of the tools and agents of the tenant that the entity manager is for. As with policies, a pin counts as
+ * approved only where its approval is in the audit log, whose chain protects it; a rejection counts where either says so.
+ */
+export async function registryOf(em: EntityManager, tenantId: string, log: Log): Promise<BundleRegistry> {
   const agents = await em.find(Agent, { labels: { $ne: [] } });
   const servers = await em.find(ToolServer, {});
   const tools = await em.find(Tool, {
     $or: [{ approvedPin: { $ne: null } }, { rejectedPins: { $ne: [] } }, { labels: { $ne: [] } }],
   });
-  const of = Map.groupBy(tools, ({ server }) => server);
+  const decided = await decidedPins(em, tenantId, tools);
+  const trusted = await Promise.all(tools.map((tool) => verified(em, tool, decided.get(idOf(tool)), log)));
+  const of = Map.groupBy(trusted, ({ server }) => server);
   const by = <K extends string>(key: K) => {
     return (a: Record<K, string>, b: Record<K, string>) => (a[key] < b[key] ? -1 : 1);
   };
@@ -271,6 +376,86 @@ export async function registryOf(em: EntityManager): Promise<BundleRegistry> {
       .filter(decides)
       .sort(by('id')),
   };
+}
+
+interface Decided {
+  approved: string | undefined;
+  rejected: string[];
+}
+
+const idOf = ({ server, name }: Pick<ToolRow, 'server' | 'name'>) => toolTarget({ server, name }).id;
+
+/** What people decided about these tools, as the audit log tells it. */
+async function decidedPins(
+  em: EntityManager,
+  tenantId: string,
+  tools: readonly ToolRow[],
+): Promise<Map<string, Decided>> {
+  const found = new Map<string, Decided>();
+  if (tools.length === 0) return found;
+  const rows = await em.execute<{ action: string; target: string; pin: string | null }[]>(
+    `select a.line::json->>'action' as action, a.line::json->>'target_id' as target, a.line::json->>'after_hash' as pin
+     from audit_record a
+     -- the column is only an index: the chain protects the text, so the text must match too
+     where a.tenant_id = ? and a.target_id in (select jsonb_array_elements_text(?::jsonb))
+       and a.line::json->>'target_id' = a.target_id and a.line::json->>'target_type' = 'tool'
+       and a.line::json->>'action' in ('tool.approved', 'tool.rejected', 'tool.removed')
+       and (a.line::json->>'detail' is null or a.line::json->>'detail' <> ?)
+     order by a.seq`,
+    [tenantId, JSON.stringify(tools.map(idOf)), WAITS],
+  );
+  for (const { action, target, pin } of rows) {
+    const { approved, rejected } = found.get(target) ?? { approved: undefined, rejected: [] };
+    if (action === 'tool.removed' || pin === null) found.set(target, { approved: undefined, rejected: [] });
+    else if (action === 'tool.approved')
+      found.set(target, { approved: pin, rejected: rejected.filter((one) => one !== pin) });
+    else {
+      found.set(target, {
+        approved: approved === pin ? undefined : approved,
+        rejected: [...rejected, pin].slice(-MOST_REJECTED),
+      });
+    }
+  }
+  return found;
+}
+
+/** The tool, without pins that nobody approved and with those that somebody rejected, whatever its row says. */
+async function verified(
+  em: EntityManager,
+  tool: ToolRow,
+  { approved, rejected }: Decided = { approved: undefined, rejected: [] },
+  log: Log,
+) {
+  const { server, name, pin, labels } = tool;
+  const alarm = (what: string) =>
+    log.error({ server, tool: name }, `${what}: it was changed in the database, and does not count`);
+  const approvedPin = tool.approvedPin === approved ? tool.approvedPin : null;
+  if (tool.approvedPin && !approvedPin) alarm('the audit log does not have the approval of the definition of a tool');
+  if (rejected.some((one) => !tool.rejectedPins.includes(one)))
+    alarm('a rejection of the definition of a tool is missing');
+  const acceptedPins = approvedPin ? await acceptedOf(em, tool) : [];
+  if (approvedPin && acceptedPins.length < tool.acceptedPins.length) {
+    alarm('a definition that counts as the approved one in other words is not that');
+  }
+  const rejectedPins = [...new Set([...tool.rejectedPins, ...rejected])].filter((one) => one !== approvedPin);
+  return { server, name, pin, labels, approvedPin, acceptedPins, rejectedPins };
+}
+
+/** Of the pins that were accepted without a person, those whose definitions are still what may be accepted so. */
+async function acceptedOf(em: EntityManager, { server, name, approvedPin, acceptedPins }: ToolRow): Promise<string[]> {
+  if (acceptedPins.length === 0) return [];
+  const rows = await em.find(ToolDefinitionEntity, { server, tool: name });
+  const genuine = (wanted: string) => {
+    const row = rows.find((one) => one.pin === wanted);
+    if (!row) return undefined;
+    const definition = definitionOf(row);
+    return pinned(server, definition).pin === wanted ? definition : undefined;
+  };
+  const approved = genuine(approvedPin!);
+  return acceptedPins.filter((pin) => {
+    const definition = approved && genuine(pin);
+    return definition !== undefined && changeTo(definition, approved, []).kind === 'descriptive';
+  });
 }
 
 /** A server of which nobody has decided anything changes no decision. */

@@ -1,7 +1,6 @@
 import { type EntityManager, LockMode } from '@mikro-orm/postgresql';
 import {
   Agent,
-  type AgentRow,
   type Proposal,
   Tool,
   ToolDefinitionEntity,
@@ -32,7 +31,9 @@ export interface Rules {
 }
 
 /** Rejected definitions of one tool that are remembered. */
-const MOST_REJECTED = 10;
+export const MOST_REJECTED = 10;
+/** The detail of the record of a first of two approvals. */
+export const WAITS = 'waits for a second person';
 /** Agents of a tenant that have labels. */
 const MOST_AGENTS = 5_000;
 
@@ -77,7 +78,7 @@ export class Tools {
       const first = this.#isFirst(tool.proposals.approve, { pin }, rules, by, now);
       if (first) {
         tool.proposals = { ...tool.proposals, approve: first };
-        return { action: 'tool.approved', detail: 'waits for a second person', afterHash: pin, reason: comment };
+        return { action: 'tool.approved', detail: WAITS, afterHash: pin, reason: comment };
       }
       const before = tool.approvedPin ?? undefined;
       const { approve: _, ...proposals } = tool.proposals;
@@ -213,8 +214,8 @@ export class Tools {
   }
 
   /** What policies read as `principal.labels` of the agent, whatever key or token it comes with. */
-  async labelAgent(tenantId: string, id: string, labels: readonly string[], by: By): Promise<AgentRow> {
-    return this.#db.transaction(tenantId, async (em, notify) => {
+  async labelAgent(tenantId: string, id: string, labels: readonly string[], by: By): Promise<void> {
+    await this.#db.transaction(tenantId, async (em, notify) => {
       const rules = await this.#rulesWithin(em, tenantId);
       const now = new Date(this.#clock.now());
       await em.execute(`select pg_advisory_xact_lock(hashtextextended(?, 1))`, [`agents of ${tenantId}`]);
@@ -241,7 +242,6 @@ export class Tools {
         action: 'agent.labeled',
         detail: `${words(what.labels)}${first ? ', waits for a second person' : `; before: ${before}`}`,
       });
-      return agent;
     });
   }
 
@@ -326,7 +326,7 @@ type Recorded = Pick<
 >;
 
 /** In quotes, so that no name of a server and a tool can be taken for another pair. */
-const toolTarget = ({ server, name }: ToolId) => ({
+export const toolTarget = ({ server, name }: ToolId) => ({
   type: 'tool',
   id: `${JSON.stringify(visible(server))} ${JSON.stringify(visible(name))}`,
 });

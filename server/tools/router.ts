@@ -127,10 +127,16 @@ const ServerOut = z
 const AgentOut = z
   .object({
     id: z.string(),
+    roles: z.array(z.string()).describe('of its keys, and of its last decision'),
     labels: Labels,
     proposal: ProposalOut.extend({ what: z.object({ labels: Labels }) }).nullable(),
-    updated_at: z.iso.datetime(),
-    updated_by: z.string(),
+    updated_at: z.iso.datetime().nullable().describe('when its labels were set'),
+    updated_by: z.string().nullable(),
+    last_seen: z.iso
+      .datetime()
+      .nullable()
+      .describe('its last decision, or the last use of a key (to the minute or so)'),
+    keys: z.int().describe('how many agent keys it has that work'),
   })
   .meta({ id: 'Agent' });
 
@@ -303,10 +309,22 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
         return serverOut((await queries.servers(ctx.tenantId)).find((server) => server.id === id)!);
       }),
 
-    agents: route('GET /v1/agents', read, { summary: 'List the agents that have labels', tag })
-      .input(z.strictObject({}))
-      .output(z.object({ agents: z.array(AgentOut) }))
-      .query(async ({ ctx }) => ({ agents: (await queries.agents(ctx.tenantId)).map(agentOut) })),
+    agents: route('GET /v1/agents', read, {
+      summary: 'List the agents that have labels, keys or decisions',
+      description:
+        'By id. An agent of which nothing is known but its decisions is found among the first 2,000 of those.',
+      tag,
+    })
+      .input(
+        z.strictObject({
+          q: text(200).optional().describe('part of the id or of a role, whatever its case'),
+          label: text(64).optional().describe('only those with this label'),
+          after: text(3_000).optional(),
+          limit: z.int().min(1).max(200).default(100),
+        }),
+      )
+      .output(z.object({ agents: z.array(AgentOut), total: z.int(), next: z.string().nullable() }))
+      .query(({ ctx, input }) => queries.agents(ctx.tenantId, input)),
 
     labelAgent: route(
       'PUT /v1/agents/{agent_id}/labels',
@@ -321,18 +339,10 @@ export function toolsRouter(tools: Tools, queries: ToolQueries, observations: Ob
     )
       .input(z.strictObject({ agent_id: AgentName, labels: Labels }))
       .output(AgentOut)
-      .mutation(async ({ ctx, input }) =>
-        agentOut(await tools.labelAgent(ctx.tenantId, input.agent_id, input.labels, by(ctx))),
-      ),
+      .mutation(async ({ ctx, input }) => {
+        await tools.labelAgent(ctx.tenantId, input.agent_id, input.labels, by(ctx));
+        const { agents } = await queries.agents(ctx.tenantId, { limit: Number.POSITIVE_INFINITY });
+        return agents.find(({ id }) => id === input.agent_id)!;
+      }),
   });
-}
-
-function agentOut(row: Awaited<ReturnType<ToolQueries['agents']>>[number]): Output<typeof AgentOut> {
-  return {
-    id: row.id,
-    labels: row.labels,
-    proposal: row.proposal ?? null,
-    updated_at: row.updatedAt.toISOString(),
-    updated_by: row.updatedBy,
-  };
 }

@@ -194,3 +194,48 @@ describe('a bundle', () => {
     expect(BundleError).toBeDefined();
   });
 });
+
+describe('a name that could be taken for another one', () => {
+  const text = `permit(principal, action, resource);
+    @id("no") forbid(principal, action, resource == Tool::"move_file");
+    forbid(principal, action, resource) when { [Tool::"drop_table", Tool::"na\\u{ef}ve"].contains(resource) };
+    forbid(principal, action, resource in ToolServer::"files");`;
+  const engine = new PolicyEngine({ ...contentOf({ p: text }), registry: { agents: [], servers: [server()] } });
+  const reason = (tool_name: string, tool_server?: string) =>
+    settle(engine.match(request({ tool_name, tool_server, tool_pin: pin(1) })), { exceeded: new Map() }).deny_reason;
+
+  test.each([
+    ['MOVE_FILE', 'tool_name_in_doubt: move_file'],
+    ['Move_File', 'tool_name_in_doubt: move_file'],
+    ['move_file\u200b', 'tool_name_in_doubt: move_file'],
+    [' move_file\n', 'tool_name_in_doubt: move_file'],
+    ['\uff4dove_file', 'tool_name_in_doubt: move_file'],
+    ['Drop_Table', 'tool_name_in_doubt: drop_table'],
+    ['nai\u0308ve', 'tool_name_in_doubt: na\u00efve'],
+  ])('of a tool that a policy names, %j, is denied', (name, expected) => {
+    expect(reason(name)).toBe(expected);
+  });
+
+  test('of a tool that people decided about, or of a server, is denied; the very names are decided by their rules', () => {
+    expect(reason('Refund', 'crm')).toBe('tool_name_in_doubt: refund');
+    expect(reason('refund', 'CRM')).toBe('server_name_in_doubt: crm');
+    expect(reason('any', 'Files')).toBe('server_name_in_doubt: files');
+    expect(reason('move_file')).toBe('forbidden by policy');
+    expect([reason('refund', 'crm'), reason('movefile'), reason('other', 'crm')]).toEqual([
+      undefined,
+      undefined,
+      undefined,
+    ]);
+  });
+
+  test('is not looked for where the registry is off, and is found whatever case it has', () => {
+    const off = new Registry({ agents: [], servers: [server({ mode: 'off' })] });
+    expect(off.meantTool('crm', 'REFUND')).toBeUndefined();
+    fc.assert(
+      fc.property(fc.array(fc.boolean(), { minLength: 9, maxLength: 9 }), (upper) => {
+        const name = [...'move_file'].map((letter, n) => (upper[n] ? letter.toUpperCase() : letter)).join('');
+        expect(reason(name)).not.toBeUndefined();
+      }),
+    );
+  });
+});

@@ -43,6 +43,45 @@ describe('a schema that a stranger wrote', () => {
     ['never ends', { properties: { a: { pattern: '^(a+)+$' } } }, { a: `${'a'.repeat(40)}!` }, false],
     ['is asked after one that never ended', { type: 'object' }, {}, true],
   ])('%s', async (_, schema, value, fits) => {
-    expect(await check.fits(schema, value)).toBe(fits);
+    expect(await check.fits({ server: 's', tool: 't' }, schema, value)).toBe(fits);
+  });
+});
+
+describe('a tool whose schema never ends', () => {
+  const evil = { properties: { a: { pattern: '^(a+)+$' } } };
+  const endless = { a: `${'a'.repeat(40)}!` };
+  const plain = { properties: { a: { type: 'string' } } };
+
+  test('keeps no other tool from being called, of its own server or of another', async () => {
+    const own = new SchemaCheck();
+    const ask = (server: string, tool: string, schema: unknown, value: unknown) =>
+      own.fits({ server, tool }, schema, value);
+    const slow = Array.from({ length: 20 }, () => ask('evil', 'slow', evil, endless));
+    const others = Array.from({ length: 50 }, (_, n) => ask(n % 2 ? 'evil' : 'good', `t${n % 5}`, plain, { a: 'x' }));
+    expect(await Promise.all(others)).toEqual(Array(50).fill(true));
+    expect(await ask('good', 't1', plain, { a: 1 })).toBe(false);
+    // it waits in its own thread, and nobody waits with it
+    expect(await ask('good', 'slow', plain, { a: 'x' })).toBe(true);
+    const first = await Promise.all(slow.slice(0, 3));
+    expect(first).toEqual([false, false, false]);
+    // what was given up three times is not tried again for a while
+    expect(await ask('evil', 'slow', evil, { a: 'aaa' })).toBe(false);
+    await own.close();
+    expect(await Promise.all(slow)).toEqual(Array(20).fill(false));
+  });
+
+  test('many of them cost the others no more than a few: the whole server moves', async () => {
+    const own = new SchemaCheck();
+    for (let n = 0; n < 30; n++) void own.fits({ server: 'evil', tool: `slow${n}` }, evil, endless);
+    expect(await own.fits({ server: 'good', tool: 't' }, plain, { a: 'x' })).toBe(true);
+    await own.close();
+  });
+
+  test('is answered where it does not take long, also after it did', async () => {
+    const own = new SchemaCheck();
+    const ask = (value: unknown) => own.fits({ server: 's', tool: 't' }, evil, value);
+    expect(await ask(endless)).toBe(false);
+    expect(await ask({ a: 'aaa' })).toBe(true);
+    await own.close();
   });
 });

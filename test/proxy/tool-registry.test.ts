@@ -2,7 +2,7 @@ import { beforeEach, expect, test } from 'vitest';
 import { pinned } from '../../server/domain/tool-definition.ts';
 import { type Credential, useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
-import { decisions, type Governed, governed, ProxyProcess, Upstream } from './support.ts';
+import { decisions, enforce, type Governed, governed, ProxyProcess, Upstream } from './support.ts';
 
 /**
  * A tool server that changes what it says of its tools, behind a proxy: what the client is shown, what is decided, and what the
@@ -256,4 +256,36 @@ test('arguments are checked against the approved schema where the server says so
   await list();
   expect(await call({ amount: 9000 })).toMatchObject({ decision: 'deny', reason: 'arguments_invalid' });
   expect(calls).toEqual([{ amount: 9000 }, { amount: 2 }]);
+});
+
+test('a tool is called by the very name that its server lists, and by no other', async () => {
+  const MOVE: Tool = { name: 'move_file', inputSchema: { type: 'object' } };
+  pages = [[MOVE, LOOKUP]];
+  await list();
+  expect(await call({}, 'MOVE_FILE')).toMatchObject({ decision: 'deny', reason: 'tool_name_in_doubt: move_file' });
+  expect(await call({}, 'Move_file')).toMatchObject({ reason: 'tool_name_in_doubt: move_file' });
+  expect(await call({}, 'move-file')).toMatchObject({ decision: 'deny', reason: 'tool_unlisted' });
+  expect(calls).toEqual([]);
+  expect(await call({}, 'lookup')).toMatchObject({ decision: 'allow' });
+  // what is listed since then is found, without a word of the server
+  pages = [[MOVE, LOOKUP, REFUND]];
+  await until(async () => (await call({}, 'refund')).decision === 'allow', 'the server is asked again');
+  // what nobody asked the server about: the rule decides, by what it names
+  await enforce(server, world.tenant, 'no', 'forbid(principal, action, resource == Tool::"lookup");');
+  await until(async () => (await call({}, 'lookup')).decision === 'deny', 'the rule is in force');
+  pages = [[{ ...LOOKUP, name: 'LOOKUP' }, LOOKUP]];
+  await list();
+  expect(await call({}, 'LOOKUP')).toMatchObject({ decision: 'deny', reason: 'tool_name_in_doubt: lookup' });
+  const records = await decisions(server, world.tenant);
+  expect(calls).toHaveLength(2);
+  expect(records.filter((one) => String(one.deny_reason).startsWith('tool_name_in_doubt'))).toHaveLength(3);
+});
+
+test('a server that never says that its list changed is asked for it on a timer', async () => {
+  await proxy.kill();
+  await (await proxy.start({ SVC_PROXY_LIST_SECONDS: '1' })).ready();
+  expect(await call({}, 'lookup')).toMatchObject({ decision: 'allow' });
+  await seen(REFUND);
+  pages = [[POISONED, LOOKUP]];
+  await seen(POISONED);
 });

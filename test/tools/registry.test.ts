@@ -1,7 +1,7 @@
 import { beforeEach, describe, expect, test } from 'vitest';
 import { pinned } from '../../server/domain/tool-definition.ts';
 import type { ToolDefinition } from '../../server/domain/tools.ts';
-import { changed, fingerprint, sql } from '../helpers/api.ts';
+import { changed, deploy, fingerprint, sql } from '../helpers/api.ts';
 import { type Credential, type TestTenant, useServer } from '../helpers/server.ts';
 
 const server = useServer();
@@ -461,4 +461,97 @@ test('a tool that is not approved can be forgotten', async () => {
   await server.call(404, 'GET /v1/tools/crm/b', admin);
   await observe([], { complete: true });
   await server.call(204, 'DELETE /v1/tools/crm/refund', admin);
+});
+
+test('evaluate denies a name that could be taken for one that a policy or the registry knows', async () => {
+  await deploy(
+    server,
+    tenant.admin,
+    'p',
+    'permit(principal, action, resource); forbid(principal, action, resource == Tool::"move_file");',
+  );
+  await observe([REFUND]);
+  await approve(REFUND);
+  const agent = await tenant.agent('bot', 'support');
+  const ask = async (tool_name: string, tool_server?: string) => {
+    const { body } = await server.call<{ decision: string; deny_reason?: string; rule_id: string | null }>(
+      200,
+      'POST /v1/evaluate',
+      agent,
+      { action_type: 'tool_call', tool_name, ...(tool_server && { tool_server }), arguments: {} },
+    );
+    return `${body.decision} ${body.deny_reason ?? ''} ${body.rule_id ?? ''}`.trim();
+  };
+  expect(await ask('MOVE_FILE')).toBe('deny tool_name_in_doubt: move_file p#1');
+  expect(await ask('ReFund', 'crm')).toBe('deny tool_name_in_doubt: refund');
+  expect(await ask('refund', 'Crm')).toBe('deny server_name_in_doubt: crm');
+  expect(await ask('refund', 'crm')).toBe('allow  p#0');
+});
+
+describe('a tool server or a database that lies', () => {
+  const bundles = async () => {
+    await server.call(200, 'GET /v1/policies/bundle', proxy);
+    const [row] = await sql<{ count: number }>(
+      server,
+      'select count(*)::integer as count from policy_bundle where tenant_id = $1',
+      [tenant.id],
+    );
+    return row!.count;
+  };
+  const ask = async (definition: ToolDefinition, agent: Credential) => {
+    const body = { action_type: 'tool_call', tool_name: 'refund', tool_server: 'crm', tool_pin: pinOf(definition) };
+    const answer = await server.call<{ decision: string; deny_reason?: string }>(200, 'POST /v1/evaluate', agent, body);
+    return answer.body.deny_reason ?? answer.body.decision;
+  };
+
+  test('definitions that alternate make a few bundles and one event, and stay changed meanwhile', async () => {
+    await observe([REFUND]);
+    await approve(REFUND);
+    const before = await bundles();
+    for (let n = 0; n < 6; n++) {
+      await observe([POISONED]);
+      await bundles();
+      await observe([REFUND]);
+      await bundles();
+    }
+    expect((await bundles()) - before).toBe(3);
+    expect(await events('tool.changed')).toHaveLength(1);
+    expect(await get()).toMatchObject({ pin: pinOf(POISONED), approved_pin: pinOf(REFUND), status: 'changed' });
+  });
+
+  test('of many new definitions in a row people are told a few times, and see all that are kept', async () => {
+    await observe([REFUND]);
+    await approve(REFUND);
+    for (let n = 0; n < 9; n++) await observe([{ ...POISONED, title: `always ${n}` }]);
+    expect((await events('tool.changed')).length).toBeLessThan(5);
+    expect((await get()).definitions.length).toBeGreaterThan(9);
+  });
+
+  test('a pin whose approval is not in the audit log is not approved, and a rejection stays one', async () => {
+    const agent = await tenant.agent('bot', 'support');
+    const admin = await tenant.person('admin');
+    await deploy(server, tenant.admin, 'p', 'permit(principal, action, resource);');
+    await observe([REFUND]);
+    await approve(REFUND);
+    await observe([POISONED]);
+    const touch = (body: object) => server.call(200, 'PUT /v1/tool-servers/crm', admin, body);
+    await touch({ mode: 'enforce' });
+    expect([await ask(REFUND, agent), await ask(POISONED, agent)]).toEqual(['allow', 'tool_changed']);
+    await sql(server, 'update tool set approved_pin = $2 where tenant_id = $1', [tenant.id, pinOf(POISONED)]);
+    await touch({ trust: 1 });
+    expect([await ask(REFUND, agent), await ask(POISONED, agent)]).toEqual(['tool_changed', 'tool_changed']);
+    // beside the approved one, as if it said the same in other words
+    await sql(server, `update tool set approved_pin = $2, accepted_pins = array[$3] where tenant_id = $1`, [
+      tenant.id,
+      pinOf(REFUND),
+      pinOf(POISONED),
+    ]);
+    await touch({ trust: 2 });
+    expect([await ask(REFUND, agent), await ask(POISONED, agent)]).toEqual(['allow', 'tool_changed']);
+    await sql(server, `update tool set accepted_pins = '{}' where tenant_id = $1`, [tenant.id]);
+    await server.call(200, 'POST /v1/tools/crm/refund/reject', approver, { pin: pinOf(POISONED), reason: 'it leaks' });
+    await sql(server, `update tool set rejected_pins = '{}' where tenant_id = $1`, [tenant.id]);
+    await touch({ mode: 'warn' });
+    expect(await ask(POISONED, agent)).toBe('tool_changed');
+  });
 });

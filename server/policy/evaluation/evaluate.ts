@@ -21,12 +21,15 @@ import { firstAmbiguity, keysRead, type RequestReads, readsOf } from './ambiguit
 import { factsOf, type Lists, longToMatch } from './facts.ts';
 import { joinedTerms, ruleReference, strictestFirst } from './hold-terms.ts';
 import { type LimitHit, limitsOf } from './limits.ts';
+import { DecidedNames, entitiesNamed } from './names.ts';
 import { definitionRule, Registry, TOOL_CHANGED } from './registry.ts';
 import { type EngineCall, type MappedRequest, mapRequest, type Reads, RequestError } from './request.ts';
 import { type KnownSession, type SessionReads, SessionRules, sessionState } from './session.ts';
 
 /** The deny reason for an ambiguous argument, followed by a colon and the path. */
 const ARGUMENT_IN_DOUBT = 'argument_in_doubt';
+/** The deny reasons for a name that could be taken for another one, which follows a colon. */
+const NAME_IN_DOUBT = { tool: 'tool_name_in_doubt', server: 'server_name_in_doubt' } as const;
 export const POLICY_ERROR = 'policy_error';
 export const NOTHING_PERMITS = 'no policy permits this action';
 const FORBIDDEN = 'forbidden by policy';
@@ -47,6 +50,8 @@ export interface Match {
   limits: readonly LimitHit[];
   /** When ambiguous: the argument, such as `arguments.refund.total`. */
   ambiguousPath?: string;
+  /** When it is the name of the tool or of its server that is ambiguous: the one that somebody decided about. */
+  ambiguousName?: { of: 'tool' | 'server'; meant: string };
   /** The error, for the operator's log; it may quote the request. */
   detail?: string;
 }
@@ -142,6 +147,8 @@ export class PolicyEngine {
   /** The entities that some scope names. All others make no difference to which slice a request gets. */
   readonly #named = new Set<string>();
   readonly #guardrails = new Set<string>();
+  readonly #tools = new DecidedNames<BundleStatement | undefined>();
+  readonly #servers = new DecidedNames<BundleStatement | undefined>();
   readonly #slices = new Map<string, Slice>();
   readonly #byScope = new Map<string, Slice>();
   /** Keyed by the complete question. The engine has no state and no clock, so equal questions have equal answers. */
@@ -166,6 +173,8 @@ export class PolicyEngine {
       if (missing !== undefined)
         throw new RangeError(`${id} reads the list ${missing}, which the bundle does not have`);
       if (head.effect !== effect) throw new RangeError(`${id} is not a ${effect}`);
+      for (const tool of entitiesNamed(read, 'Tool')) this.#tools.add(tool, statement);
+      for (const server of entitiesNamed(read, 'ToolServer')) this.#servers.add(server, statement);
       const guardrail = isGuardrail(effect, annotations);
       const word = read[preamble(read).rest - 1];
       const text = guardrail && word ? `${cedar.slice(0, word.start)}permit${cedar.slice(word.end)}` : cedar;
@@ -189,7 +198,7 @@ export class PolicyEngine {
   match(request: ActionRequest): Match {
     try {
       const mapped = this.#mapped(request);
-      return this.#checked(request, this.#counted(request, mapped, this.#match(mapped)));
+      return this.#misnamed(request) ?? this.#checked(request, this.#counted(request, mapped, this.#match(mapped)));
     } catch (error) {
       const detail = error instanceof RequestError ? error.message : `the policy engine failed: ${String(error)}`;
       return { outcome: 'error', hits: [], limits: [], detail };
@@ -259,6 +268,21 @@ export class PolicyEngine {
 
   #mapped(request: ActionRequest): MappedRequest {
     return mapRequest(request, this.#content.action_entities, this.registry.attributes(request));
+  }
+
+  /** A name that is another one in all but case, width and invisible characters: the rules would miss what is done. */
+  #misnamed({ tool_name, tool_server }: ActionRequest): Match | undefined {
+    const server = this.#servers.meant(tool_server) ?? this.registry.meantServer(tool_server);
+    const tool = this.#tools.meant(tool_name) ?? this.registry.meantTool(tool_server, tool_name);
+    const meant = server ?? tool;
+    if (!meant) return undefined;
+    const hits = meant.rule ? [meant.rule] : [];
+    return {
+      outcome: 'ambiguous',
+      hits,
+      limits: [],
+      ambiguousName: { of: server ? 'server' : 'tool', meant: meant.name },
+    };
   }
 
   /** What the policies permit, as far as the tool is the one that was approved. */
@@ -446,7 +470,7 @@ export function settle(match: Match, state: SettleState): Verdict {
     case 'error':
       return { ...verdict('deny', hits[0]), deny_reason: POLICY_ERROR };
     case 'ambiguous':
-      return { ...verdict('deny', hits[0]), deny_reason: `${ARGUMENT_IN_DOUBT}: ${match.ambiguousPath}` };
+      return { ...verdict('deny', hits[0]), deny_reason: doubtOf(match) };
     case 'forbidden':
       return { ...verdict('deny', hits[0]), deny_reason: hits[0]?.annotations.reason ?? FORBIDDEN };
     case 'unpermitted':
@@ -479,6 +503,12 @@ export function settle(match: Match, state: SettleState): Verdict {
     return { ...verdict('allow_with_masking', masking[0], covered), masks };
   }
   return verdict('allow', hits.find(({ effect }) => effect === 'permit') ?? hits[0], covered);
+}
+
+function doubtOf({ ambiguousName, ambiguousPath }: Match): string {
+  return ambiguousName
+    ? `${NAME_IN_DOUBT[ambiguousName.of]}: ${ambiguousName.meant}`
+    : `${ARGUMENT_IN_DOUBT}: ${ambiguousPath}`;
 }
 
 /**

@@ -1,6 +1,7 @@
 import { type BundleStatement, METHOD_ACTIONS } from '../../domain/policy.ts';
 import type { BundleRegistry, RegisteredServer, RegisteredTool } from '../../domain/tools.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
+import { DecidedNames } from './names.ts';
 
 /** The policy that a decision names where the tool registry decided. No policy of a tenant can have this id. */
 export const REGISTRY_POLICY = 'tool-registry';
@@ -27,20 +28,24 @@ export interface Attributes {
 
 interface KnownServer extends Omit<RegisteredServer, 'tools'> {
   tools: ReadonlyMap<string, RegisteredTool>;
+  names: DecidedNames<undefined>;
 }
 
 /** What a bundle says of tools and agents, as both decision points read it. */
 export class Registry {
   readonly #agents: ReadonlyMap<string, readonly string[]>;
   readonly #servers: ReadonlyMap<string, KnownServer>;
+  readonly #serverNames = new DecidedNames<undefined>();
 
   constructor({ agents, servers }: BundleRegistry) {
     this.#agents = new Map(agents.map(({ id, labels }) => [id, labels]));
     this.#servers = new Map(
-      servers.map((server) => [
-        server.id,
-        { ...server, tools: new Map(server.tools.map((tool) => [tool.name, tool])) },
-      ]),
+      servers.map((server) => {
+        const names = new DecidedNames<undefined>();
+        for (const { name } of server.tools) names.add(name, undefined);
+        this.#serverNames.add(server.id, undefined);
+        return [server.id, { ...server, names, tools: new Map(server.tools.map((tool) => [tool.name, tool])) }];
+      }),
     );
   }
 
@@ -73,9 +78,24 @@ export class Registry {
     return mode === 'hold' ? 'hold' : undefined;
   }
 
+  /** The server that this name could be taken for. */
+  meantServer(name: string | undefined) {
+    return this.#serverNames.meant(name);
+  }
+
+  /** The tool of the server that this name could be taken for. */
+  meantTool(server: string | undefined, name: string) {
+    return this.isOff(server ?? '') ? undefined : this.#server(server)?.names.meant(name);
+  }
+
   /** Whether something was decided about the server, so that it matters which definition is called. */
   knows(server: string): boolean {
     return this.#servers.has(server);
+  }
+
+  /** Whether people switched the registry off for the server. */
+  isOff(server: string): boolean {
+    return this.#server(server)?.mode === 'off';
   }
 
   /** Whether definitions other than the approved ones are to be kept from clients. */

@@ -288,7 +288,9 @@ export class Gate {
 
   /** Why the arguments of a call of a tool are denied before any policy is asked. */
   async #unfit({ method }: Request, { tool_name, arguments: args }: Attempt): Promise<string | undefined> {
-    return method === 'tools/call' ? this.#parts.tools.refusal(this.#parts.server, tool_name, args) : undefined;
+    return method === 'tools/call'
+      ? this.#parts.tools.refusal(this.#parts.server, tool_name, args, this.#parts.listTools)
+      : undefined;
   }
 
   /** The definition of the tool as clients see it now. */

@@ -5,11 +5,13 @@ export type HoldStatus = (typeof HOLD_STATUSES)[number];
 export interface HoldFilter {
   status?: HoldStatus;
   agent_role?: string;
+  agent_id?: string;
 }
 
 export function readHoldFilter(search: Record<string, unknown>): HoldFilter {
   return {
     ...(HOLD_STATUSES.includes(search.status as HoldStatus) && { status: search.status as HoldStatus }),
     ...(typeof search.agent_role === 'string' && search.agent_role !== '' && { agent_role: search.agent_role }),
+    ...(typeof search.agent_id === 'string' && search.agent_id !== '' && { agent_id: search.agent_id }),
   };
 }

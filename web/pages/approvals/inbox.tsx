@@ -19,9 +19,9 @@ const route = getRouteApi('/app/approvals');
 
 /** Actions that are waiting for people, soonest to expire first. */
 export function Inbox() {
-  const { status = 'held', agent_role } = route.useSearch();
+  const { status = 'held', agent_role, agent_id } = route.useSearch();
   const navigate = route.useNavigate();
-  const filter = { status, agent_role, order: status === 'held' ? 'expires_at' : 'created_at' } as const;
+  const filter = { status, agent_role, agent_id, order: status === 'held' ? 'expires_at' : 'created_at' } as const;
   const query = useInfiniteQuery({
     queryKey: [...trpc.escrow.list.queryKey(filter), 'pages'],
     queryFn: ({ pageParam, signal }) => api.escrow.list.query({ ...filter, after: pageParam, limit: 50 }, { signal }),
@@ -30,7 +30,7 @@ export function Inbox() {
   });
   const rows = query.data?.pages.flatMap(({ holds }) => holds);
   const set = (change: HoldFilter) => void navigate({ search: (old) => ({ ...old, ...change }), replace: true });
-  const filtered = agent_role !== undefined;
+  const filtered = agent_role !== undefined || agent_id !== undefined;
   type Row = NonNullable<typeof rows>[number];
   const columns: Column<Row>[] = [
     {
@@ -100,7 +100,8 @@ export function Inbox() {
           w={150}
         />
         <TextFilter label="Role" value={agent_role} onChange={(value) => set({ agent_role: value })} width={160} />
-        {filtered ? <ClearFilters clear={() => set({ agent_role: undefined })} /> : null}
+        <TextFilter label="Agent" value={agent_id} onChange={(value) => set({ agent_id: value })} width={160} />
+        {filtered ? <ClearFilters clear={() => set({ agent_role: undefined, agent_id: undefined })} /> : null}
       </search>
       <DataTable
         label={status === 'held' ? 'Held actions, soonest to expire first' : `Actions that are ${status}`}
@@ -115,7 +116,7 @@ export function Inbox() {
             <NothingMatches
               icon={IconClockPause}
               title={status === 'held' ? 'No held actions for this role' : `No ${status} actions for this role`}
-              clear={() => set({ agent_role: undefined })}
+              clear={() => set({ agent_role: undefined, agent_id: undefined })}
             />
           ) : (
             <EmptyState

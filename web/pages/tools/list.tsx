@@ -1,5 +1,6 @@
 import '@mantine/core/styles/Checkbox.css';
 import '@mantine/core/styles/NumberInput.css';
+import './tools.css';
 import {
   Button,
   Checkbox,
@@ -28,12 +29,12 @@ import { CodeBlock } from '../../ui/code.tsx';
 import { DataTable } from '../../ui/data-table.tsx';
 import { ClearFilters, NothingMatches, TextFilter } from '../../ui/filters.tsx';
 import { FormFoot } from '../../ui/form.tsx';
+import { Hostile } from '../../ui/hostile.tsx';
 import { PageLink } from '../../ui/link.tsx';
 import { Page } from '../../ui/page.tsx';
 import { EmptyState } from '../../ui/states.tsx';
 import { Tag } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
-import { Hostile } from './hostile.tsx';
 import type { ToolFilter } from './search.ts';
 import { MODES, TOOL_STATUS, ToolTag } from './words.tsx';
 

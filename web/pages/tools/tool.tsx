@@ -1,3 +1,4 @@
+import './tools.css';
 import { Button, Group, Paper, Text, TextInput, Title } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi, Navigate } from '@tanstack/react-router';
@@ -13,13 +14,13 @@ import { Broken } from '../../ui/broken.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Id } from '../../ui/copy.tsx';
 import { Diff } from '../../ui/editor/diff.tsx';
+import { definitionText, Hostile } from '../../ui/hostile.tsx';
 import { ButtonLink, PageLink } from '../../ui/link.tsx';
 import { Notice } from '../../ui/notice.tsx';
 import { Page } from '../../ui/page.tsx';
 import { Loading } from '../../ui/states.tsx';
 import { Tag, type Tone } from '../../ui/status.tsx';
 import { When } from '../../ui/time.tsx';
-import { definitionText, Hostile } from './hostile.tsx';
 import { Reasons, ToolTag } from './words.tsx';
 
 const route = getRouteApi('/app/tools/tool');

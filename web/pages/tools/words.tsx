@@ -1,8 +1,8 @@
 import { IconAlertTriangle, IconCircleDashed, IconGhost, IconRosetteDiscountCheck, IconX } from '@tabler/icons-react';
 import { CHANGE_REASONS, type ToolStatus } from '../../../server/domain/tools.ts';
 import type { Answers } from '../../lib/trpc.ts';
+import { Hostile } from '../../ui/hostile.tsx';
 import { Tag, type Tone } from '../../ui/status.tsx';
-import { Hostile } from './hostile.tsx';
 
 export const TOOL_STATUS: Record<ToolStatus, [label: string, tone: Tone, icon: typeof IconX]> = {
   pending: ['Not reviewed', 'wait', IconCircleDashed],

@@ -1,6 +1,6 @@
-import type { ToolDefinition } from '../../../server/domain/tools.ts';
-import { visible } from '../../../server/policy/evaluation/approver-view.ts';
-import './tools.css';
+import type { ToolDefinition } from '../../server/domain/tools.ts';
+import { visible } from '../../server/policy/evaluation/approver-view.ts';
+import './hostile.css';
 
 /**
  * A text that a tool server wrote: what cannot be seen, or turns the direction of writing, is a chip with its code, and nothing
