@@ -275,9 +275,10 @@ test('a tool is called by the very name that its server lists, and by no other',
   await until(async () => (await call({}, 'lookup')).decision === 'deny', 'the rule is in force');
   pages = [[{ ...LOOKUP, name: 'LOOKUP' }, LOOKUP]];
   await list();
+  const before = calls.length;
   expect(await call({}, 'LOOKUP')).toMatchObject({ decision: 'deny', reason: 'tool_name_in_doubt: lookup' });
   const records = await decisions(server, world.tenant);
-  expect(calls).toHaveLength(2);
+  expect(calls).toHaveLength(before);
   expect(records.filter((one) => String(one.deny_reason).startsWith('tool_name_in_doubt'))).toHaveLength(3);
 });
 
