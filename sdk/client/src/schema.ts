@@ -1311,7 +1311,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List the agents that have labels */
+        /**
+         * List the agents that have labels, keys or decisions
+         * @description By id. An agent of which nothing is known but its decisions is found among the first 2,000 of those.
+         */
         get: operations["tools-agents"];
         put?: never;
         post?: never;
@@ -3025,6 +3028,74 @@ export interface webhooks {
         patch?: never;
         trace?: never;
     };
+    "list.changed": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** A reference list was created, or has a new version, which may wait for approval */
+        post: operations["webhook-list-changed"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "list.approved": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** A version of a reference list was approved and is used from now on */
+        post: operations["webhook-list-approved"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "list.rejected": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** A version of a reference list was rejected; the one before stays in use */
+        post: operations["webhook-list-rejected"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "list.deleted": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** A reference list was deleted */
+        post: operations["webhook-list-deleted"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "subscription.disabled": {
         parameters: {
             query?: never;
@@ -3708,6 +3779,8 @@ export interface components {
         };
         Agent: {
             id: string;
+            /** @description of its keys, and of its last decision */
+            roles: string[];
             /** @description what policies read as labels */
             labels: string[];
             proposal: {
@@ -3719,9 +3792,13 @@ export interface components {
                     labels: string[];
                 };
             } | null;
-            /** Format: date-time */
-            updated_at: string;
-            updated_by: string;
+            /** @description when its labels were set */
+            updated_at: string | null;
+            updated_by: string | null;
+            /** @description its last decision, or the last use of a key (to the minute or so) */
+            last_seen: string | null;
+            /** @description how many agent keys it has that work */
+            keys: number;
         };
         EscrowHold: {
             id: string;
@@ -4527,6 +4604,31 @@ export interface components {
             pin: string;
             /** @description who did it: the id of a person, of a key or of the system */
             actor_id: string;
+        };
+        ListPayload: {
+            /** @description the type of the event */
+            event: string;
+            /** @description the same in every delivery of this event */
+            event_id: string;
+            tenant_id: string;
+            /** Format: date-time */
+            created_at: string;
+            /** @description its name */
+            list: string;
+            /** @description the version that this is about */
+            version: number;
+            /** @description the version that decisions use now */
+            live_version: number | null;
+            /** @enum {string} */
+            status: "pending" | "approved" | "rejected" | "deleted";
+            /** @description how many values the version has */
+            count: number;
+            added: number;
+            removed: number;
+            content_hash: string;
+            /** @description who did it: the id of a person, of a key or of the system */
+            actor_id: string;
+            reason?: string;
         };
         SubscriptionDisabledPayload: {
             /** @description the type of the event */
@@ -9674,7 +9776,12 @@ export interface operations {
     };
     "tools-agents": {
         parameters: {
-            query?: never;
+            query?: {
+                q?: string;
+                label?: string;
+                after?: string;
+                limit?: number;
+            };
             header?: never;
             path?: never;
             cookie?: never;
@@ -9692,11 +9799,40 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "agents": []
+                     *       "agents": [
+                     *         {
+                     *           "id": "agent-1",
+                     *           "roles": [
+                     *             "clerk"
+                     *           ],
+                     *           "labels": [],
+                     *           "proposal": null,
+                     *           "updated_at": null,
+                     *           "updated_by": null,
+                     *           "last_seen": "2026-11-22T19:14:39.160Z",
+                     *           "keys": 1
+                     *         },
+                     *         {
+                     *           "id": "agent-2",
+                     *           "roles": [
+                     *             "clerk"
+                     *           ],
+                     *           "labels": [],
+                     *           "proposal": null,
+                     *           "updated_at": null,
+                     *           "updated_by": null,
+                     *           "last_seen": null,
+                     *           "keys": 1
+                     *         }
+                     *       ],
+                     *       "total": 2,
+                     *       "next": null
                      *     }
                      */
                     "application/json": {
                         agents: components["schemas"]["Agent"][];
+                        total: number;
+                        next: string | null;
                     };
                 };
             };
@@ -10613,7 +10749,7 @@ export interface operations {
                      * @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named
                      * @default []
                      */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
                     /** @default true */
                     active?: boolean;
                     destination_config?: {
@@ -10720,7 +10856,7 @@ export interface operations {
                     /** @description how long the previous secret remains valid after a new one is set; 24 hours when absent */
                     secret_overlap_seconds?: number;
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
                     destination_config?: {
                         app_url?: string;
@@ -10812,7 +10948,7 @@ export interface operations {
                     /** @description how long the previous secret remains valid after a new one is set; 24 hours when absent */
                     secret_overlap_seconds?: number;
                     /** @description empty: every event; to a chat (slack, teams) every event except forensics.checkpoint, which must be named */
-                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test")[];
+                    event_types?: ("escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test")[];
                     active?: boolean;
                     destination_config?: {
                         app_url?: string;
@@ -10895,7 +11031,7 @@ export interface operations {
         parameters: {
             query?: {
                 status?: "retrying" | "delivered" | "failed";
-                event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "subscription.disabled" | "svc.test";
+                event_type?: "escrow.created" | "escrow.vote_cast" | "escrow.released" | "escrow.rejected" | "escrow.expired" | "escrow.cancelled" | "escrow.consumed" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "key.created" | "key.revoked" | "workload_trust.created" | "workload_trust.deleted" | "forensics.exported" | "forensics.checkpoint" | "forensics.chain_closed" | "forensics.loss_accepted" | "proxy.offline" | "stop.created" | "stop.applied" | "stop.lifted" | "tool.observed" | "tool.changed" | "tool.approved" | "list.changed" | "list.approved" | "list.rejected" | "list.deleted" | "subscription.disabled" | "svc.test";
                 limit?: number;
                 cursor?: string;
             };
@@ -14950,6 +15086,146 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": components["schemas"]["ToolPayload"];
+            };
+        };
+        responses: {
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
+            "2XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    "webhook-list-changed": {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
+                "X-Svc-Signature": string;
+                /** @description The type of the event */
+                "X-Svc-Event": string;
+                /** @description The id of the delivery, the same for all its attempts */
+                "X-Svc-Delivery": string;
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
+                "webhook-id": string;
+                /** @description Standard Webhooks: when this attempt was signed */
+                "webhook-timestamp": string;
+                /** @description Standard Webhooks: v1,<base64> */
+                "webhook-signature": string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ListPayload"];
+            };
+        };
+        responses: {
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
+            "2XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    "webhook-list-approved": {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
+                "X-Svc-Signature": string;
+                /** @description The type of the event */
+                "X-Svc-Event": string;
+                /** @description The id of the delivery, the same for all its attempts */
+                "X-Svc-Delivery": string;
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
+                "webhook-id": string;
+                /** @description Standard Webhooks: when this attempt was signed */
+                "webhook-timestamp": string;
+                /** @description Standard Webhooks: v1,<base64> */
+                "webhook-signature": string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ListPayload"];
+            };
+        };
+        responses: {
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
+            "2XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    "webhook-list-rejected": {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
+                "X-Svc-Signature": string;
+                /** @description The type of the event */
+                "X-Svc-Event": string;
+                /** @description The id of the delivery, the same for all its attempts */
+                "X-Svc-Delivery": string;
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
+                "webhook-id": string;
+                /** @description Standard Webhooks: when this attempt was signed */
+                "webhook-timestamp": string;
+                /** @description Standard Webhooks: v1,<base64> */
+                "webhook-signature": string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ListPayload"];
+            };
+        };
+        responses: {
+            /** @description Received. Any other response, or none within 10 seconds, is a failed attempt. */
+            "2XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    "webhook-list-deleted": {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description t=<unix seconds>,v1=<hex>: HMAC-SHA256 of "<t>.<raw body>", keyed with the UTF-8 bytes of the secret. While a secret is being rotated there are two v1. Compare in constant time, and refuse an old t. */
+                "X-Svc-Signature": string;
+                /** @description The type of the event */
+                "X-Svc-Event": string;
+                /** @description The id of the delivery, the same for all its attempts */
+                "X-Svc-Delivery": string;
+                /** @description Standard Webhooks: the id of the event, for recognizing repeats */
+                "webhook-id": string;
+                /** @description Standard Webhooks: when this attempt was signed */
+                "webhook-timestamp": string;
+                /** @description Standard Webhooks: v1,<base64> */
+                "webhook-signature": string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ListPayload"];
             };
         };
         responses: {
