@@ -42,7 +42,7 @@ export interface Exchanged {
   scopes: readonly WorkloadScope[];
 }
 
-export const TOKEN_SECONDS = 900;
+const TOKEN_SECONDS = 900;
 const MAX_PER_TENANT = 100;
 /** A platform's token that is valid for longer is not meant for one run. */
 const MAX_SUBJECT_SECONDS = 86_400;

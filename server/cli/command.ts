@@ -38,6 +38,8 @@ export interface Command {
   readonly more?: string;
   readonly args?: readonly Argument[];
   readonly flags: Flags;
+  /** The exit code of incorrect usage, where 2 says something else. */
+  readonly usageCode?: number;
   /** Resolves with the exit code; undefined means 0. */
   run(call: Call): Promise<number | undefined>;
 }

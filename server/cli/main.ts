@@ -10,6 +10,7 @@ import { type Command, CommandError, columns, helpOf, plain, readCall, suggestio
 import { doctorCommands } from './doctor.ts';
 import { keyCommands } from './keys.ts';
 import { maintenanceCommands } from './maintenance.ts';
+import { policyCommands } from './policies.ts';
 import { replayCommands } from './replay.ts';
 import { restore } from './restore.ts';
 import { stopCommands } from './stops.ts';
@@ -27,6 +28,7 @@ export const COMMANDS: readonly Command[] = [
   backup,
   restore,
   ...replayCommands,
+  ...policyCommands,
 ];
 
 /** Runs a command line. Resolves with the exit code: 0 for success, 1 for a failure, 2 for incorrect usage. */
@@ -56,7 +58,7 @@ export async function main(words: readonly string[]): Promise<number> {
   } catch (error) {
     if (error instanceof UsageError) {
       process.stderr.write(`svc ${command.name}: ${error.message}\nTry: svc ${command.name} --help\n`);
-      return 2;
+      return command.usageCode ?? 2;
     }
     process.stderr.write(`svc ${command.name}: ${messageOf(error)}\n`);
     return 1;

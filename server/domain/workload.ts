@@ -10,14 +10,7 @@ export type WorkloadScope = (typeof WORKLOAD_SCOPES)[number];
 export type ClaimMatch = Readonly<Record<string, string>>;
 
 /** The claims of which a prefix may be trusted: they name something within what another claim identifies. */
-export const PREFIXABLE = [
-  'environment',
-  'ref',
-  'ref_path',
-  'job_workflow_ref',
-  'workflow_ref',
-  'ci_config_ref_uri',
-] as const;
+const PREFIXABLE = ['environment', 'ref', 'ref_path', 'job_workflow_ref', 'workflow_ref', 'ci_config_ref_uri'] as const;
 
 export const MATCH_LIMITS = { claims: 20, value: 500 } as const;
 

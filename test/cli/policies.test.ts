@@ -1,0 +1,226 @@
+import { mkdirSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import path from 'node:path';
+import { beforeAll, describe, expect, test } from 'vitest';
+import { deploy } from '../helpers/api.ts';
+import { type TestTenant, useServer } from '../helpers/server.ts';
+import { audienceOf, GITHUB_RUN, TokenIssuer, trust } from '../helpers/token-issuer.ts';
+import { svcHere, temporaryDirectory } from './svc.ts';
+
+const server = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32' });
+const root = temporaryDirectory();
+let tenant: TestTenant;
+let env: Record<string, string>;
+beforeAll(async () => {
+  tenant = await server.tenant();
+  env = { SVC_URL: server.url, SVC_TOKEN: (await tenant.key('pipeline')).key! };
+});
+
+let folders = 0;
+function folder(files: Record<string, string> = {}): string {
+  const dir = path.join(root, `f${++folders}`);
+  mkdirSync(dir);
+  put(dir, files);
+  return dir;
+}
+function put(dir: string, files: Record<string, string>): void {
+  for (const [name, text] of Object.entries(files)) writeFileSync(path.join(dir, name), text);
+}
+const read = (dir: string, name: string) => readFileSync(path.join(dir, name), 'utf8');
+
+const SMALL = '@id("small") permit(principal in AgentRole::"clerk", action, resource == Tool::"refund");\n';
+const SUITE = `defaults: { agent_role: clerk, action_type: tool_call, tool_name: refund }
+tests:
+  - { name: a clerk refunds, request: {}, expect: { decision: allow, rule: refunds#small } }
+`;
+
+interface PlanOut {
+  policies: { id: string; change: string; drift: string | null }[];
+  removed: string[];
+  unmanaged: string[];
+}
+const plan = async (code: number, dir: string, as = env, ...more: string[]) =>
+  (await svcHere(code, as, 'policy', 'plan', dir, '--json', ...more)).json<PlanOut>();
+
+describe('a test of a folder needs no server', () => {
+  test('and exits with 0, 3 for what does not compile or cannot be read, and 4 for a test that fails', async () => {
+    const dir = folder({ 'refunds.cedar': SMALL, 'refunds.test.yaml': SUITE });
+    const none = { SVC_DATA_DIR: '/nonexistent/svc' };
+    expect((await svcHere(0, none, 'policy', 'test', dir)).stdout).toContain('1 of 1 tests pass, coverage 100 %');
+    // the other policies of the folder decide too
+    put(dir, { 'stop.cedar': '@id("all") forbid(principal, action, resource);' });
+    const failed = await svcHere(4, none, 'policy', 'test', dir);
+    expect(failed.stdout).toContain('refunds.test.yaml:3:5: "a clerk refunds": decision: expected "allow", got "deny"');
+    put(dir, { 'stop.cedar': 'forbid(principal, action, resource) when { nothing };' });
+    const broken = await svcHere(3, none, 'policy', 'test', dir, '--json');
+    expect(broken.json<{ policies: { id: string; errors: object[] }[] }>().policies[1]!.errors).toHaveLength(1);
+    put(dir, { 'stop.cedar': SMALL, 'stop.test.yaml': 'tests: *x' });
+    expect((await svcHere(3, none, 'policy', 'test', dir)).stdout).toContain('stop.test.yaml:1:8: aliases');
+    await svcHere(1, none, 'policy', 'test', folder());
+  });
+
+  test('with the action types and lists of svc.yaml', async () => {
+    const dir = folder({
+      'svc.yaml': 'action_types: { write: [wire] }\nlists: { known-ibans: [DE1] }\n',
+      'pay.cedar':
+        '@known("iban in known-ibans") permit(principal, action == Action::"wire", resource)\nwhen { context.bool.hasTag("list.known-ibans:iban") && context.bool.getTag("list.known-ibans:iban") };',
+      'pay.test.yaml': `defaults: { agent_role: clerk, action_type: wire, tool_name: pay }
+tests:
+  - { name: known, request: { arguments: { iban: DE1 } }, expect: { decision: allow } }
+  - { name: unknown, request: { arguments: { iban: DE2 } }, expect: { decision: deny } }
+`,
+    });
+    await svcHere(0, {}, 'policy', 'test', dir);
+    put(dir, { 'svc.yaml': 'prune: maybe' });
+    expect((await svcHere(1, {}, 'policy', 'test', dir)).stderr).toContain('svc.yaml: prune');
+  });
+
+  test('refuses links, whatever they lead to, so that no secret of the machine leaves it', async () => {
+    const dir = folder();
+    const secret = path.join(root, 'secret');
+    writeFileSync(secret, 'a secret');
+    symlinkSync(secret, path.join(dir, 'p.cedar'));
+    for (const words of [['test'], ['plan'], ['push'], ['pull', '--theirs']]) {
+      const { stdout, stderr } = await svcHere(1, env, 'policy', words[0]!, dir, ...words.slice(1));
+      expect(stderr).toContain('p.cedar is not a regular file');
+      expect(stdout + stderr).not.toContain('a secret');
+    }
+    expect(readFileSync(secret, 'utf8')).toBe('a secret');
+  });
+});
+
+describe('a folder and a server', () => {
+  test('a push creates what differs, once, and a plan says what it would do', async () => {
+    const dir = folder({ 'refunds.cedar': SMALL, 'refunds.test.yaml': SUITE });
+    expect(await plan(2, dir)).toMatchObject({ policies: [{ id: 'refunds', change: 'create', drift: null }] });
+    const first = await svcHere(0, env, 'policy', 'push', dir, '--json');
+    expect(first.json()).toMatchObject({ pushed: [{ id: 'refunds', version: 1, status: 'draft', did: 'created' }] });
+    expect((await plan(0, dir)).policies[0]!.change).toBe('none');
+    const again = await svcHere(0, env, 'policy', 'push', dir, '--json');
+    expect(again.json()).toMatchObject({ pushed: [{ version: 1, did: 'unchanged' }] });
+    put(dir, {
+      'refunds.cedar': SMALL.replace('"refund"', '"repay"'),
+      'refunds.test.yaml': SUITE.replace('refund,', 'repay,').replace('refund }', 'repay }'),
+    });
+    const md = await svcHere(2, env, 'policy', 'plan', dir, '--md');
+    expect(md.stdout).toContain('### Policies: 0 to create, 1 to change, 0 unchanged.');
+    expect(md.stdout).toContain('```diff');
+    expect(md.stdout).toContain('~small');
+    const pushed = await svcHere(0, env, 'policy', 'push', dir, '--json');
+    expect(pushed.json()).toMatchObject({ pushed: [{ version: 2, did: 'changed' }] });
+    await server.call(200, 'POST /v1/policies/refunds/approve', tenant.admin, { version: 2 });
+    expect((await svcHere(0, env, 'policy', 'status', dir)).stdout).toContain('0 of 0 proxies');
+  });
+
+  test('what was changed elsewhere is shown and never overwritten in silence', async () => {
+    const own = await server.tenant();
+    const as = { SVC_URL: server.url, SVC_TOKEN: (await own.key('pipeline')).key! };
+    await deploy(server, own.admin, 'refunds', SMALL);
+    const dir = folder();
+    expect((await svcHere(0, as, 'policy', 'pull', dir)).stdout).toContain('written    refunds');
+    expect(readdirSync(dir).sort()).toEqual(['refunds.cedar', 'svc.lock.json']);
+    const edited = `// edited in the dashboard\n${SMALL}`;
+    await server.call(200, 'PUT /v1/policies/refunds', own.admin, { dsl_source: edited });
+    put(dir, { 'refunds.cedar': `// edited here\n${SMALL}` });
+    expect((await plan(2, dir, as)).policies[0]!.drift).toContain('has version 2 by ');
+    const refused = await svcHere(1, as, 'policy', 'push', dir);
+    expect(refused.stderr).toContain('Use --ours or --theirs');
+    expect((await server.call(200, 'GET /v1/policies/refunds', own.admin)).body.version).toBe(2);
+    expect((await svcHere(1, as, 'policy', 'pull', dir)).stdout).toContain('kept       refunds');
+    expect(read(dir, 'refunds.cedar')).toContain('edited here');
+    await svcHere(0, as, 'policy', 'push', dir, '--theirs');
+    expect(read(dir, 'refunds.cedar')).toBe(edited);
+    await plan(0, dir, as);
+    // and with --ours
+    await server.call(200, 'PUT /v1/policies/refunds', own.admin, { dsl_source: SMALL });
+    await svcHere(1, as, 'policy', 'push', dir);
+    await svcHere(0, as, 'policy', 'push', dir, '--ours');
+    expect((await server.call(200, 'GET /v1/policies/refunds', own.admin)).body).toMatchObject({
+      ...{ version: 4, dsl_source: edited },
+    });
+    // ended in the dashboard: not brought back to life in silence either
+    await server.call(200, 'DELETE /v1/policies/refunds', own.admin, {});
+    expect((await svcHere(1, as, 'policy', 'push', dir)).stderr).toContain('was revoked in version 4');
+  });
+
+  test('nothing is revoked unless asked for, and then only what the folder had', async () => {
+    const own = await server.tenant();
+    const as = { SVC_URL: server.url, SVC_TOKEN: (await own.key('pipeline')).key! };
+    await deploy(server, own.admin, 'elsewhere', SMALL);
+    const dir = folder({ 'a.cedar': SMALL, 'b.cedar': SMALL });
+    await svcHere(0, as, 'policy', 'push', dir);
+    rmSync(path.join(dir, 'b.cedar'));
+    expect(await plan(0, dir, as)).toMatchObject({ removed: ['b'], unmanaged: ['elsewhere'] });
+    await svcHere(0, as, 'policy', 'push', dir);
+    await plan(2, dir, as, '--prune');
+    await svcHere(0, as, 'policy', 'push', dir, '--prune');
+    const status = async (id: string) => (await server.call(200, `GET /v1/policies/${id}`, own.admin)).body.status;
+    expect([await status('a'), await status('b'), await status('elsewhere')]).toEqual(['draft', 'revoked', 'deployed']);
+  });
+
+  test('nothing is pushed while a test fails, a text has a fault or the server is another one', async () => {
+    const dir = folder({ 'a.cedar': SMALL, 'b.cedar': SMALL, 'b.test.yaml': SUITE.replace('allow', 'deny') });
+    await plan(1, dir);
+    const { stdout } = await svcHere(1, env, 'policy', 'push', dir);
+    expect(stdout).toContain('b.test.yaml:3:5: "a clerk refunds"');
+    await server.call(404, 'GET /v1/policies/a', tenant.admin);
+    await svcHere(1, { ...env, SVC_TOKEN: 'svc_key_nonsense' }, 'policy', 'plan', dir);
+    // exit code 2 would say that something changes
+    expect((await svcHere(1, {}, 'policy', 'plan', dir)).stderr).toContain('the address of the server is missing');
+    expect((await svcHere(1, { SVC_TOKEN: 'x' }, 'policy', 'plan', dir, '--url', 'http://10.0.0.1')).stderr).toContain(
+      'is not an https address',
+    );
+  });
+
+  test('a file under review cannot say where a key is sent', async () => {
+    const dir = folder({ 'a.cedar': SMALL, 'svc.yaml': `url: ${server.url}\n` });
+    const { SVC_TOKEN } = env as { SVC_TOKEN: string };
+    expect((await svcHere(1, { SVC_TOKEN }, 'policy', 'plan', dir)).stderr).toContain('with SVC_TOKEN, use --url');
+  });
+
+  test('what a policy says cannot leave its place in a comment', async () => {
+    const dir = folder({
+      'a.cedar': `// \`\`\`\n// </details> @everyone [x](http://evil) \n${SMALL}`,
+      'a.test.yaml': SUITE.replace('a clerk refunds', '"`x` | <img src=x> @everyone"')
+        .replace('refunds#', 'a#')
+        .replace('allow', 'deny'),
+    });
+    await deploy(server, tenant.admin, 'a', SMALL);
+    const { stdout } = await svcHere(1, env, 'policy', 'plan', dir, '--md');
+    expect(stdout).toContain('````diff\n');
+    expect(stdout).toMatch(/^- `` a\.test\.yaml.*\\\|.* ``$/m);
+  });
+
+  test('as a pipeline signs in: with its own token, to drafts that wait for a person', async () => {
+    const own = await server.tenant();
+    await own.set({ approval_required: true });
+    const issuer = await TokenIssuer.start(() => server.clock.now());
+    await trust(server, own, issuer);
+    const dir = folder({ 'refunds.cedar': SMALL, 'refunds.test.yaml': SUITE, 'svc.yaml': `tenant: ${own.id}\n` });
+    const run = async () => ({
+      SVC_URL: server.url,
+      SVC_OIDC_TOKEN: await issuer.sign({ ...GITHUB_RUN, aud: audienceOf(server, own) }),
+    });
+    const pushed = await svcHere(0, await run(), 'policy', 'push', dir, '--submit', '--message', 'as agreed', '--json');
+    expect(pushed.json()).toMatchObject({ pushed: [{ status: 'pending_approval', did: 'created, submitted' }] });
+    await svcHere(0, await run(), 'policy', 'push', dir, '--submit');
+    const { body } = await server.call<{ versions: { note: string; source: object }[] }>(
+      200,
+      'GET /v1/policies/refunds',
+      own.admin,
+    );
+    expect(body.versions).toHaveLength(1);
+    expect(body.versions[0]).toMatchObject({
+      note: 'as agreed',
+      source: { repo: 'acme/policies', path: 'refunds.cedar', proven: ['repo', 'commit', 'ref', 'actor'] },
+    });
+    expect((await svcHere(2, await run(), 'policy', 'status', dir)).stdout).toContain('pending approval');
+    const token = (await svcHere(0, await run(), 'policy', 'login', dir)).stdout.trim();
+    const waiting = svcHere(0, { SVC_URL: server.url, SVC_TOKEN: token }, 'policy', 'status', dir, '--wait', '60s');
+    await server.call(200, 'POST /v1/policies/refunds/approve', await own.person('approver'), { version: 1 });
+    expect((await waiting).stdout).toContain('live');
+    // a key alone may not submit: its holder could approve alone
+    put(dir, { 'refunds.cedar': `${SMALL}\n` });
+    const key = { SVC_URL: server.url, SVC_TOKEN: own.operatorKey.key };
+    expect((await svcHere(1, key, 'policy', 'push', dir, '--submit')).stderr).toContain('saved but not submitted');
+  });
+});
