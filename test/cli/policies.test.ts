@@ -62,7 +62,7 @@ describe('a test of a folder needs no server', () => {
     const dir = folder({
       'svc.yaml': 'action_types: { write: [wire] }\nlists: { known-ibans: [DE1] }\n',
       'pay.cedar':
-        '@known("iban in known-ibans") permit(principal, action == Action::"wire", resource)\nwhen { context.bool.hasTag("list.known-ibans:iban") && context.bool.getTag("list.known-ibans:iban") };',
+        'permit(principal, action == Action::"wire", resource) when { context.facts.hasTag("iban in known-ibans") };',
       'pay.test.yaml': `defaults: { agent_role: clerk, action_type: wire, tool_name: pay }
 tests:
   - { name: known, request: { arguments: { iban: DE1 } }, expect: { decision: allow } }
