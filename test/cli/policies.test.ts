@@ -1,6 +1,8 @@
 import { mkdirSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
+import type { CedarTest } from '../../server/cli/policy/cedar.ts';
+import { CedarHost } from '../../server/policy/language/host.ts';
 import { deploy } from '../helpers/api.ts';
 import { type TestTenant, useServer } from '../helpers/server.ts';
 import { audienceOf, GITHUB_RUN, TokenIssuer, trust } from '../helpers/token-issuer.ts';
@@ -85,6 +87,88 @@ tests:
       expect(stdout + stderr).not.toContain('a secret');
     }
     expect(readFileSync(secret, 'utf8')).toBe('a secret');
+  });
+});
+
+describe('an export for the Cedar command line', () => {
+  const POLICIES = `@id("reads") permit(principal in AgentRole::"clerk", action in Action::"read", resource);
+@id("pays") permit(principal in AgentRole::"clerk", action in Action::"write", resource in ToolServer::"bank")
+when { context.facts.hasTag("iban in known") && context.num.hasTag("amount") };
+@id("holds") @escrow("single") @ttl("1h") forbid(principal, action in Action::"write", resource)
+when { context.num.hasTag("amount") && context.num.getTag("amount").greaterThan(decimal("50.0")) };
+@id("often") @reason("never") forbid(principal, action == Action::"wire", resource)
+when { context.session.call_count > 3 || (context has source_ip && context.source_ip.isInRange(ip("10.0.0.0/8"))) };
+`;
+  const TESTS = `defaults: { agent_role: clerk, action_type: wire, tool_name: pay, tool_server: bank, source_ip: 192.0.2.1 }
+tests:
+  - name: reads
+    table: [{ action_type: lookup }, { action_type: lookup, tool_name: 'b"ü\\d' }]
+    expect: { decision: allow }
+  - { name: small, request: { arguments: { iban: DE1, amount: 7 } }, expect: { decision: allow } }
+  - { name: large, request: { arguments: { iban: DE1, amount: "70" } }, expect: { decision: escrow } }
+  - { name: unknown, request: { arguments: { iban: DE2, amount: 7 } }, expect: { decision: deny } }
+  - { name: guarded, request: { arguments: { iban: DE2, amount: 70 } }, expect: { decision: deny } }
+  - { name: often, request: { session: { call_count: 4, started: 2026-01-01T00:00:00Z } }, expect: { decision: deny } }
+  - { name: in doubt, request: { arguments: { amount: 7 euros } }, expect: { decision: deny } }
+`;
+
+  test('holds the same matches, as the engine reads the written files', async () => {
+    const dir = folder({
+      'svc.yaml': 'action_types: { read: [lookup], write: [wire] }\nlists: { known: [DE1] }\n',
+      'bank.cedar': POLICIES,
+      'bank.test.yaml': TESTS,
+      'alone.cedar': '@id("x") permit(principal, action == Action::"lookup", resource);',
+      'alone.test.yaml': `scope: policy
+tests: [{ name: x, request: { agent_role: a, action_type: lookup, tool_name: t }, expect: { decision: allow } }]`,
+    });
+    const out = path.join(root, 'cedar');
+    const { json } = await svcHere(0, {}, 'policy', 'test', dir, '--cedar', out, '--json');
+    expect(json().exported).toEqual({
+      tests: 6,
+      omitted: [
+        { policy: 'alone', name: 'x', why: expect.stringContaining('without the other policies') },
+        { policy: 'bank', name: 'guarded', why: expect.stringContaining('guardrails') },
+        { policy: 'bank', name: 'in doubt', why: expect.stringContaining('ambiguous') },
+      ],
+    });
+    const text = read(out, 'policies.cedar');
+    const schema = read(out, 'schema.cedarschema');
+    const tests = JSON.parse(read(out, 'tests.json')) as CedarTest[];
+    const host = new CedarHost();
+    const valid = host.call('validate', { schema, policies: { staticPolicies: text } });
+    expect(valid).toMatchObject({ type: 'success', validationErrors: [], validationWarnings: [] });
+    // the Cedar command line names a policy by its annotation @id
+    const ids = [...text.matchAll(/^@id\("(.*)"\)$/gm)].map(([, id]) =>
+      id!.replace(/\\u\{(\w+)\}/g, (_, hex) => String.fromCodePoint(Number.parseInt(hex, 16))).replace(/\\(.)/g, '$1'),
+    );
+    expect(ids).toEqual(['alone#x', 'bank#reads', 'bank#pays', 'bank#holds', 'bank#often']);
+    for (const one of tests) {
+      const answer = host.call('isAuthorized', {
+        ...Object.fromEntries(
+          (['principal', 'action', 'resource'] as const).map((part) => {
+            const [, type, id] = /^(\w+)::"(.*)"$/.exec(one.request[part])!;
+            const plain = id!.replace(/\\u\{(\w+)\}/g, (_, hex) => String.fromCodePoint(Number.parseInt(hex, 16)));
+            return [part, { type, id: plain.replace(/\\(.)/g, '$1') }];
+          }),
+        ),
+        ...{ context: one.request.context, entities: one.entities, policies: { staticPolicies: text } },
+        ...{ schema, validateRequest: true },
+      } as never);
+      if (answer.type !== 'success') throw new Error(JSON.stringify(answer.errors));
+      const { decision, diagnostics } = answer.response;
+      const reason = diagnostics.reason.map((id) => ids[Number(id.slice('policy'.length))]).sort();
+      expect({ decision, reason, errors: diagnostics.errors.length }, one.name).toEqual({
+        ...{ decision: one.decision, reason: one.reason, errors: 0 },
+      });
+    }
+    expect(tests.map(({ name, decision, reason }) => [name, decision, reason])).toEqual([
+      ['bank: reads (row 1)', 'allow', ['alone#x', 'bank#reads']],
+      ['bank: reads (row 2)', 'allow', ['alone#x', 'bank#reads']],
+      ['bank: small', 'allow', ['bank#pays']],
+      ['bank: large', 'allow', ['bank#holds', 'bank#pays']],
+      ['bank: unknown', 'deny', []],
+      ['bank: often', 'deny', ['bank#often']],
+    ]);
   });
 });
 

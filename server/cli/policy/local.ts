@@ -1,3 +1,4 @@
+import { comparable } from '../../domain/lists.ts';
 import type { Diagnostic } from '../../domain/policy.ts';
 import { EMPTY_REGISTRY } from '../../domain/tools.ts';
 import { AuthorLanguage, type Surroundings } from '../../policy/authoring/author.ts';
@@ -27,7 +28,10 @@ export function surroundingsOf(settings: FolderSettings): Omit<Surroundings, 'li
     schema: schemaFor(types),
     actionEntities: actionEntities(types),
     registry: EMPTY_REGISTRY,
-    lists: Object.entries(settings.lists).map(([name, values]) => ({ name, version: 1, values })),
+    lists: Object.entries(settings.lists).map(([name, values]) => ({
+      ...{ name, version: 1 },
+      values: [...new Set(values.map(comparable))],
+    })),
   };
 }
 
