@@ -172,7 +172,9 @@ const audit = createRoute({
 const keys = createRoute({
   ...below,
   path: '/keys',
-  validateSearch: only(({ kind }: Record<string, unknown>): { kind?: 'agents' } => (kind === 'agents' ? { kind } : {})),
+  validateSearch: only(({ kind }: Record<string, unknown>): { kind?: 'agents' | 'pipelines' } =>
+    kind === 'agents' || kind === 'pipelines' ? { kind } : {},
+  ),
   component: lazy(() => import('./pages/keys/keys.tsx'), 'Keys'),
 });
 const tools = createRoute({

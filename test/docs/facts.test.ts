@@ -5,6 +5,7 @@ import { describe, expect, test } from 'vitest';
 import packageJson from '../../package.json' with { type: 'json' };
 import document from '../../server/api/openapi.json' with { type: 'json' };
 import { COMMANDS } from '../../server/cli/main.ts';
+import { POLICY_VARIABLES } from '../../server/cli/policy/remote.ts';
 import { serverSettingsHelp } from '../../server/config.ts';
 import { AUDIT_ACTIONS } from '../../server/domain/audit.ts';
 import { ERRORS } from '../../server/domain/errors.ts';
@@ -127,7 +128,7 @@ describe('commands', () => {
 });
 
 test('every setting that a page names is one of the server, the proxy or the tests', () => {
-  const settings = [...serverSettingsHelp(), ...proxySettingsHelp()].map(({ name }) => name);
+  const settings = [...serverSettingsHelp(), ...proxySettingsHelp(), ...POLICY_VARIABLES].map(({ name }) => name);
   const ofTests = source('test/**/*.ts').join('');
   const named = found(/\bSVC_[A-Z_]+[A-Z]\b/g).map(({ match }) => match[0]);
   expect(named.length).toBeGreaterThan(60);
@@ -231,8 +232,10 @@ test('every action of the audit log and every event that a page names is one tha
   const unknown = found(/^([a-z_]+)\.[a-z_]+$/g)
     .filter(({ match }) => areas.has(match[1]!))
     .map(({ match }) => match[0])
-    // kinds of records, and an attribute of Cedar
-    .filter((name) => !known.includes(name) && !['chain.genesis', 'chain.loss', 'session.id'].includes(name));
+    // kinds of records, an attribute of Cedar, and a file
+    .filter(
+      (name) => !known.includes(name) && !['chain.genesis', 'chain.loss', 'session.id', 'svc.yaml'].includes(name),
+    );
   expect(unknown).toEqual([]);
 });
 

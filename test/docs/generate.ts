@@ -1,6 +1,7 @@
 import { globSync, readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { COMMANDS } from '../../server/cli/main.ts';
+import { POLICY_VARIABLES } from '../../server/cli/policy/remote.ts';
 import { serverSettingsHelp } from '../../server/config.ts';
 import { ANNOTATIONS, escrowNeededBy, isAnnotationName } from '../../server/domain/annotations.ts';
 import { AUDIT_ACTIONS } from '../../server/domain/audit.ts';
@@ -102,6 +103,14 @@ export const PARTS: Record<string, { page: string; text: () => string }> = {
       ),
   },
   templates: { page: 'docs/templates.md', text: templates },
+  'policy-variables': {
+    page: 'docs/policy-as-code.md',
+    text: () =>
+      table(
+        ['variable', 'meaning'],
+        POLICY_VARIABLES.map(({ name, help }) => [code(name), help]),
+      ),
+  },
   schema: { page: 'docs/policy-language.md', text: () => `\`\`\`cedarschema\n${schemaFor()}\`\`\`\n` },
   annotations: { page: 'docs/policy-language.md', text: annotations },
   'record-fields': { page: 'docs/formats.md', text: recordFields },

@@ -165,6 +165,6 @@ function requestOf({ principal, action, resource, context }: EngineCall): CedarT
 
 /** A text as Cedar writes it. */
 function quoted(text: string): string {
-  const escape = (one: string) => (/["\\]/.test(one) ? `\\${one}` : `\\u{${one.codePointAt(0)!.toString(16)}}`);
-  return `"${text.replace(/["\\]|[^\x20-\x7e]/gu, escape)}"`;
+  const escaped = (one: string) => (/["\\]/.test(one) ? `\\${one}` : `\\u{${one.codePointAt(0)!.toString(16)}}`);
+  return `"${text.replace(/["\\]|[^\x20-\x7e]/gu, escaped)}"`;
 }

@@ -2,7 +2,7 @@ import { comparable } from '../../domain/lists.ts';
 import type { Diagnostic } from '../../domain/policy.ts';
 import { EMPTY_REGISTRY } from '../../domain/tools.ts';
 import { AuthorLanguage, type Surroundings } from '../../policy/authoring/author.ts';
-import type { Coverage, SuiteRun, TestResult } from '../../policy/authoring/run-suite.ts';
+import type { SuiteRun, TestResult } from '../../policy/authoring/run-suite.ts';
 import { actionEntities, schemaFor } from '../../policy/language/schema.ts';
 import type { FolderPolicy, FolderSettings } from './folder.ts';
 
@@ -16,7 +16,7 @@ export interface Checked {
   failed: number;
   failures: Pick<TestResult, 'name' | 'row' | 'differences' | 'line' | 'column'>[];
   /** Null for a policy without a suite. */
-  coverage: Coverage | null;
+  coverage: SuiteRun['coverage'] | null;
 }
 
 const LOCAL = 'local';

@@ -3,6 +3,13 @@ import type { StatedSource, WorkloadScope } from '../../domain/workload.ts';
 import { CommandError, UsageError } from '../command.ts';
 import type { FolderSettings } from './folder.ts';
 
+/** What the environment may say. */
+export const POLICY_VARIABLES: readonly { name: string; help: string }[] = [
+  { name: 'SVC_URL', help: 'the address of the control plane, as `--url`' },
+  { name: 'SVC_TOKEN', help: 'an API key with the scope `pipeline`, or what `svc policy login DIR` printed' },
+  { name: 'SVC_OIDC_TOKEN', help: 'the token of the platform, where that is not GitHub; it is exchanged' },
+];
+
 type Environment = Readonly<Record<string, string | undefined>>;
 
 interface Problem {

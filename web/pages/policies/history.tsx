@@ -5,6 +5,7 @@ import { toastDone } from '../../lib/errors.tsx';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
+import { PolicySource } from '../../parts/policy-source.tsx';
 import { CodeBlock } from '../../ui/code.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Id } from '../../ui/copy.tsx';
@@ -43,6 +44,7 @@ export function History({ policy }: { policy: PolicyDetail }) {
                 , <When at={version.created_at} />
               </Text>
             </Group>
+            {version.source ? <PolicySource source={version.source} /> : null}
             {version.note ? <p className="remark">{version.note}</p> : null}
             {version.reviews?.map((review) => {
               const [word, tone] = REVIEW[review.status] ?? [review.status, 'quiet'];

@@ -7,6 +7,7 @@ import { filled, useServerForm } from '../../lib/form.ts';
 import { usePeople } from '../../lib/people.ts';
 import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
+import { PolicySource } from '../../parts/policy-source.tsx';
 import { BrokenTests, TestRun, TestsDiff } from '../../parts/policy-tests.tsx';
 import { Broken } from '../../ui/broken.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
@@ -99,6 +100,7 @@ function Review({ policy }: { policy: PolicyDetail }) {
           )}
         </Notice>
       ) : null}
+      {version?.source ? <PolicySource source={version.source} /> : null}
       {version?.note ? (
         <p className="remark" style={{ marginBottom: 12 }}>
           {version.note}
