@@ -9,6 +9,7 @@ import { type EngineCall, mapRequest } from '../../policy/evaluation/request.ts'
 import { isGuardrail } from '../../policy/language/annotations.ts';
 import { readHead } from '../../policy/language/head.ts';
 import { cedarLanguageVersion } from '../../policy/language/host.ts';
+import { compilePattern } from '../../policy/language/patterns.ts';
 import { preamble, tokens } from '../../policy/language/scan.ts';
 import { storedStatements } from '../../policy/language/statements.ts';
 import type { FolderPolicy, FolderSettings } from './folder.ts';
@@ -56,6 +57,10 @@ export function exportForCedar(policies: readonly FolderPolicy[], settings: Fold
   };
   const texts = Object.fromEntries(statements.map((one) => [one.id, plainText(one)]));
   const heads = statements.map(({ cedar }) => readHead(tokens(cedar)));
+  const facts = heads.flatMap((head) => head.facts);
+  const patterns = new Map(
+    facts.flatMap((fact) => ('pattern' in fact ? [[fact.pattern, compilePattern(fact.pattern)] as const] : [])),
+  );
   const values = new Map(lists.map((list) => [list.name, new Set(list.values)]));
   const known = new Registry(registry);
   const engine = new PolicyEngine(content);
@@ -80,11 +85,7 @@ export function exportForCedar(policies: readonly FolderPolicy[], settings: Fold
         const call = mapped.call({
           keys: null,
           attributes: null,
-          facts: factsOf(
-            heads.flatMap(({ facts }) => facts),
-            mapped.args,
-            values,
-          ),
+          facts: factsOf(facts, mapped.args, values, patterns),
           session: {
             facts: new Set(heads.flatMap((head) => head.sessionFacts.map(({ tag }) => tag))),
             calls: new Set(heads.flatMap((head) => head.calls.map(({ tag }) => tag))),
