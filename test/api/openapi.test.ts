@@ -48,7 +48,7 @@ test('is what the server serves', async () => {
 
 describe('routes', () => {
   /** Served beside the API: pages, health, and the document itself. */
-  const BESIDE = ['/*', '/assets/*', '/docs', '/docs/*', '/trpc/:path', '/trpc/lists.put'];
+  const BESIDE = ['/*', '/assets/*', '/docs', '/docs/*'];
 
   test('in the document all exist', async () => {
     for (const { line, method } of operations) {
@@ -64,7 +64,7 @@ describe('routes', () => {
     const described = new Set(operations.map(({ line }) => line.replace(/\{(\w+)\}/g, ':$1')));
     expect(routes.length).toBeGreaterThan(described.size);
     const missing = routes.filter(
-      ({ method, url }) => method !== 'HEAD' && !described.has(`${method} ${url}`) && !BESIDE.includes(url),
+      ({ method, url }) => method !== 'HEAD' && !described.has(`${method} ${url}`) && !BESIDE.includes(url) && !url.startsWith('/trpc/'),
     );
     expect(missing).toEqual([]);
     for (const line of described) expect(routes.map(({ method, url }) => `${method} ${url}`)).toContain(line);
