@@ -64,7 +64,8 @@ describe('routes', () => {
     const described = new Set(operations.map(({ line }) => line.replace(/\{(\w+)\}/g, ':$1')));
     expect(routes.length).toBeGreaterThan(described.size);
     const missing = routes.filter(
-      ({ method, url }) => method !== 'HEAD' && !described.has(`${method} ${url}`) && !BESIDE.includes(url) && !url.startsWith('/trpc/'),
+      ({ method, url }) =>
+        method !== 'HEAD' && !described.has(`${method} ${url}`) && !BESIDE.includes(url) && !url.startsWith('/trpc/'),
     );
     expect(missing).toEqual([]);
     for (const line of described) expect(routes.map(({ method, url }) => `${method} ${url}`)).toContain(line);
