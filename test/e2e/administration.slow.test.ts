@@ -3,6 +3,7 @@ import { sql } from '../helpers/api.ts';
 import { describeInBrowser, useBrowser } from '../helpers/browser.ts';
 import { HostileProvider } from '../helpers/hostile-provider.ts';
 import { useServer } from '../helpers/server.ts';
+import { TokenIssuer, workloadToken } from '../helpers/token-issuer.ts';
 
 const server = useServer({ SVC_EGRESS_ALLOW: '127.0.0.1/32' }, { browsed: true });
 
@@ -54,6 +55,48 @@ describeInBrowser('administration', () => {
     const headers = { 'x-svc-tenant': tenant.id };
     await server.call(200, 'POST /v1/evaluate', { key, headers }, { action_type: 'tool_call', tool_name: 'read' });
     await assertAccessible();
+  });
+
+  test('a pipeline is trusted with the claims of its runs, and no longer once it is removed', async () => {
+    const tenant = await server.tenant();
+    const issuer = await TokenIssuer.start();
+    const { page, open, assertAccessible, expectFault } = await browser.visitor(await tenant.person('admin'));
+    await open('/keys?kind=pipelines');
+    await page.getByText(`${server.origin}/tenants/${tenant.id}`).waitFor();
+    await page.getByRole('button', { name: 'Trust a pipeline' }).first().click();
+    const form = page.getByRole('dialog', { name: 'Trust a pipeline' });
+    await form.getByLabel('Label').fill('policies, main branch');
+    await form.getByLabel('Issuer').fill(issuer.issuer);
+    await form.getByLabel('Claims').fill('repository: acme/policies\nref: refs/heads/main');
+    await form.getByLabel(/^policies:write/).check();
+    await form.getByLabel(/^policies:submit/).check();
+    await assertAccessible();
+    await form.getByRole('button', { name: 'Check and trust' }).click();
+    await form.getByText(/also match repository_id/).waitFor();
+    expectFault(/400/);
+    await form.getByLabel('Claims').fill('repository: acme/policies\nrepository_id: 7001\nref: refs/heads/main');
+    await form.getByRole('button', { name: 'Check and trust' }).click();
+    const row = page.getByRole('row').filter({ hasText: 'policies, main branch' });
+    await row.waitFor();
+    await assertAccessible();
+    const token = await workloadToken(server, tenant, issuer, 'policies:read policies:write policies:submit');
+    await server.call(201, 'POST /v1/policies', token, {
+      id: 'refunds',
+      dsl_source: 'permit(principal, action, resource == Tool::"refund");',
+      source: { path: 'policies/refunds.cedar', run_url: 'https://elsewhere.example/phishing' },
+    });
+    await server.call(200, 'POST /v1/policies/refunds/submit', token, {});
+    // a stated address is no link
+    await open('/review/refunds');
+    await page.getByText('proven by its pipeline').waitFor();
+    await page.getByText('https://elsewhere.example/phishing').waitFor();
+    expect(await page.getByRole('link', { name: /elsewhere/ }).count()).toBe(0);
+    await assertAccessible();
+    await open('/keys?kind=pipelines');
+    await row.getByRole('button', { name: 'Remove' }).click();
+    await page.getByRole('button', { name: 'Remove the trust' }).click();
+    await row.waitFor({ state: 'detached' });
+    await server.call(401, 'GET /v1/policies', token);
   });
 
   test('the fleet shows which proxy fell silent', async () => {
