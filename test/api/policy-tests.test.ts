@@ -320,17 +320,17 @@ tests:
 
     test('lets no change pass that breaks them, and names them', async () => {
       const { admin } = await world();
-      await create(admin, 'stop', undefined, FORBID);
+      await create(admin, 'halt', undefined, FORBID);
       const broken = { policy_id: 'desk', name: 'small', differences: ['decision: expected "allow", got "deny"'] };
-      const told = await server.call(200, 'POST /v1/policies/stop/breaks', admin, {});
+      const told = await server.call(200, 'POST /v1/policies/halt/breaks', admin, {});
       expect(told.body).toEqual({ errors: [], broken: [{ ...broken, line: 3, column: 5 }] });
       const refused = {
         code: 'TESTS_FAILED',
         detail: 'tests of other live policies would fail: desk ("small")',
         errors: [{ pointer: '/dsl_source', message: 'desk, "small": decision: expected "allow", got "deny"' }],
       };
-      expect((await server.call(422, 'POST /v1/policies/stop/submit', admin, {})).body).toMatchObject(refused);
-      expect((await server.call(422, 'POST /v1/policies/stop/approve', admin, { version: 1 })).body).toMatchObject(
+      expect((await server.call(422, 'POST /v1/policies/halt/submit', admin, {})).body).toMatchObject(refused);
+      expect((await server.call(422, 'POST /v1/policies/halt/approve', admin, { version: 1 })).body).toMatchObject(
         refused,
       );
       // what touches no request of theirs passes, and so does the same text as a guardrail that changes no decision
@@ -339,11 +339,11 @@ tests:
         FORBID.replace('@id("stop")', '@id("stop") @rate("5/m")'),
       ];
       for (const [n, dsl_source] of harmless.entries()) {
-        await server.call(200, 'PUT /v1/policies/stop', admin, { dsl_source });
-        if (n === 0) await server.call(200, 'POST /v1/policies/stop/approve', admin, { version: 2 });
+        await server.call(200, 'PUT /v1/policies/halt', admin, { dsl_source });
+        if (n === 0) await server.call(200, 'POST /v1/policies/halt/approve', admin, { version: 2 });
       }
       // deployed by now, so the next change would be enforced at once
-      expect((await server.call(422, 'PUT /v1/policies/stop', admin, { dsl_source: FORBID })).body).toMatchObject(
+      expect((await server.call(422, 'PUT /v1/policies/halt', admin, { dsl_source: FORBID })).body).toMatchObject(
         refused,
       );
     });
@@ -351,32 +351,32 @@ tests:
     test('but not for tests that fail already, that stay alone, or that belong to the version itself', async () => {
       const { admin, ...own } = await world();
       const [person] = [await own.person('admin')];
-      await create(admin, 'stop', undefined, FORBID);
-      await server.call(200, 'POST /v1/policies/stop/break-glass', person, { reason: 'an incident' });
+      await create(admin, 'halt', undefined, FORBID);
+      await server.call(200, 'POST /v1/policies/halt/break-glass', person, { reason: 'an incident' });
       expect((await details(admin, 'policy.break_glass'))[0]).toBe(
         'version 1, tests of other policies failed: desk ("small"), enforced',
       );
       // desk's test fails by now: another change is not to blame, and the one that repairs it passes
       await create(admin, 'other', undefined, FORBID.replace('"refund"', '"x"'));
       await server.call(200, 'POST /v1/policies/other/approve', admin, { version: 1 });
-      await server.call(200, 'PUT /v1/policies/stop', admin, { dsl_source: FORBID.replace('"refund"', '"y"') });
+      await server.call(200, 'PUT /v1/policies/halt', admin, { dsl_source: FORBID.replace('"refund"', '"y"') });
 
       const alone = await server.tenant();
       await create(alone.admin, 'desk', `scope: policy\n${GUARDED}`);
       await server.call(200, 'POST /v1/policies/desk/approve', alone.admin, { version: 1 });
-      await create(alone.admin, 'stop', undefined, FORBID);
-      await server.call(200, 'POST /v1/policies/stop/approve', alone.admin, { version: 1 });
+      await create(alone.admin, 'halt', undefined, FORBID);
+      await server.call(200, 'POST /v1/policies/halt/approve', alone.admin, { version: 1 });
     });
 
     test('and knows no policies of another tenant', async () => {
       const [{ admin }, other] = [await world(), await server.tenant()];
-      await create(other.admin, 'stop', undefined, FORBID);
-      expect((await server.call(200, 'POST /v1/policies/stop/breaks', other.admin, {})).body).toEqual({
+      await create(other.admin, 'halt', undefined, FORBID);
+      expect((await server.call(200, 'POST /v1/policies/halt/breaks', other.admin, {})).body).toEqual({
         errors: [],
         broken: [],
       });
-      await server.call(200, 'POST /v1/policies/stop/approve', other.admin, { version: 1 });
-      await server.call(404, 'POST /v1/policies/stop/breaks', admin, {});
+      await server.call(200, 'POST /v1/policies/halt/approve', other.admin, { version: 1 });
+      await server.call(404, 'POST /v1/policies/halt/breaks', admin, {});
     });
   });
 });

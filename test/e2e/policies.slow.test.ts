@@ -164,9 +164,9 @@ tests: [{ name: small, request: { arguments: { amount: 20 } }, expect: { decisio
 
     // what is enforced later may make them fail, and its page says so
     await server.call(200, 'POST /v1/policies/reach/approve', tenant.admin, { version: 1 });
-    const stop = { id: 'stop', dsl_source: 'forbid(principal, action, resource == Tool::"refund");' };
-    await server.call(201, 'POST /v1/policies', tenant.admin, stop);
-    await server.call(200, 'POST /v1/policies/stop/break-glass', await tenant.person('admin'), {
+    const halt = { id: 'halt', dsl_source: 'forbid(principal, action, resource == Tool::"refund");' };
+    await server.call(201, 'POST /v1/policies', tenant.admin, halt);
+    await server.call(200, 'POST /v1/policies/halt/break-glass', await tenant.person('admin'), {
       reason: 'an incident',
     });
     await visitor.open('/policies/reach?tab=rules');
