@@ -37,6 +37,7 @@ select create_distributed_table('workload_trust', 'tenant_id', colocate_with => 
 select create_distributed_table('workload_token', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('policy', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('policy_revision', 'tenant_id', colocate_with => 'tenant');
+select create_distributed_table('policy_simulation', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('policy_bundle', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('chain_head', 'tenant_id', colocate_with => 'tenant');
 select create_distributed_table('chain_checkpoint', 'tenant_id', colocate_with => 'tenant');

@@ -76,6 +76,7 @@ import { PolicyTexts } from './policy/texts.ts';
 import { Fleet, SILENT_POLLS, silentProxies } from './proxies/fleet.ts';
 import { mountPlain, type PlainRoute } from './rpc/plain.ts';
 import { assertAccess } from './rpc/procedure.ts';
+import { Simulations } from './simulation/simulations.ts';
 import { stopsRoute } from './stops/http.ts';
 import { Stops } from './stops/stops.ts';
 import { Deliverer } from './subscriptions/deliver.ts';
@@ -240,12 +241,24 @@ export async function openCore(parts: Parts): Promise<Core> {
     tools: (tenantId, names) => toolQueries.listed(tenantId, names),
     lists: listQueries,
   });
+  const simulations = new Simulations({
+    db,
+    databaseUrl: parts.databaseUrl,
+    clock,
+    audit,
+    log,
+    queries: policyQueries,
+    texts: policyTexts,
+    rules: settings,
+    busy: () => appender.busy,
+  });
   const policies = new Policies({
     db,
     clock,
     audit,
     queries: policyQueries,
     texts: policyTexts,
+    simulations,
     rulesWithin: (em, tenantId) => tenants.settingsWithin(em, tenantId),
     mostStatements: config.liveStatements,
   });
@@ -373,6 +386,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     policies,
     policyQueries,
     policyTexts,
+    simulations,
     lists,
     listQueries,
     fleet,
@@ -523,7 +537,8 @@ export async function createProgram(parts: Parts): Promise<Program> {
           everySeconds: 600,
           run: async () => limits.forget((await core.tenants.list()).map(({ tenant_id }) => tenant_id)),
         },
-        forgetJob('forget deliveries', [deliverer]),
+        core.simulations.job(),
+        forgetJob('forget deliveries and simulations', [deliverer, core.simulations]),
         silentProxies(core.fleet, core.pollSeconds),
         core.stops.job(),
       ],

@@ -13,7 +13,7 @@ const STEPS: readonly (readonly string[])[] = [
   ['server/rpc/'],
   ['server/keys/', 'server/auth/', 'server/tenants/', 'server/actors/', 'server/jobs/'],
   ['server/policy/', 'server/chain/'],
-  ['server/escrow/', 'server/subscriptions/', 'server/forensics/', 'server/proxies/', 'server/stops/', 'server/tools/'],
+  ['server/escrow/', 'server/subscriptions/', 'server/forensics/', 'server/proxies/', 'server/stops/', 'server/tools/', 'server/simulation/'],
   ['server/decisions/'],
   ['server/api/', 'server/cli/', 'server/'],
 ];
@@ -33,6 +33,7 @@ const PURE = [
   'server/lib/tar.ts',
   'server/policy/language/',
   'server/policy/evaluation/',
+  'server/policy/simulation/',
   'server/policy/bundle.ts',
   'server/escrow/kinds.ts',
   'server/escrow/quorum.ts',

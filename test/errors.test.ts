@@ -27,6 +27,7 @@ const TABLE: Record<string, number> = {
   PAYLOAD_TOO_LARGE: 413,
   UNSUPPORTED_MEDIA_TYPE: 415,
   POLICY_INVALID: 422,
+  SIMULATION_REQUIRED: 422,
   TESTS_FAILED: 422,
   HASH_MISMATCH: 422,
   DOMAIN_NOT_VERIFIED: 422,
@@ -39,7 +40,7 @@ const TABLE: Record<string, number> = {
 
 test('the table is closed: each code has the status that is written down, and no other code is there', () => {
   expect(Object.fromEntries(codes.map((code) => [code, ERRORS[code].status]))).toEqual(TABLE);
-  expect(codes).toHaveLength(27);
+  expect(codes).toHaveLength(28);
   expect(new Set(codes.map((code) => ERRORS[code].title)).size).toBe(codes.length);
 });
 

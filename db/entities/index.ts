@@ -262,6 +262,44 @@ export const PolicyRevision = defineEntity({
 });
 export type PolicyRevisionRow = InferEntity<typeof PolicyRevision>;
 
+/** What a draft of a policy would have decided on past decisions, as it is found out or was. */
+export const PolicySimulation = defineEntity({
+  name: 'PolicySimulation',
+  tableName: 'policy_simulation',
+  properties: {
+    tenantId: p.string().primary(),
+    id: p.string().primary(),
+    policyId: p.string(),
+    /** Null where the text is of no version. */
+    version: p.integer().nullable(),
+    /** A submission started it. */
+    automatic: p.boolean(),
+    dslSource: p.text(),
+    /** The hash of the text alone. */
+    draftHash: p.string(),
+    /** The hash of the policies that were live when it ran. */
+    liveHash: p.string().nullable(),
+    status: p.enum(['queued', 'running', 'done', 'failed', 'cancelled'] as const),
+    windowFrom: time(),
+    windowTo: time(),
+    createdAt: time(),
+    createdBy: p.string(),
+    startedAt: time().nullable(),
+    finishedAt: time().nullable(),
+    /** The process that runs it prolongs this; afterwards another one may take it. */
+    leaseUntil: time().nullable(),
+    /** How often a process took it. Only the last one may store a result. */
+    attempt: p.integer().default(0),
+    checked: p.bigint('number').default(0),
+    total: p.bigint('number').nullable(),
+    result: p.json<Record<string, unknown>>().columnType('jsonb').nullable(),
+    resultHash: p.string().nullable(),
+    failure: p.text().nullable(),
+  },
+  filters: tenantFilter,
+});
+export type PolicySimulationRow = InferEntity<typeof PolicySimulation>;
+
 /** What a hold shows beside its filterable columns and the state of its machine. Only retention changes it. */
 export interface HoldDetails {
   policy_id: string | null;
@@ -629,6 +667,7 @@ export const entities = [
   WorkloadTrust,
   Policy,
   PolicyRevision,
+  PolicySimulation,
   Hold,
   Vote,
   EvidencePackage,

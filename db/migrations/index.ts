@@ -9,6 +9,7 @@ import { OpenReviews } from './0006-open-reviews.ts';
 import { DeliveryHistory } from './0007-delivery-history.ts';
 import { Tools } from './0008-tools.ts';
 import { Lists } from './0009-lists.ts';
+import { Simulations } from './0011-simulations.ts';
 import { SessionFacts } from './0012-session-facts.ts';
 import { Workloads } from './0013-workloads.ts';
 import { ReturnedTools } from './0014-returned-tools.ts';
@@ -26,6 +27,7 @@ export const migrations = [
   { name: '0007-delivery-history', class: DeliveryHistory },
   { name: '0008-tools', class: Tools },
   { name: '0009-lists', class: Lists },
+  { name: '0011-simulations', class: Simulations },
   { name: '0012-session-facts', class: SessionFacts },
   { name: '0013-workloads', class: Workloads },
   { name: '0014-returned-tools', class: ReturnedTools },

@@ -37,6 +37,8 @@ import type { PolicyTexts } from '../policy/texts.ts';
 import type { Fleet } from '../proxies/fleet.ts';
 import { fleetRouter } from '../proxies/router.ts';
 import { trpc } from '../rpc/procedure.ts';
+import { simulationsRouter } from '../simulation/router.ts';
+import type { Simulations } from '../simulation/simulations.ts';
 import { stopsRouter } from '../stops/router.ts';
 import type { Stops } from '../stops/stops.ts';
 import type { Deliveries } from '../subscriptions/deliveries.ts';
@@ -72,6 +74,7 @@ export interface Services {
   policyQueries: PolicyQueries;
   policyTexts: PolicyTexts;
   bundles: Bundles;
+  simulations: Simulations;
   lists: Lists;
   listQueries: ListQueries;
   fleet: Fleet;
@@ -111,6 +114,7 @@ export function buildRouter(s: Services) {
     ),
     tokenIssuers: tokenIssuersRouter(s.tokenIssuers),
     policies: policyRouter(s.policies, s.policyQueries, s.policyTexts),
+    simulations: simulationsRouter(s.simulations),
     lists: listsRouter(s.lists, s.listQueries),
     proxies: fleetRouter(s.fleet, s.pollSeconds, (tenantId) => s.tokenIssuers.list(tenantId), s.bundles),
     tools: toolsRouter(s.tools, s.toolQueries, s.observations),

@@ -199,6 +199,8 @@ export const AUDIT_ACTIONS = {
   'tool.removed': 'TOL006I',
   'tool_server.changed': 'TOL010I',
   'agent.labeled': 'AGT001I',
+  'simulation.started': 'SIM001I',
+  'simulation.cancelled': 'SIM002I',
   'list.changed': 'LST001I',
   'list.approved': 'LST002I',
   'list.approval_refused': 'LST002E',

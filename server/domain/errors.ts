@@ -23,6 +23,7 @@ export const ERRORS = {
   PAYLOAD_TOO_LARGE: { status: 413, title: 'The body is too large' },
   UNSUPPORTED_MEDIA_TYPE: { status: 415, title: 'The body has an unsupported type or encoding' },
   POLICY_INVALID: { status: 422, title: 'The policy text has errors' },
+  SIMULATION_REQUIRED: { status: 422, title: 'The policy version has not been simulated on past decisions' },
   TESTS_FAILED: { status: 422, title: 'The tests of the policy do not pass' },
   HASH_MISMATCH: { status: 422, title: 'The hold was approved for another request' },
   TERMS_REFUSED: { status: 422, title: 'The hold asks for less than the rules that it names' },

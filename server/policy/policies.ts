@@ -39,6 +39,7 @@ import {
   type Rules,
   type Who,
 } from './queries.ts';
+import type { SimulationGate } from './simulation-gate.ts';
 import type { PolicyTexts } from './texts.ts';
 
 /** The actor, for the policy machine and for the audit record, and what is proven of where their change comes from. */
@@ -61,6 +62,7 @@ export class Policies {
   readonly #texts: PolicyTexts;
   readonly #rulesWithin: (em: EntityManager, tenantId: string) => Promise<Rules>;
   readonly #gate: TestGate;
+  readonly #simulations: SimulationGate;
   readonly #mostStatements: number;
 
   constructor(parts: {
@@ -69,6 +71,7 @@ export class Policies {
     audit: WriteAudit;
     queries: PolicyQueries;
     texts: PolicyTexts;
+    simulations: SimulationGate;
     /** The tenant's rules, locked until the transaction ends. */
     rulesWithin: (em: EntityManager, tenantId: string) => Promise<Rules>;
     /** The maximum number of live statements per tenant. */
@@ -80,6 +83,7 @@ export class Policies {
     this.#queries = parts.queries;
     this.#texts = parts.texts;
     this.#gate = new TestGate(parts.texts);
+    this.#simulations = parts.simulations;
     this.#rulesWithin = parts.rulesWithin;
     this.#mostStatements = parts.mostStatements;
   }
@@ -188,6 +192,7 @@ export class Policies {
   /**
    * Approves the newest version, or closes the review of a version that was enforced by break glass. POLICY_INVALID when
    * the version would be enforced, and its text has errors by now: the tenant's action types may have changed.
+   * `simulation` is the one that the approver read; its result goes into the audit record.
    */
   async approve(
     tenantId: string,
@@ -195,6 +200,7 @@ export class Policies {
     version: number,
     comment: string | undefined,
     by: By,
+    simulation?: string | undefined,
   ): Promise<PolicyView> {
     const policy = await this.#queries.find(tenantId, id);
     const checked =
@@ -204,7 +210,7 @@ export class Policies {
             invalid: await this.#faults(tenantId, id, (await this.#queries.revision(tenantId, id, version)).dslSource),
           }
         : undefined;
-    return this.#decide(tenantId, id, { type: 'approve', version }, by, { reason: comment, checked });
+    return this.#decide(tenantId, id, { type: 'approve', version }, by, { reason: comment, checked, simulation });
   }
 
   reject(tenantId: string, id: string, version: number, reason: string, by: By): Promise<PolicyView> {
@@ -245,6 +251,22 @@ export class Policies {
     return this.#gate.through(tenantId, emergency, (tested) =>
       this.#db.transaction(tenantId, (em, notify) => work(em, notify, tested)),
     );
+  }
+
+  /** What the tests and the simulations say of a version that is to be submitted or enforced. */
+  async #findings(
+    em: EntityManager,
+    version: { tenantId: string; policyId: string; text: string; tests: string | null },
+    rules: Rules,
+    tested: Tested | undefined,
+    emergency: boolean,
+    simulation?: string,
+  ): Promise<Finding> {
+    const tests = await this.#gate.find(em, version, rules, tested, emergency);
+    const simulated = await this.#simulations.find(em, version, rules, simulation);
+    const refusal = tests.refusal ?? simulated.refusal;
+    const words = [tests.words, simulated.words].filter((part) => part !== undefined).join(', ') || undefined;
+    return { ...(refusal && { refusal }), words };
   }
 
   async #compile(tenantId: string, policyId: string, source: string, tests: string | null): Promise<Compilation> {
@@ -338,8 +360,8 @@ export class Policies {
       const tests = text.tests === undefined ? (before.testsSource ?? null) : text.tests;
       const publishes = effects.some((effect) => effect.type === 'publish');
       const version = { tenantId, policyId: id, text: text.source, tests };
-      const finding = publishes ? await this.#gate.find(em, version, rules, tested, false) : undefined;
-      if (finding?.refusal) throw finding.refusal;
+      const findings = publishes ? await this.#findings(em, version, rules, tested, false) : undefined;
+      if (findings?.refusal) throw findings.refusal;
       const revision = this.#addRevision(em, policy, { ...text, tests }, by, change.type, now, target);
       await em.flush();
       if (publishes) {
@@ -351,7 +373,7 @@ export class Policies {
       await this.#perform(em, policy, effects, by, {
         before: before.contentHash,
         after: revision.contentHash,
-        tests: finding?.words,
+        found: findings?.words,
         detail:
           [target !== null && `from version ${target}`, text.from && sourceInWords(text.from)]
             .filter(Boolean)
@@ -374,6 +396,7 @@ export class Policies {
       note?: string | null;
       expected?: number | undefined;
       checked?: { version: number; invalid: AppError | undefined } | undefined;
+      simulation?: string | undefined;
     },
   ): Promise<PolicyView> {
     const emergency = event.type === 'break_glass';
@@ -389,12 +412,12 @@ export class Policies {
       if (publishes && words.checked && words.checked.version !== policy.version) {
         throw new AppError('VERSION_CHANGED', `the newest version is ${policy.version} by now`);
       }
-      let finding: Finding | undefined;
+      let findings: Finding | undefined;
       if (event.type === 'submit' || (publishes && event.type !== 'revoke')) {
         const { dslSource: text, testsSource } = revision;
         const version = { tenantId, policyId: id, text, tests: testsSource ?? null };
-        finding = await this.#gate.find(em, version, rules, tested, emergency);
-        if (finding.refusal && !emergency) throw finding.refusal;
+        findings = await this.#findings(em, version, rules, tested, emergency, words.simulation);
+        if (findings.refusal && !emergency) throw findings.refusal;
       }
       if (words.note !== undefined) revision.note = words.note;
       await this.#review(em, policy, effects, by, words.remark ?? words.reason);
@@ -406,6 +429,10 @@ export class Policies {
         await assertLists(em, policy, revision);
         await notify('policies');
       }
+      if (event.type === 'submit') {
+        const { version, dslSource: text } = revision;
+        await this.#simulations.queue(em, { tenantId, policyId: id, version, text }, rules, by);
+      }
       await notify('revisions', id, [taken]);
       const replaced = policy.liveVersion !== null && policy.liveVersion !== enforced ? enforced : null;
       const detail = replaced === null ? undefined : `in place of version ${replaced}`;
@@ -413,7 +440,7 @@ export class Policies {
       await this.#perform(em, policy, effects, by, {
         after: revision.contentHash,
         detail,
-        tests: finding?.words,
+        found: findings?.words,
         reason: words.reason,
         about,
       });
@@ -455,8 +482,8 @@ export class Policies {
       after: string;
       reason?: string | undefined;
       detail?: string | undefined;
-      /** What the tests said. */
-      tests?: string | undefined;
+      /** What tests and simulations said. */
+      found?: string | undefined;
       /** The version that was decided on; the newest if absent. */
       about?: number | undefined;
     },
@@ -489,7 +516,7 @@ export class Policies {
         action: effect.params.action,
         severity: effect.params.severity,
         target: { type: 'policy', id: policy.id },
-        detail: [`version ${more.about ?? policy.version}`, more.detail, more.tests, enforced && ENFORCED]
+        detail: [`version ${more.about ?? policy.version}`, more.detail, more.found, enforced && ENFORCED]
           .filter(Boolean)
           .join(', '),
         reason: more.reason,

@@ -32,6 +32,7 @@ export interface Rules {
   self_approval: boolean;
   tests_required: boolean;
   min_coverage: number;
+  simulation_required: boolean;
   action_types: CustomActionTypes;
 }
 

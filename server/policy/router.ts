@@ -610,12 +610,24 @@ export function policyRouter(policies: Policies, queries: PolicyQueries, texts: 
         description:
           'If the tenant requires approval, this needs a signed-in person who neither wrote nor submitted the version. With the version of an open review (`open_review`) it closes that review, whatever the current state of the policy: this needs a signed-in person other than the one who used break glass, and does not change what is enforced.',
         tag,
-        problems: ['NOT_FOUND', 'VERSION_CHANGED', 'INVALID_STATUS', 'SELF_APPROVAL', 'POLICY_INVALID'],
+        problems: [
+          ...(['NOT_FOUND', 'VERSION_CHANGED', 'INVALID_STATUS', 'SELF_APPROVAL', 'POLICY_INVALID'] as const),
+          'SIMULATION_REQUIRED',
+        ],
       },
     )
-      .input(z.strictObject({ ...Id, version: Version, comment: text(2000).optional() }))
+      .input(
+        z.strictObject({
+          ...Id,
+          version: Version,
+          comment: text(2000).optional(),
+          simulation_id: text(64).optional().describe('the simulation that was read; default: the newest that fits'),
+        }),
+      )
       .output(PolicyOut)
-      .mutation(({ ctx, input }) => policies.approve(ctx.tenantId, input.id, input.version, input.comment, by(ctx))),
+      .mutation(({ ctx, input: { id, version, comment, simulation_id } }) =>
+        policies.approve(ctx.tenantId, id, version, comment, by(ctx), simulation_id),
+      ),
 
     reject: route(
       'POST /v1/policies/{id}/reject',

@@ -309,6 +309,18 @@ export class PolicyTexts {
     });
   }
 
+  /** The live policies and all that they depend on, as the transaction sees it; also what a draft reads besides. */
+  async surroundingsWithin(
+    em: EntityManager,
+    tenantId: string,
+    draft: string,
+    { action_types }: Pick<Rules, 'action_types'>,
+  ): Promise<Surroundings> {
+    const rows = await em.execute<LiveText[]>(liveTexts('?'), [tenantId]);
+    const lists = await this.#lists.valuesOf(em, tenantId, listsOf([draft], rows));
+    return surroundingsOf(rows, action_types, await this.#registry(em), lists);
+  }
+
   /** Runs a test suite. */
   run(tenantId: string, job: SuiteJob): Promise<SuiteRun> {
     return this.#ask((language) => language.test(tenantId, job));

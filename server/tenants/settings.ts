@@ -15,6 +15,7 @@ const values = {
   self_approval: z.boolean(),
   tests_required: z.boolean(),
   min_coverage: z.int().min(0).max(100),
+  simulation_required: z.boolean(),
   input_retention_days: z.int().min(0).max(3650),
   poll_seconds: z.int().min(1).max(3600),
   stop_grace_seconds: z.int().min(0).max(86_400),
@@ -35,6 +36,9 @@ export const Settings = z
     ),
     min_coverage: values.min_coverage.describe(
       'the percentage of its statements that the tests of a version must cover before it is submitted or enforced',
+    ),
+    simulation_required: values.simulation_required.describe(
+      'a version is submitted and enforced only with a finished simulation against the live policies',
     ),
     input_retention_days: values.input_retention_days.describe('how many days the inputs of decisions are kept'),
     poll_seconds: values.poll_seconds.describe('how often proxies poll; default: the server’s setting'),
@@ -63,6 +67,7 @@ const DEFAULTS: Omit<Settings, 'poll_seconds'> = {
   self_approval: false,
   tests_required: false,
   min_coverage: 0,
+  simulation_required: false,
   input_retention_days: 30,
   stop_grace_seconds: 60,
   approver_groups: {},
@@ -103,6 +108,7 @@ const GUARDED: { readonly [K in SettingName]?: Loosens<Settings[K]> } = {
   self_approval: (before) => !before,
   tests_required: (before) => before,
   min_coverage: (before, after) => after < before,
+  simulation_required: (before) => before,
   policy_author_may_vote: (before) => !before,
   sso_only: (before) => before,
   input_retention_days: (before, after) => after < before,

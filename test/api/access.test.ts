@@ -4,7 +4,7 @@ import { buildRouter, type Services } from '../../server/api/root.ts';
 import { type Access, ROLES } from '../../server/domain/principal.ts';
 import { WORKLOAD_SCOPES, type WorkloadScope } from '../../server/domain/workload.ts';
 import type { Meta } from '../../server/rpc/procedure.ts';
-import { allowed, BODIES, fill, idOf, makeWorld, operations, type World } from '../helpers/api.ts';
+import { allowed, BODIES, fill, idOf, makeWorld, operations, simulated, type World } from '../helpers/api.ts';
 import { type Credential, useServer } from '../helpers/server.ts';
 import { TokenIssuer, trust, workloadToken } from '../helpers/token-issuer.ts';
 
@@ -63,6 +63,10 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'POST /v1/policies/{id}/test': ['viewer', 'admin pipeline', 'policies:read'],
   'POST /v1/policies/{id}/mutations': ['viewer', 'admin pipeline', 'policies:read'],
   'POST /v1/policies/{id}/breaks': ['viewer', 'admin pipeline', 'policies:read'],
+  'POST /v1/policies/{id}/simulate': ['author', 'admin pipeline'],
+  'GET /v1/policies/{id}/simulation': ['viewer', 'admin pipeline'],
+  'GET /v1/policies/{id}/simulations': ['viewer', 'admin pipeline'],
+  'DELETE /v1/policies/{id}/simulation': ['author', 'admin pipeline'],
   'POST /v1/policies/{id}/comments': ['author', 'admin'],
   'GET /v1/policies/bundle': ['-', 'admin proxy'],
   'POST /v1/policies/{id}/submit': ['author', 'admin', 'policies:submit'],
@@ -339,6 +343,7 @@ describe('another tenant', () => {
       id: 'theirs',
       dsl_source: BODIES['POST /v1/policies']!.dsl_source,
     });
+    await simulated(server, other.tenant.id, 'theirs');
     other.policy = 'theirs';
   });
 

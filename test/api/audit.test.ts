@@ -100,6 +100,18 @@ const PREPARE: Record<string, (world: Prepared) => Promise<unknown>> = {
     await server.call(201, 'POST /v1/policies', w.tenant.admin, { id: 'draft', dsl_source: source });
     w.policy = 'draft';
   },
+  'DELETE /v1/policies/{id}/simulation': async (w) => {
+    // it waits for an earlier one that has no end
+    await sql(
+      server,
+      `insert into policy_simulation (tenant_id, id, policy_id, automatic, dsl_source, draft_hash, status, window_from,
+         window_to, created_at, created_by, lease_until)
+       select $1, id, 'guard', false, '', '', status, now(), now(), now(), 'x', now() + interval '1 day'
+       from (values ('sim_running', 'running'), ('sim_waiting', 'queued')) v (id, status)`,
+      [w.tenant.id],
+    );
+    w.body = { simulation_id: 'sim_waiting' };
+  },
   'POST /v1/policies/{id}/approve': (w) => submitted(w),
   'POST /v1/policies/{id}/reject': (w) => submitted(w),
   'POST /v1/policies/{id}/request-changes': (w) => submitted(w),
@@ -207,6 +219,8 @@ const SPENDS = new Set([
   'POST /v1/settings/changes/{id}/reject',
   'DELETE /v1/workload-trust/{id}',
   'DELETE /v1/policies/{id}',
+  'POST /v1/policies/{id}/simulate',
+  'DELETE /v1/policies/{id}/simulation',
   'POST /v1/policies/{id}/break-glass',
   'POST /v1/escrow/{id}/vote',
   'POST /v1/escrow/{id}/consume',

@@ -11,6 +11,7 @@ const DEFAULTS = {
   self_approval: false,
   tests_required: false,
   min_coverage: 0,
+  simulation_required: false,
   input_retention_days: 30,
   poll_seconds: 15,
   approver_groups: {},
@@ -32,6 +33,7 @@ test('every setting can be changed and reset to its default, which is shown agai
     self_approval: true,
     tests_required: true,
     min_coverage: 60,
+    simulation_required: true,
     input_retention_days: 90,
     poll_seconds: 7,
     approver_groups: { finance: [admin.userId] },
@@ -222,6 +224,7 @@ const loosenings = (admin: string, other: string): [name: string, from: unknown,
   ['self_approval', false, true],
   ['tests_required', true, false],
   ['min_coverage', 60, 59],
+  ['simulation_required', true, false],
   ['policy_author_may_vote', false, true],
   ['input_retention_days', 30, 29],
   ['approver_groups', { finance: [admin] }, { finance: [admin, other] }],
@@ -246,8 +249,8 @@ describe('settings that decide whose approval is needed', () => {
     ].filter((body) => !('approval_required' in body) || body.approval_required === true);
     for (const who of [tenant.admin, tenant.operatorKey]) {
       for (const body of bodies) {
-        const { policy_author_may_vote, tests_required } = body as Record<string, unknown>;
-        const same = policy_author_may_vote === true || tests_required === false;
+        const { policy_author_may_vote, tests_required, simulation_required } = body as Record<string, unknown>;
+        const same = policy_author_may_vote === true || tests_required === false || simulation_required === false;
         await patch(same ? 200 : 403, who, { ...body, reason });
       }
     }
@@ -297,14 +300,15 @@ describe('settings that decide whose approval is needed', () => {
       policy_author_may_vote: false,
       tests_required: true,
       min_coverage: 80,
+      simulation_required: true,
       input_retention_days: 60,
       approver_groups: { a: [], b: [] },
     };
     expect((await patch(200, admin, { ...tight, reason })).body).toMatchObject({ ...tight, waiting: null });
     const codes = async (action: string) => (await actionsOf(admin, action)).map(({ code }) => code);
-    expect(await codes('settings.change_proposed')).toEqual(Array(12).fill('TEN003I'));
-    expect(await codes('settings.change_approved')).toEqual(Array(12).fill('TEN004I'));
-    expect(await codes('settings.approval_refused')).toEqual(Array(12).fill('TEN004E'));
+    expect(await codes('settings.change_proposed')).toEqual(Array(13).fill('TEN003I'));
+    expect(await codes('settings.change_approved')).toEqual(Array(13).fill('TEN004I'));
+    expect(await codes('settings.approval_refused')).toEqual(Array(13).fill('TEN004E'));
   });
 
   test('ending required single sign-on is a loosening', async () => {

@@ -111,6 +111,10 @@ export const BODIES: Readonly<Record<string, Record<string, unknown>>> = {
     ].join('\n'),
   },
   'POST /v1/policies/{id}/breaks': {},
+  'POST /v1/policies/{id}/simulate': {
+    dsl_source: 'permit(principal in AgentRole::"clerk", action, resource == Tool::"pay");',
+  },
+  'DELETE /v1/policies/{id}/simulation': { simulation_id: 'nothing-has-this-id' },
   'POST /v1/policies/{id}/comments': { version: 1, comment: 'why?' },
   'PUT /v1/policies/{id}': { dsl_source: 'permit(principal, action, resource == Tool::"write");' },
   'DELETE /v1/policies/{id}': { reason: 'over' },
@@ -306,6 +310,7 @@ export async function makeWorld(server: TestServer): Promise<World> {
   const subscription = await server.call<{ id: string }>(201, 'POST /v1/subscriptions', admin, {
     ...BODIES['POST /v1/subscriptions'],
   });
+  await simulated(server, tenant.id, 'guard');
   await tenant.set({ approval_required: true });
   const loosening = { self_approval: true, reason: 'one of us is away' };
   const change = await server.call<{ waiting: { id: string } }>(200, 'PATCH /v1/settings', admin, loosening);
@@ -341,6 +346,36 @@ export async function makeWorld(server: TestServer): Promise<World> {
     stop: stopped.body.id,
     delivery: await delivered(server, tenant.id, subscription.body.id),
   };
+}
+
+/** A simulation of a policy, as if it had run. */
+export async function simulated(server: TestServer, tenantId: string, policy: string): Promise<void> {
+  const held = { decision: 'escrow', rule_id: `${policy}#1` };
+  const money = { EUR: '1.00' };
+  const result = {
+    ...{ decisions: 3, one_in: null, pruned: 1, questions: 2, unknown: 1, unknown_by_reason: { input_erased: 1 } },
+    statements: { added: [], removed: [], changed: [`${policy}#1`] },
+    matrix: { allow: { allow: 1 }, escrow: { allow: 1 } },
+    changed: 1,
+    money: { hold_lifted: money },
+    groups: [
+      {
+        ...{ direction: 'hold_lifted', was: held, becomes: { ...held, decision: 'allow' }, simulated: false },
+        ...{ count: 1, agents: 1, tools: [{ name: 'pay', count: 1 }], money, ranges: [], examples: ['evt_1'] },
+      },
+    ],
+    more_groups: 0,
+    drift: { total: 0, unexplained: 0, examples: [] },
+    ...{ simulated_limits: [], nothing_newly_allowed: false },
+  };
+  await sql(
+    server,
+    `insert into policy_simulation (tenant_id, id, policy_id, version, automatic, dsl_source, draft_hash, live_hash, status,
+       window_from, window_to, created_at, created_by, finished_at, checked, total, result, result_hash)
+     values ($1, $2, $3, 1, true, '', 'sha256:0', 'sha256:0', 'done', now() - interval '30 days', now(), now(), 'usr_1',
+       now(), 3, 3, $4, 'sha256:0')`,
+    [tenantId, `sim_${++counter}`, policy, result],
+  );
 }
 
 /** A delivery of a subscription, as if it had arrived. */
@@ -451,8 +486,8 @@ export async function fingerprint(server: TestServer): Promise<Record<string, st
   }
 }
 
-/** What jobs write at any time, apart from any request: checkpoints are taken, and mails leave the outbox. */
-const BY_JOBS = ['chain_checkpoint', 'mail_message'];
+/** What jobs write at any time, apart from any request: checkpoints, mails that leave the outbox, ends of simulations. */
+const BY_JOBS = ['chain_checkpoint', 'mail_message', 'policy_simulation'];
 
 /** The tables whose fingerprints differ. */
 export function changed(before: Record<string, string>, after: Record<string, string>): string[] {

@@ -30,7 +30,12 @@ type Said = Message extends infer One ? (One extends unknown ? Omit<One, 'who'> 
 const STALE: Record<string, () => readonly { queryKey?: unknown }[]> = {
   events: () => [trpc.events.summary.pathFilter(), trpc.events.list.pathFilter()],
   holds: () => [trpc.escrow.pathFilter(), trpc.machines.escrow.pathFilter()],
-  policies: () => [trpc.policies.pathFilter(), trpc.lists.pathFilter(), trpc.machines.policy.pathFilter()],
+  policies: () => [
+    trpc.policies.pathFilter(),
+    trpc.lists.pathFilter(),
+    trpc.simulations.pathFilter(),
+    trpc.machines.policy.pathFilter(),
+  ],
   settings: () => [
     trpc.sso.pathFilter(),
     trpc.tokenIssuers.pathFilter(),

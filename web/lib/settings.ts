@@ -11,6 +11,7 @@ const GUARDED: readonly (keyof Settings)[] = [
   'self_approval',
   'tests_required',
   'min_coverage',
+  'simulation_required',
   'policy_author_may_vote',
   'sso_only',
   'input_retention_days',

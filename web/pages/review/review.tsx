@@ -9,6 +9,7 @@ import { useMe } from '../../lib/session.ts';
 import { type Answers, api, trpc } from '../../lib/trpc.ts';
 import { PolicySource } from '../../parts/policy-source.tsx';
 import { BrokenTests, TestRun, TestsDiff } from '../../parts/policy-tests.tsx';
+import { SimulationPanel, useSimulation } from '../../parts/simulation.tsx';
 import { Broken } from '../../ui/broken.tsx';
 import { ConfirmDialog } from '../../ui/confirm.tsx';
 import { Diff } from '../../ui/editor/diff.tsx';
@@ -107,6 +108,7 @@ function Review({ policy }: { policy: PolicyDetail }) {
         </p>
       ) : null}
       <Checks id={id} version={reviewed} />
+      <SimulationPanel policyId={id} version={reviewed} key={reviewed} />
       <Paper mb="md">
         {before === null ? (
           <FirstVersion id={id} version={reviewed} />
@@ -270,6 +272,8 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
   const changes = useMutation(trpc.policies.requestChanges.mutationOptions());
   const reject = useMutation(trpc.policies.reject.mutationOptions());
   const late = version !== policy.version;
+  // what was read is what the audit log says was read
+  const { data: simulation } = useSimulation(policy.id, version);
   const refusal = (event: Verdict): string | undefined => {
     if (late) return `version ${policy.version} is newer: review that one`;
     const next = standing.data?.next.find((one) => one.event === event);
@@ -314,7 +318,11 @@ function Decide({ policy, version }: { policy: PolicyDetail; version: number }) 
         danger={false}
         reason={{ label: 'Comment' }}
         onConfirm={async (comment) => {
-          await approve.mutateAsync({ ...input, ...(comment && { comment }) });
+          await approve.mutateAsync({
+            ...input,
+            ...(comment && { comment }),
+            ...(simulation?.status === 'done' && { simulation_id: simulation.id }),
+          });
           toastDone('Approved', `Version ${version} is enforced.`);
         }}
       >

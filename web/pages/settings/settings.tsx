@@ -113,6 +113,12 @@ function Approval({ settings, locked, save }: Part) {
       about: 'It is submitted and enforced only with at least one test. Break glass enforces it all the same.',
     },
     {
+      name: 'simulation_required',
+      label: 'A version needs a simulation on past decisions',
+      about:
+        'It is submitted and enforced only with a finished one against the live policies. Break glass enforces it all the same.',
+    },
+    {
       name: 'policy_author_may_vote',
       label: 'The author of a live policy version may vote on the holds it opens',
       about: 'When off, people who wrote a rule do not decide its exceptions.',

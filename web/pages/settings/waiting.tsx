@@ -16,6 +16,7 @@ const NAMES: Record<string, string> = {
   self_approval: 'Authors approve their own versions',
   tests_required: 'Policies need tests',
   min_coverage: 'Percentage of statements that tests cover',
+  simulation_required: 'Policies need a simulation',
   policy_author_may_vote: 'Policy authors vote on holds of their rules',
   sso_only: 'Single sign-on is the only way in',
   input_retention_days: 'Days to keep decision inputs',

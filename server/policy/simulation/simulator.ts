@@ -1,0 +1,428 @@
+import type { Decision } from '../../domain/decision.ts';
+import type { ActionRequest, BundleContent, BundleStatement } from '../../domain/policy.ts';
+import { STOP_POLICY } from '../../domain/stops.ts';
+import { actionHash } from '../evaluation/action-hash.ts';
+import { type Match, PolicyEngine, settle, type Verdict } from '../evaluation/evaluate.ts';
+import { ruleReference } from '../evaluation/hold-terms.ts';
+import { type LimitWindow, takenFrom } from '../evaluation/limits.ts';
+import { type Constraint, type Head, readHead } from '../language/head.ts';
+import { tokens } from '../language/scan.ts';
+import type { Outcome, UnknownReason } from './outcome.ts';
+import { fits, placeOf, Questions, type SessionNeeds } from './question.ts';
+import { amountOf, type Subject, Tally } from './tally.ts';
+
+/** A decision as its record says it. */
+export interface Recorded {
+  decision: Decision;
+  rule_id: string | undefined;
+  bundle_hash: string | undefined;
+  agent_id: string;
+  agent_role: string;
+  tool_name: string;
+}
+
+/** The state outside the policies that a past decision depended on. */
+export interface PastFacts {
+  /** The rules that a consumed hold covered; `all` that asked for a hold, where the record names just the hold. */
+  covered: readonly string[] | 'all';
+  /** The rules whose limit was reached. */
+  exceeded: readonly string[];
+  /** Nothing could be held, so that what policies would hold was denied; undefined where the record does not say. */
+  unholdable: boolean | undefined;
+  /** No policies were in force. */
+  standstill: boolean;
+}
+
+export interface Past {
+  event_id: string;
+  /** When it was decided, in milliseconds. */
+  at: number;
+  recorded: Recorded;
+  facts: PastFacts;
+  /** What was asked, or why that is not known. */
+  request: ActionRequest | UnknownReason;
+}
+
+/**
+ * What the text of a record must say for a changed statement to apply to its decision: one of `agents` and one of
+ * `tools`, where they are given.
+ */
+export interface RecordTest {
+  agents?: { agent_ids: string[]; agent_roles: string[] };
+  tools?: string[];
+}
+
+/** Answers that are kept. */
+const MOST_ANSWERS = 50_000;
+const MOST_DRIFTS = 20;
+
+interface Answer {
+  old: Match;
+  next: Match;
+  /** The verdicts where no facts beside the policies matter. */
+  plain: Verdicts;
+}
+interface Verdicts {
+  was: Verdict;
+  becomes: Verdict;
+}
+
+/**
+ * What a draft would have decided on past decisions, beside what the live policies decide on them. Give it each decision
+ * with `add`, in any order, and then ask for the `outcome`.
+ *
+ * It is exact: a decision is left out only if no statement that differs can apply to it, and two decisions share an
+ * answer only if they are the same question to both sets of policies. Both are asked by the engine that decides.
+ *
+ * Pure: it has no clock, and the time of a decision is the recorded one.
+ */
+export class Simulator {
+  readonly #before: PolicyEngine;
+  readonly #after: PolicyEngine;
+  readonly #beforeHash: string;
+  readonly #actions: BundleContent['action_entities'];
+  readonly #questions: Questions;
+  /** What each set reads of sessions. */
+  readonly #sessions: readonly [before: Questions, after: Questions];
+  /** Facts of sessions that the live policies declare are not those that the draft declares. */
+  readonly #factsDiffer: boolean;
+  readonly #statements: Outcome['statements'];
+  readonly #heads: readonly Head[];
+  readonly #tests: readonly RecordTest[] | null;
+  /** The rules of the draft whose limits are counted anew. */
+  readonly #limits: ReadonlySet<string>;
+  readonly #numbers: readonly string[];
+  readonly #answers = new Map<string, Answer>();
+  readonly #tally = new Tally();
+  readonly #counted = new CountedCalls();
+  readonly #unknown = new Map<UnknownReason, number>();
+  readonly #drift = { total: 0, unexplained: 0, examples: [] as string[] };
+  #pruned = 0;
+  #asked = 0;
+
+  /** `beforeHash` is the hash of the bundle of the live policies. The contents share schema, actions and registry. */
+  constructor(before: BundleContent, after: BundleContent, beforeHash: string) {
+    this.#before = new PolicyEngine(before);
+    this.#after = new PolicyEngine(after);
+    this.#beforeHash = beforeHash;
+    this.#actions = before.action_entities;
+    this.#questions = new Questions([...before.policies, ...after.policies], before.action_entities);
+    this.#sessions = [
+      new Questions(before.policies, before.action_entities),
+      new Questions(after.policies, after.action_entities),
+    ];
+    this.#factsDiffer = declarations(before.policies) !== declarations(after.policies);
+    const [old, next] = [byId(before.policies), byId(after.policies)];
+    const added = after.policies.filter(({ id }) => !old.has(id));
+    const removed = before.policies.filter(({ id }) => !next.has(id));
+    const changed = after.policies.filter(({ id, cedar }) => old.has(id) && old.get(id)!.cedar !== cedar);
+    const ids = (statements: readonly BundleStatement[]) => statements.map(({ id }) => id);
+    this.#statements = { added: ids(added), removed: ids(removed), changed: ids(changed) };
+    const differing = [...added, ...removed, ...changed, ...changed.map(({ id }) => old.get(id)!)];
+    // whoever reads a fact depends on the statement that declares it
+    const readers = (head: Head) => head.sessionFacts.length > 0;
+    const dependent = this.#factsDiffer ? headsOf([...before.policies, ...after.policies]).filter(readers) : [];
+    this.#heads = [...headsOf(differing), ...dependent];
+    this.#tests = recordTests(this.#heads);
+    const limited = [...added, ...changed].filter(({ annotations: { rate, budget } }) => rate || budget);
+    this.#limits = new Set(ids(limited));
+    const paths = this.#heads.flatMap(({ reads, attributes }) => [
+      ...reads.flatMap(({ kind, key }) => (kind === 'num' && key !== null ? [key] : [])),
+      ...(attributes?.includes('amount') ? ['estimated_value'] : []),
+    ]);
+    this.#numbers = [...new Set(paths)].slice(0, 5);
+  }
+
+  /**
+   * By which records can be left out unseen; null when each must be looked at, empty when nothing can change. Those left
+   * out are reported to `leaveOut`.
+   */
+  get tests(): readonly RecordTest[] | null {
+    return this.#tests;
+  }
+
+  /** Counts decisions to which no changed statement can apply. */
+  leaveOut(decision: Decision, count: number): void {
+    this.#pruned += count;
+    this.#tally.same(decision, count);
+  }
+
+  add(past: Past): void {
+    const { request, recorded } = past;
+    // a stop decided it, whatever the policies say
+    if (recorded.rule_id?.startsWith(`${STOP_POLICY}#`)) {
+      this.leaveOut(recorded.decision, 1);
+      return;
+    }
+    if (typeof request === 'string') {
+      if (isTested(this.#tests, recorded)) this.#miss(request);
+      else this.leaveOut(recorded.decision, 1);
+      return;
+    }
+    const place = placeOf(request, this.#actions);
+    if (this.#heads.some((head) => fits(head, place))) this.#decide(past, request);
+    else this.leaveOut(recorded.decision, 1);
+  }
+
+  /** To be asked for once, at the end. */
+  outcome(): Outcome {
+    for (const { was, becomes, subject } of this.#counted.verdicts(this.#limits)) {
+      this.#tally.add(was, becomes, () => subject, true);
+    }
+    this.#before.dispose();
+    this.#after.dispose();
+    const { groups, more_groups, money } = this.#tally.groups();
+    const unknown = [...this.#unknown.values()].reduce((sum, count) => sum + count, 0);
+    return {
+      statements: this.#statements,
+      pruned: this.#pruned,
+      questions: this.#asked,
+      unknown,
+      unknown_by_reason: Object.fromEntries(this.#unknown),
+      matrix: this.#tally.matrix,
+      changed: this.#tally.changed,
+      money,
+      groups,
+      more_groups,
+      drift: this.#drift,
+      simulated_limits: [...this.#limits].sort(),
+      nothing_newly_allowed: unknown === 0 && !groups.some(({ direction }) => direction === 'newly_allowed'),
+    };
+  }
+
+  #miss(reason: UnknownReason): void {
+    this.#unknown.set(reason, (this.#unknown.get(reason) ?? 0) + 1);
+  }
+
+  #decide(past: Past, request: ActionRequest): void {
+    const unanswerable = this.#unanswerable(past, request);
+    if (unanswerable) {
+      this.#miss(unanswerable);
+      return;
+    }
+    const answer = this.#answer(request);
+    const { was, becomes, covered, unholdable } = this.#settled(answer, past);
+    this.#compare(past, was);
+    const { old, next } = answer;
+    const known = new Set([...old.limits.map(({ rule_id }) => rule_id), ...past.facts.exceeded]);
+    if (next.limits.some(({ rule_id }) => this.#limits.has(rule_id))) {
+      const call = { past, request, was, next, covered, unholdable, subject: this.#subject(past, request) };
+      if (!this.#counted.add(call)) this.#miss('limit_not_recorded');
+    } else if (next.limits.some(({ rule_id }) => !known.has(rule_id))) {
+      // a limit that did not count the call then: its state is not known
+      this.#miss('limit_not_recorded');
+    } else {
+      this.#tally.add(was, becomes, () => this.#subject(past, request));
+    }
+  }
+
+  #unanswerable({ facts, recorded }: Past, request: ActionRequest): UnknownReason | undefined {
+    if (facts.standstill) return 'no_policies';
+    return this.#knowsSession(recorded, request) ? undefined : 'session_not_recorded';
+  }
+
+  /**
+   * Whether the request has all of its session's state that matters now. It has as much as the policies of the time read:
+   * which names those were is certain only of the policies that are live now.
+   */
+  #knowsSession({ bundle_hash }: Recorded, request: ActionRequest): boolean {
+    const { session, session_id } = request;
+    const [before, after] = this.#sessions.map((set) => set.sessionNeeds(request)) as [SessionNeeds, SessionNeeds];
+    if (!session_id || !(before.any || after.any)) return true;
+    if (!session || ((before.trust || after.trust) && session.lowest_trust === undefined)) return false;
+    if (before.names.size + after.names.size === 0) return true;
+    const same = bundle_hash === this.#beforeHash && !this.#factsDiffer;
+    return same && [...after.names].every((name) => before.names.has(name));
+  }
+
+  #answer(request: ActionRequest): Answer {
+    const key = this.#questions.keyOf(request);
+    const known = this.#answers.get(key);
+    if (known) return known;
+    const [old, next] = [this.#before.match(request), this.#after.match(request)];
+    this.#asked++;
+    const answer = { old, next, plain: { was: settle(old, NO_STATE), becomes: settle(next, NO_STATE) } };
+    if (this.#answers.size >= MOST_ANSWERS) this.#answers.delete(this.#answers.keys().next().value as string);
+    this.#answers.set(key, answer);
+    return answer;
+  }
+
+  /** The verdicts with the facts of the time: a hold of the past covers the rules of the same ids in either set. */
+  #settled({ old, next, plain }: Answer, { facts, recorded }: Past): Verdicts & Circumstances {
+    const { exceeded } = facts;
+    let { was, becomes } = plain;
+    let covered: Covered = NONE;
+    if (exceeded.length > 0 || facts.covered.length > 0) {
+      const ids = facts.covered === 'all' ? holding(old) : facts.covered;
+      covered = new Set(ids);
+      const over = new Map(exceeded.map((id) => [id, { retry_after: 1 }]));
+      was = settle(old, { exceeded: over, covered: referencesTo(old, covered) });
+      becomes = settle(next, { exceeded: over, covered: referencesTo(next, covered) });
+    }
+    const unholdable =
+      facts.unholdable ??
+      (recorded.decision === 'deny' && was.decision === 'escrow' && recorded.rule_id === (was.rule_id ?? undefined));
+    if (unholdable) [was, becomes] = [unheld(was), unheld(becomes)];
+    return { was, becomes, covered, unholdable };
+  }
+
+  #compare({ event_id, recorded }: Past, was: Verdict): void {
+    const sameRule = recorded.rule_id === undefined || recorded.rule_id === was.rule_id;
+    if (was.decision === recorded.decision && sameRule) return;
+    this.#drift.total++;
+    if (recorded.bundle_hash === this.#beforeHash) this.#drift.unexplained++;
+    if (this.#drift.examples.length < MOST_DRIFTS) this.#drift.examples.push(event_id);
+  }
+
+  #subject({ event_id, recorded }: Past, request: ActionRequest): Subject {
+    const numbers = this.#numbers.flatMap((path) => {
+      const value = path === 'estimated_value' ? request.estimated_value : valueAt(request, path);
+      const number = typeof value === 'string' && /^-?\d{1,15}(\.\d{1,4})?$/.test(value) ? Number(value) : value;
+      return typeof number === 'number' && Number.isFinite(number) ? [[path, number] as const] : [];
+    });
+    const { agent_id, tool_name } = recorded;
+    return { event_id, agent_id, tool_name, ...amountOf(request), numbers };
+  }
+}
+
+const NO_STATE = { exceeded: new Map<string, { retry_after: number }>() };
+type Covered = ReadonlySet<string>;
+interface Circumstances {
+  covered: Covered;
+  unholdable: boolean;
+}
+const NONE: Covered = new Set();
+
+const headsOf = (statements: readonly BundleStatement[]) => statements.map(({ cedar }) => readHead(tokens(cedar)));
+const declarations = (statements: readonly BundleStatement[]) =>
+  JSON.stringify(
+    statements.map(({ policy_id, annotations }) => [policy_id, annotations.fact]).filter(([, fact]) => fact),
+  );
+const byId = (statements: readonly BundleStatement[]) => new Map(statements.map((one) => [one.id, one]));
+const holding = ({ hits }: Match) => hits.filter(({ annotations }) => annotations.escrow).map(({ id }) => id);
+const referencesTo = ({ hits }: Match, ids: Covered) => hits.filter(({ id }) => ids.has(id)).map(ruleReference);
+
+function unheld(verdict: Verdict): Verdict {
+  if (verdict.decision !== 'escrow') return verdict;
+  const { escrow: _none, ...rest } = verdict;
+  return { ...rest, decision: 'deny' };
+}
+
+/** The value at a path of the arguments, as far as it can be found by splitting the path: for display only. */
+function valueAt({ arguments: args, context }: ActionRequest, path: string): unknown {
+  const parts = path.split(/[.[\]]+/).filter((part) => part !== '');
+  let value: unknown = args;
+  if (parts[0] === 'context') value = context;
+  if (parts[0] === 'context' || (parts[0] === 'arguments' && parts[1] === 'context')) parts.shift();
+  for (const part of parts) {
+    if (typeof value !== 'object' || value === null || !Object.hasOwn(value, part)) return undefined;
+    value = (value as Record<string, unknown>)[part];
+  }
+  return value;
+}
+
+/** Tests of more scopes than this cost more than looking at the records. */
+const MOST_TESTS = 50;
+
+/** Null when a scope leaves open what a record could be tested for. */
+function recordTests(heads: readonly Head[]): RecordTest[] | null {
+  const tests = new Map<string, RecordTest>();
+  for (const { principal, resource } of heads) {
+    const entities = { principal: named(principal), resource: named(resource) };
+    const idsOf = (type: string, list: readonly string[]) =>
+      list.filter((one) => one.startsWith(`${type}::`)).map((one) => one.slice(type.length + 2));
+    const ofServer = entities.resource?.some((one) => one.startsWith('ToolServer::'));
+    const test: RecordTest = {
+      ...(entities.principal && {
+        agents: { agent_ids: idsOf('Agent', entities.principal), agent_roles: idsOf('AgentRole', entities.principal) },
+      }),
+      ...(entities.resource && !ofServer && { tools: idsOf('Tool', entities.resource) }),
+    };
+    if (!test.agents && !test.tools) return null;
+    tests.set(JSON.stringify(test), test);
+  }
+  return tests.size > MOST_TESTS ? null : [...tests.values()];
+}
+
+/** The entities one of which the constraint asks for; undefined when it asks for none. */
+function named(constraint: Constraint): string[] | undefined {
+  if (constraint.op === 'eq') return [constraint.entity];
+  if (constraint.op === 'in') return constraint.entities;
+  return constraint.op === 'is' ? constraint.entities : undefined;
+}
+
+function isTested(tests: readonly RecordTest[] | null, { agent_id, agent_role, tool_name }: Recorded): boolean {
+  if (tests === null) return true;
+  return tests.some(
+    ({ agents, tools }) =>
+      (!agents || agents.agent_ids.includes(agent_id) || agents.agent_roles.includes(agent_role)) &&
+      (!tools || tools.includes(tool_name)),
+  );
+}
+
+interface CountedCall extends Circumstances {
+  past: Past;
+  request: ActionRequest;
+  was: Verdict;
+  next: Match;
+  subject: Subject;
+}
+
+/** Calls that are counted: they are kept until the end, since they come in any order. */
+const MOST_COUNTED = 200_000;
+
+/** The calls that limits of the draft count, as the decision protocol counts them: see `decide`. */
+class CountedCalls {
+  readonly #calls: (Omit<CountedCall, 'past' | 'request'> & {
+    at: number;
+    exceeded: readonly string[];
+    once: string;
+  })[] = [];
+
+  /** False where there are too many to count. */
+  add({ past, request, ...call }: CountedCall): boolean {
+    if (this.#calls.length >= MOST_COUNTED) return false;
+    const { at, facts } = past;
+    const holds = call.next.hits.some(({ annotations }) => annotations.escrow);
+    const once = holds ? `${request.agent_id}\n${actionHash(request)}` : '';
+    this.#calls.push({ ...call, at, exceeded: facts.exceeded, once });
+    return true;
+  }
+
+  /** The verdicts, with the calls counted in the order of time. A window begins with its first call. */
+  *verdicts(limits: ReadonlySet<string>): Generator<Verdicts & { subject: Subject }> {
+    const windows = new Map<string, LimitWindow>();
+    /** The windows in which a held action was counted already. */
+    const counted = new Map<string, number>();
+    for (const call of this.#calls.sort((a, b) => a.at - b.at)) {
+      const { was, next, covered, unholdable, once, at, subject } = call;
+      const references = referencesTo(next, covered);
+      const otherwise = settle(next, { exceeded: NO_STATE.exceeded, covered: references });
+      const held = otherwise.decision === 'escrow';
+      const exceeded = new Map<string, { retry_after: number }>();
+      const taken: [key: string, window: LimitWindow][] = [];
+      for (const limit of next.limits) {
+        const { rule_id, kind } = limit;
+        if (!limits.has(rule_id)) {
+          if (call.exceeded.includes(rule_id)) exceeded.set(rule_id, { retry_after: 1 });
+          continue;
+        }
+        // a release was counted when it was asked for; what is held spends nothing before it is done
+        if (otherwise.consumes && kind === 'rate') continue;
+        const key = `${rule_id}\n${kind}\n${limit.key}`;
+        if (held && (counted.get(`${once}\n${key}`) ?? 0) > at) continue;
+        const answer = takenFrom(windows.get(key), limit, at);
+        if ('retry_after' in answer) exceeded.set(rule_id, answer);
+        else if (!(held && kind === 'budget')) taken.push([key, answer.window]);
+      }
+      if (exceeded.size === 0 && !(held && unholdable)) {
+        for (const [key, window] of taken) {
+          windows.set(key, window);
+          if (held) counted.set(`${once}\n${key}`, window.endsAt);
+        }
+      }
+      const becomes = settle(next, { exceeded, covered: references });
+      yield { was, becomes: unholdable ? unheld(becomes) : becomes, subject };
+    }
+  }
+}

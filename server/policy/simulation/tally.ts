@@ -1,0 +1,162 @@
+import type { Decision } from '../../domain/decision.ts';
+import type { ActionRequest } from '../../domain/policy.ts';
+import { visible } from '../evaluation/approver-view.ts';
+import type { Verdict } from '../evaluation/evaluate.ts';
+import { exactDecimal } from '../evaluation/request.ts';
+import { type ChangeGroup, DIRECTIONS, type Direction, directionOf, type Matrix } from './outcome.ts';
+
+/** Different agents and tools that are counted in a group, and event ids and tools that it lists. */
+const MOST_NAMES = 10_000;
+const MOST_EXAMPLES = 20;
+const MOST_TOOLS = 10;
+const MOST_TOOL_CHARACTERS = 80;
+const MOST_CURRENCIES = 20;
+const MOST_GROUPS = 200;
+
+/** What of a decision its group counts. */
+export interface Subject {
+  event_id: string;
+  agent_id: string;
+  tool_name: string;
+  /** In ten-thousandths; undefined where the request states none. */
+  amount: bigint | undefined;
+  currency: string;
+  /** By path. */
+  numbers: readonly (readonly [path: string, value: number])[];
+}
+
+interface Group {
+  direction: Direction;
+  was: ChangeGroup['was'];
+  becomes: ChangeGroup['becomes'];
+  simulated: boolean;
+  count: number;
+  agents: Set<string>;
+  tools: Map<string, number>;
+  money: Map<string, bigint>;
+  ranges: Map<string, { least: number; most: number }>;
+  /** The newest, as a ring. */
+  examples: string[];
+}
+
+/** Counts what changes, with memory that does not grow with the number of decisions. */
+export class Tally {
+  readonly matrix: Matrix = {};
+  changed = 0;
+  readonly #groups = new Map<string, Group>();
+
+  same(decision: Decision, count = 1): void {
+    this.#count(decision, decision, count);
+  }
+
+  /** `subject` is asked for only where something changes. */
+  add(was: Verdict, becomes: Verdict, subject: () => Subject, simulated = false): void {
+    this.#count(was.decision, becomes.decision, 1);
+    const direction = directionOf(was, becomes);
+    if (!direction) return;
+    this.changed++;
+    const key = [direction, was.decision, was.rule_id, becomes.decision, becomes.rule_id, simulated].join('\n');
+    let group = this.#groups.get(key);
+    if (!group) {
+      const side = ({ decision, rule_id }: Verdict) => ({ decision, rule_id });
+      group = {
+        ...{ direction, was: side(was), becomes: side(becomes), simulated, count: 0 },
+        ...{ agents: new Set(), tools: new Map(), money: new Map(), ranges: new Map(), examples: [] },
+      };
+      this.#groups.set(key, group);
+    }
+    record(group, subject());
+  }
+
+  groups(): { groups: ChangeGroup[]; more_groups: number; money: { [D in Direction]?: Record<string, string> } } {
+    const place = ({ direction }: Group) => DIRECTIONS.indexOf(direction);
+    const all = [...this.#groups.values()].sort((a, b) => place(a) - place(b) || b.count - a.count);
+    const money = new Map<Direction, Map<string, bigint>>();
+    for (const group of all) {
+      const sums = money.get(group.direction) ?? new Map<string, bigint>();
+      for (const [currency, amount] of group.money) addMoney(sums, currency, amount);
+      if (sums.size > 0) money.set(group.direction, sums);
+    }
+    return {
+      groups: all.slice(0, MOST_GROUPS).map(shown),
+      more_groups: Math.max(0, all.length - MOST_GROUPS),
+      money: Object.fromEntries([...money].map(([direction, sums]) => [direction, moneyOf(sums)])),
+    };
+  }
+
+  #count(was: Decision, becomes: Decision, count: number): void {
+    if (count === 0) return;
+    this.matrix[was] ??= {};
+    const row = this.matrix[was];
+    row[becomes] = (row[becomes] ?? 0) + count;
+  }
+}
+
+function record(group: Group, { event_id, agent_id, tool_name, amount, currency, numbers }: Subject): void {
+  group.examples[group.count++ % MOST_EXAMPLES] = event_id;
+  if (group.agents.size < MOST_NAMES) group.agents.add(agent_id);
+  const tools = group.tools.get(tool_name);
+  if (tools !== undefined || group.tools.size < MOST_NAMES) group.tools.set(tool_name, (tools ?? 0) + 1);
+  if (amount !== undefined) addMoney(group.money, currency, amount);
+  for (const [path, value] of numbers) {
+    const { least, most } = group.ranges.get(path) ?? { least: value, most: value };
+    group.ranges.set(path, { least: Math.min(least, value), most: Math.max(most, value) });
+  }
+}
+
+function addMoney(sums: Map<string, bigint>, currency: string, amount: bigint): void {
+  const key = sums.has(currency) || sums.size < MOST_CURRENCIES ? currency : OTHER;
+  sums.set(key, (sums.get(key) ?? 0n) + amount);
+}
+
+function shown({ agents, tools, money, ranges, examples, count, ...group }: Group): ChangeGroup {
+  const newest = count % MOST_EXAMPLES;
+  return {
+    ...group,
+    count,
+    agents: agents.size,
+    tools: [...tools]
+      .sort(([a, m], [b, n]) => n - m || (a < b ? -1 : 1))
+      .slice(0, MOST_TOOLS)
+      .map(([name, n]) => ({ name: bounded(name), count: n })),
+    money: moneyOf(money),
+    ranges: [...ranges].map(([path, range]) => ({ path: bounded(path), ...range })),
+    examples: (count <= MOST_EXAMPLES
+      ? [...examples]
+      : [...examples.slice(newest), ...examples.slice(0, newest)]
+    ).reverse(),
+  };
+}
+
+/** INVARIANT: of what agents write, reviewers get short texts in which every character can be seen. */
+function bounded(text: string): string {
+  const seen = visible(text);
+  return seen.length <= MOST_TOOL_CHARACTERS ? seen : `${seen.slice(0, MOST_TOOL_CHARACTERS).toWellFormed()}…`;
+}
+
+/** Where a request states an amount without a currency, or with one that is no code of three letters. */
+const OTHER = 'other';
+
+/** The amount that a request states, and its currency. */
+export function amountOf({ estimated_value, value_currency }: ActionRequest): Pick<Subject, 'amount' | 'currency'> {
+  const exact = estimated_value === undefined ? undefined : exactDecimal(estimated_value);
+  const code = value_currency?.toUpperCase() ?? '';
+  const currency = /^[A-Z]{3}$/.test(code) ? code : OTHER;
+  return { amount: exact === undefined ? undefined : tenThousandths(exact), currency };
+}
+
+function tenThousandths(decimal: string): bigint {
+  const [, sign, whole = '', fraction = ''] = /^(-?)(\d+)\.(\d{1,4})$/.exec(decimal)!;
+  const value = BigInt(whole) * 10_000n + BigInt(fraction.padEnd(4, '0'));
+  return sign ? -value : value;
+}
+
+/** Exact sums as decimals with at least two digits. */
+function moneyOf(sums: ReadonlyMap<string, bigint>): Record<string, string> {
+  const text = (sum: bigint) => {
+    const digits = String(sum < 0n ? -sum : sum).padStart(5, '0');
+    const [whole, fraction] = [digits.slice(0, -4), digits.slice(-4).replace(/0{1,2}$/, '')];
+    return `${sum < 0n ? '-' : ''}${whole}.${fraction}`;
+  };
+  return Object.fromEntries([...sums].sort(([a], [b]) => (a < b ? -1 : 1)).map(([name, sum]) => [name, text(sum)]));
+}

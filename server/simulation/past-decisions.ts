@@ -1,0 +1,145 @@
+import pg from 'pg';
+import { copyRows, type Rests } from '../chain/copy.ts';
+import { DECISIONS, type Decision, permits } from '../domain/decision.ts';
+import type { ActionRequest } from '../domain/policy.ts';
+import type { UnknownReason } from '../policy/simulation/outcome.ts';
+import type { Past, PastFacts, Recorded, RecordTest } from '../policy/simulation/simulator.ts';
+
+/** The one place that knows how past decisions and their inputs are stored. */
+
+export interface Range {
+  tenantId: string;
+  /** The records after `from`, up to `to`. */
+  from: number;
+  to: number;
+  /** One decision in so many is looked at, chosen by the hash of its number; 1 for all. */
+  oneIn: number;
+}
+
+export interface Reading {
+  /** By which records are left out unread; null when each must be read. */
+  tests: readonly RecordTest[] | null;
+  onPast(past: Past): void;
+  /** Decisions that were left out unread. */
+  onLeftOut(decision: Decision, count: number): void;
+  /** After each chunk: how many decisions were there, and the last number that was looked at. */
+  onProgress(decisions: number, seq: number): void;
+  rests?: Rests | undefined;
+}
+
+const CHUNK = 25_000;
+
+/** As the role of requests, which sees one tenant alone, in one snapshot that nothing changes. */
+export const beginReading = (tenantId: string): string => `begin isolation level repeatable read read only;
+  select set_config('app.tenant', ${pg.escapeLiteral(tenantId)}, true);
+  set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off;
+  set local enable_hashjoin = off; set local enable_mergejoin = off; set local max_parallel_workers_per_gather = 0`;
+
+/**
+ * Reads the decisions of a range in their order, within the transaction of `beginReading`. Records that the tests leave
+ * out are counted and not sent, and their inputs not even looked for.
+ */
+export async function readDecisions(client: pg.Client, range: Range, reading: Reading): Promise<void> {
+  for (let from = range.from; from < range.to; from += CHUNK) {
+    const chunk = { ...range, from, to: Math.min(from + CHUNK, range.to) };
+    const { rows } = await client.query<{ decision: number; n: number }>(
+      `select decision, count(*)::int as n from forensic_record
+       where tenant_id = $1 and seq > $2 and seq <= $3 and seq > 1 and decision >= 0 and mod(hashint8(seq), $4) = 0
+       group by decision`,
+      [chunk.tenantId, chunk.from, chunk.to, chunk.oneIn],
+    );
+    const left = new Map(rows.map(({ decision, n }) => [DECISIONS[decision]!, n]));
+    const decisions = rows.reduce((sum, { n }) => sum + n, 0);
+    if (reading.tests?.length !== 0) {
+      const take = (data: Buffer, at: number) => {
+        const past = pastOf(textsAt(data, at));
+        const { decision } = past.recorded;
+        left.set(decision, (left.get(decision) ?? 0) - 1);
+        reading.onPast(past);
+      };
+      await copyRows(client, selection(chunk, reading.tests), take, reading.rests);
+    }
+    for (const [decision, count] of left) reading.onLeftOut(decision, count);
+    reading.onProgress(decisions, chunk.to);
+  }
+}
+
+function selection({ tenantId, from, to, oneIn }: Range, tests: readonly RecordTest[] | null): string {
+  const tenant = pg.escapeLiteral(tenantId);
+  const sampled = oneIn === 1 ? '' : `and mod(hashint8(r.seq), ${oneIn}) = 0`;
+  return `copy (select r.event_id, r.line, i.input from forensic_record r
+    left join decision_input i on i.tenant_id = ${tenant} and i.event_id = r.event_id
+    where r.tenant_id = ${tenant} and r.seq > ${from} and r.seq <= ${to} and r.seq > 1 and r.decision >= 0 ${sampled}
+      ${tests === null ? '' : `and (${tests.map(condition).join(' or ')})`}
+    order by r.seq) to stdout (format binary)`;
+}
+
+/**
+ * Tests the text of a record before anything is parsed. The text is canonical JSON, so that a member with this value is
+ * written in exactly this way; the same text within another value would be escaped.
+ */
+function condition({ agents, tools }: RecordTest): string {
+  const any = (name: string, values: readonly string[]) =>
+    values.map(
+      (value) => `strpos(r.line, ${pg.escapeLiteral(`${JSON.stringify(name)}:${JSON.stringify(value)}`)}) > 0`,
+    );
+  const joined = [
+    agents ? [...any('agent_id', agents.agent_ids), ...any('agent_role', agents.agent_roles)] : undefined,
+    tools ? any('tool_name', tools) : undefined,
+  ].flatMap((terms) => (terms ? [terms.length === 0 ? 'false' : `(${terms.join(' or ')})`] : []));
+  return joined.join(' and ');
+}
+
+interface Row {
+  event_id: string;
+  line: string;
+  input: string | null;
+}
+
+/** A row of `selection` in COPY's binary format. */
+function textsAt(data: Buffer, at: number): Row {
+  let p = at + 2;
+  const next = (): string | null => {
+    const length = data.readInt32BE(p);
+    p += 4;
+    if (length < 0) return null;
+    p += length;
+    return data.toString('utf8', p - length, p);
+  };
+  return { event_id: next()!, line: next()!, input: next() };
+}
+
+type Line = Recorded & { timestamp: string; escrow_id?: string };
+
+function pastOf({ event_id, line, input }: Row): Past {
+  const record = JSON.parse(line) as Line;
+  const { decision, rule_id, bundle_hash, agent_id, agent_role, tool_name } = record;
+  return {
+    event_id,
+    at: Date.parse(record.timestamp),
+    recorded: { decision, rule_id, bundle_hash, agent_id, agent_role, tool_name },
+    facts: factsOf(record),
+    request: requestOf(input),
+  };
+}
+
+function factsOf({ decision, rule_id, escrow_id, bundle_hash }: Line): PastFacts {
+  return {
+    covered: permits(decision) && escrow_id ? 'all' : [],
+    exceeded: decision === 'rate_limited' && rule_id !== undefined ? [rule_id] : [],
+    unholdable: undefined,
+    standstill: bundle_hash === undefined,
+  };
+}
+
+const REQUIRED = ['agent_id', 'agent_role', 'action_type', 'tool_name', 'now'] as const;
+
+function requestOf(input: string | null): ActionRequest | UnknownReason {
+  if (input === null) return 'input_erased';
+  try {
+    const { v, ...request } = JSON.parse(input) as ActionRequest & { v: unknown };
+    return v === 1 && REQUIRED.every((name) => typeof request[name] === 'string') ? request : 'unreadable';
+  } catch {
+    return 'unreadable';
+  }
+}
