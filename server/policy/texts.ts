@@ -318,7 +318,7 @@ export class PolicyTexts {
   ): Promise<Surroundings> {
     const rows = await em.execute<LiveText[]>(liveTexts('?'), [tenantId]);
     const lists = await this.#lists.valuesOf(em, tenantId, listsOf([draft], rows));
-    return surroundingsOf(rows, action_types, await this.#registry(em), lists);
+    return surroundingsOf(rows, action_types, await this.#registry(em, tenantId), lists);
   }
 
   /** Runs a test suite. */
