@@ -13,7 +13,15 @@ const STEPS: readonly (readonly string[])[] = [
   ['server/rpc/'],
   ['server/keys/', 'server/auth/', 'server/tenants/', 'server/actors/', 'server/jobs/'],
   ['server/policy/', 'server/chain/'],
-  ['server/escrow/', 'server/subscriptions/', 'server/forensics/', 'server/proxies/', 'server/stops/', 'server/tools/', 'server/simulation/'],
+  [
+    'server/escrow/',
+    'server/subscriptions/',
+    'server/forensics/',
+    'server/proxies/',
+    'server/stops/',
+    'server/tools/',
+    'server/simulation/',
+  ],
   ['server/decisions/'],
   ['server/api/', 'server/cli/', 'server/'],
 ];

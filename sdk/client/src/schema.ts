@@ -424,7 +424,7 @@ export interface paths {
         head?: never;
         /**
          * Change settings
-         * @description Changes only the given settings; null restores the default. `approval_required`, `self_approval`, `tests_required`, `min_coverage`, `policy_author_may_vote`, `sso_only`, `input_retention_days`, `stop_grace_seconds`, `action_types`, `approver_groups` can be changed only by a signed-in person, with a `reason`. If approval is required, a change that weakens a safeguard (approval off, self-approval or votes of policy authors on, single sign-on no longer required, a shorter retention, another person in an approver group, other action types) is stored and waits for a second person: the response then contains it as `waiting`, with the settings unchanged.
+         * @description Changes only the given settings; null restores the default. `approval_required`, `self_approval`, `tests_required`, `min_coverage`, `simulation_required`, `policy_author_may_vote`, `sso_only`, `input_retention_days`, `stop_grace_seconds`, `action_types`, `approver_groups` can be changed only by a signed-in person, with a `reason`. If approval is required, a change that weakens a safeguard (approval off, self-approval or votes of policy authors on, single sign-on no longer required, a shorter retention, another person in an approver group, other action types) is stored and waits for a second person: the response then contains it as `waiting`, with the settings unchanged.
          */
         patch: operations["settings-change"];
         trace?: never;
@@ -963,6 +963,67 @@ export interface paths {
         };
         /** The newest version in words, rule by rule */
         get: operations["policies-summary"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/policies/{id}/simulate": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Simulate a draft on past decisions
+         * @description What a text would have decided on the decisions of the tenant, in place of the live version of its policy. It runs in the background: read it until its status is done. Without a text or a version the newest version is simulated, without a window the last 30 days; a window is at most 90 days long. One simulation runs at a time, and ten are started in an hour. Submitting a version starts one by itself.
+         */
+        post: operations["simulations-start"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/policies/{id}/simulation": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read a simulation
+         * @description The one with `simulation_id`, else the newest of the policy.
+         */
+        get: operations["simulations-get"];
+        put?: never;
+        post?: never;
+        /** Cancel a simulation that has not ended */
+        delete: operations["simulations-cancel"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/policies/{id}/simulations": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List the simulations of a policy, without what they found
+         * @description The newest first. With `version`, those of the text of that version.
+         */
+        get: operations["simulations-list"];
         put?: never;
         post?: never;
         delete?: never;
@@ -3259,6 +3320,8 @@ export interface components {
             tests_required: boolean;
             /** @description the percentage of its statements that the tests of a version must cover before it is submitted or enforced */
             min_coverage: number;
+            /** @description a version is submitted and enforced only with a finished simulation against the live policies */
+            simulation_required: boolean;
             /** @description how many days the inputs of decisions are kept */
             input_retention_days: number;
             /** @description how often proxies poll; default: the server’s setting */
@@ -3567,6 +3630,118 @@ export interface components {
                 decided_at: string;
                 comment?: string;
             }[];
+        };
+        Simulation: {
+            id: string;
+            policy_id: string;
+            /** @description null where a text was given */
+            version: number | null;
+            /** @enum {string} */
+            status: "queued" | "running" | "done" | "failed" | "cancelled";
+            /** @description started by a submission */
+            automatic: boolean;
+            /** @description sha256 of the simulated text */
+            draft_hash: string;
+            /** @description what the draft was compared with */
+            live_hash: string | null;
+            /** @description the live policies are still those that it was compared with */
+            current: boolean;
+            window: {
+                /** Format: date-time */
+                from: string;
+                /** Format: date-time */
+                to: string;
+            };
+            /** @description in records */
+            progress: {
+                checked: number;
+                total: number | null;
+            };
+            /** Format: date-time */
+            created_at: string;
+            created_by: string;
+            finished_at: string | null;
+            failure: string | null;
+            /** @description sha256 of the canonical JSON of what was found; approvals record it */
+            result_hash: string | null;
+            /** @description in the window */
+            decisions?: number;
+            /** @description only one decision in so many was looked at; null: all of them */
+            one_in?: number | null;
+            /** @description the statements that differ from the live ones, by rule id */
+            statements?: {
+                added: string[];
+                removed: string[];
+                changed: string[];
+            };
+            /** @description decisions that no statement that differs can apply to; they stay as recorded */
+            pruned?: number;
+            /** @description different questions among the others; each was asked once of both sets */
+            questions?: number;
+            /** @description decisions that cannot be simulated; they are in no other count */
+            unknown?: number;
+            unknown_by_reason?: {
+                [key: string]: number;
+            };
+            /** @description decisions by what the live policies make of them, and by what the draft makes of them */
+            matrix?: {
+                [key: string]: {
+                    [key: string]: number;
+                };
+            };
+            changed?: number;
+            /** @description the amounts that requests state, by direction */
+            money?: {
+                [key: string]: {
+                    [key: string]: string;
+                };
+            };
+            groups?: {
+                /** @enum {string} */
+                direction: "newly_allowed" | "hold_lifted" | "denial_held" | "limit_lifted" | "newly_denied" | "newly_held" | "newly_limited" | "mask_lost" | "mask_gained" | "hold_changed";
+                was: {
+                    /** @enum {string} */
+                    decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
+                    rule_id: string | null;
+                };
+                becomes: {
+                    /** @enum {string} */
+                    decision: "allow" | "allow_with_masking" | "deny" | "escrow" | "rate_limited";
+                    rule_id: string | null;
+                };
+                /** @description limits of the draft were counted as if it had been live all the time */
+                simulated: boolean;
+                count: number;
+                /** @description different agents, at most 10,000 */
+                agents: number;
+                /** @description the ten most frequent */
+                tools: {
+                    name: string;
+                    count: number;
+                }[];
+                /** @description exact sums by currency; `other` where none is stated */
+                money: {
+                    [key: string]: string;
+                };
+                /** @description the numbers that the differing statements read */
+                ranges: {
+                    path: string;
+                    least: number;
+                    most: number;
+                }[];
+                /** @description event ids, at most 20, the newest first */
+                examples: string[];
+            }[];
+            more_groups?: number;
+            /** @description decisions that the live policies would decide otherwise today; `unexplained` were decided under these very policies, and should be 0 */
+            drift?: {
+                total: number;
+                unexplained: number;
+                examples: string[];
+            };
+            simulated_limits?: string[];
+            /** @description nothing that was denied becomes allowed, and nothing is unknown */
+            nothing_newly_allowed?: boolean;
         };
         List: {
             name: string;
@@ -4211,7 +4386,7 @@ export interface components {
                 ip?: string;
             };
             /** @enum {string} */
-            action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+            action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
             code: string;
             target: {
                 type: string;
@@ -4338,7 +4513,7 @@ export interface components {
             title: string;
             status: number;
             /** @enum {string} */
-            code: "VALIDATION_FAILED" | "UNAUTHENTICATED" | "FORBIDDEN" | "KEY_SCOPE" | "SELF_APPROVAL" | "AGENT_MISMATCH" | "NOT_FOUND" | "METHOD_NOT_ALLOWED" | "CONFLICT" | "STOPPED" | "VERSION_CHANGED" | "INVALID_STATUS" | "ALREADY_VOTED" | "ALREADY_CONSUMED" | "POLICY_CHANGED" | "DUPLICATE_EVENT" | "ESCROW_EXPIRED" | "PAYLOAD_TOO_LARGE" | "UNSUPPORTED_MEDIA_TYPE" | "POLICY_INVALID" | "TESTS_FAILED" | "HASH_MISMATCH" | "TERMS_REFUSED" | "DOMAIN_NOT_VERIFIED" | "TOO_MANY_RECORDS" | "RATE_LIMITED" | "INTERNAL" | "UNAVAILABLE";
+            code: "VALIDATION_FAILED" | "UNAUTHENTICATED" | "FORBIDDEN" | "KEY_SCOPE" | "SELF_APPROVAL" | "AGENT_MISMATCH" | "NOT_FOUND" | "METHOD_NOT_ALLOWED" | "CONFLICT" | "STOPPED" | "VERSION_CHANGED" | "INVALID_STATUS" | "ALREADY_VOTED" | "ALREADY_CONSUMED" | "POLICY_CHANGED" | "DUPLICATE_EVENT" | "ESCROW_EXPIRED" | "PAYLOAD_TOO_LARGE" | "UNSUPPORTED_MEDIA_TYPE" | "POLICY_INVALID" | "SIMULATION_REQUIRED" | "TESTS_FAILED" | "HASH_MISMATCH" | "TERMS_REFUSED" | "DOMAIN_NOT_VERIFIED" | "TOO_MANY_RECORDS" | "RATE_LIMITED" | "INTERNAL" | "UNAVAILABLE";
             detail?: string;
             instance?: string;
             request_id?: string;
@@ -4842,6 +5017,16 @@ export interface components {
         };
         /** @description FORBIDDEN: The caller may not do this; KEY_SCOPE: The key has no scope for this route; SELF_APPROVAL: The author cannot approve their own version */
         "FORBIDDEN-KEY_SCOPE-SELF_APPROVAL": {
+            headers: {
+                "X-Request-Id": components["headers"]["X-Request-Id"];
+                [name: string]: unknown;
+            };
+            content: {
+                "application/problem+json": components["schemas"]["Problem"];
+            };
+        };
+        /** @description POLICY_INVALID: The policy text has errors; SIMULATION_REQUIRED: The policy version has not been simulated on past decisions */
+        "POLICY_INVALID-SIMULATION_REQUIRED": {
             headers: {
                 "X-Request-Id": components["headers"]["X-Request-Id"];
                 [name: string]: unknown;
@@ -6374,6 +6559,7 @@ export interface operations {
                     self_approval?: boolean | null;
                     tests_required?: boolean | null;
                     min_coverage?: number | null;
+                    simulation_required?: boolean | null;
                     input_retention_days?: number | null;
                     poll_seconds?: number | null;
                     stop_grace_seconds?: number | null;
@@ -6432,6 +6618,8 @@ export interface operations {
                         tests_required: boolean;
                         /** @description the percentage of its statements that the tests of a version must cover before it is submitted or enforced */
                         min_coverage: number;
+                        /** @description a version is submitted and enforced only with a finished simulation against the live policies */
+                        simulation_required: boolean;
                         /** @description how many days the inputs of decisions are kept */
                         input_retention_days: number;
                         /** @description how often proxies poll; default: the server’s setting */
@@ -8044,6 +8232,8 @@ export interface operations {
                 "application/json": {
                     version: number;
                     comment?: string;
+                    /** @description the simulation that was read; default: the newest that fits */
+                    simulation_id?: string;
                 };
             };
         };
@@ -8067,7 +8257,7 @@ export interface operations {
             409: components["responses"]["INVALID_STATUS-VERSION_CHANGED"];
             413: components["responses"]["PAYLOAD_TOO_LARGE"];
             415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
-            422: components["responses"]["POLICY_INVALID"];
+            422: components["responses"]["POLICY_INVALID-SIMULATION_REQUIRED"];
             429: components["responses"]["RATE_LIMITED"];
             500: components["responses"]["INTERNAL"];
             503: components["responses"]["UNAVAILABLE"];
@@ -8498,6 +8688,329 @@ export interface operations {
                                 [key: string]: unknown;
                             };
                         }[];
+                    };
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "simulations-start": {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "dsl_source": "permit(principal in AgentRole::\"clerk\", action, resource == Tool::\"pay\");"
+                 *     }
+                 */
+                "application/json": {
+                    dsl_source?: string;
+                    version?: number;
+                    /** Format: date-time */
+                    from?: string;
+                    /** Format: date-time */
+                    to?: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful response */
+            202: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Simulation"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            413: components["responses"]["PAYLOAD_TOO_LARGE"];
+            415: components["responses"]["UNSUPPORTED_MEDIA_TYPE"];
+            422: components["responses"]["POLICY_INVALID"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "simulations-get": {
+        parameters: {
+            query?: {
+                simulation_id?: string;
+            };
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "id": "sim_1",
+                     *       "policy_id": "guard",
+                     *       "version": 1,
+                     *       "status": "done",
+                     *       "automatic": true,
+                     *       "draft_hash": "sha256:0",
+                     *       "live_hash": "sha256:0",
+                     *       "current": false,
+                     *       "window": {
+                     *         "from": "2026-10-23T19:11:14.637Z",
+                     *         "to": "2026-11-22T19:11:14.637Z"
+                     *       },
+                     *       "progress": {
+                     *         "checked": 3,
+                     *         "total": 3
+                     *       },
+                     *       "created_at": "2026-11-22T19:11:14.637Z",
+                     *       "created_by": "usr_1",
+                     *       "finished_at": "2026-11-22T19:11:14.637Z",
+                     *       "failure": null,
+                     *       "result_hash": "sha256:0",
+                     *       "decisions": 3,
+                     *       "one_in": null,
+                     *       "statements": {
+                     *         "added": [],
+                     *         "removed": [],
+                     *         "changed": [
+                     *           "guard#1"
+                     *         ]
+                     *       },
+                     *       "pruned": 1,
+                     *       "questions": 2,
+                     *       "unknown": 1,
+                     *       "unknown_by_reason": {
+                     *         "input_erased": 1
+                     *       },
+                     *       "matrix": {
+                     *         "allow": {
+                     *           "allow": 1
+                     *         },
+                     *         "escrow": {
+                     *           "allow": 1
+                     *         }
+                     *       },
+                     *       "changed": 1,
+                     *       "money": {
+                     *         "hold_lifted": {
+                     *           "EUR": "1.00"
+                     *         }
+                     *       },
+                     *       "groups": [
+                     *         {
+                     *           "direction": "hold_lifted",
+                     *           "was": {
+                     *             "decision": "escrow",
+                     *             "rule_id": "guard#1"
+                     *           },
+                     *           "becomes": {
+                     *             "decision": "allow",
+                     *             "rule_id": "guard#1"
+                     *           },
+                     *           "simulated": false,
+                     *           "count": 1,
+                     *           "agents": 1,
+                     *           "tools": [
+                     *             {
+                     *               "name": "pay",
+                     *               "count": 1
+                     *             }
+                     *           ],
+                     *           "money": {
+                     *             "EUR": "1.00"
+                     *           },
+                     *           "ranges": [],
+                     *           "examples": [
+                     *             "evt_1"
+                     *           ]
+                     *         }
+                     *       ],
+                     *       "more_groups": 0,
+                     *       "drift": {
+                     *         "total": 0,
+                     *         "unexplained": 0,
+                     *         "examples": []
+                     *       },
+                     *       "simulated_limits": [],
+                     *       "nothing_newly_allowed": false
+                     *     }
+                     */
+                    "application/json": components["schemas"]["Simulation"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "simulations-cancel": {
+        parameters: {
+            query: {
+                simulation_id: string;
+            };
+            header?: {
+                /** @description Required if the session cookie authenticates the request: one of the server’s own origins, or the response is 403. Browsers send it automatically. */
+                Origin?: components["parameters"]["Origin"];
+            };
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Simulation"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            409: components["responses"]["INVALID_STATUS"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "simulations-list": {
+        parameters: {
+            query?: {
+                version?: number;
+                limit?: number;
+                offset?: number;
+            };
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "simulations": [
+                     *         {
+                     *           "id": "sim_1",
+                     *           "policy_id": "guard",
+                     *           "version": 1,
+                     *           "status": "done",
+                     *           "automatic": true,
+                     *           "draft_hash": "sha256:0",
+                     *           "live_hash": "sha256:0",
+                     *           "current": false,
+                     *           "window": {
+                     *             "from": "2026-10-23T19:11:14.637Z",
+                     *             "to": "2026-11-22T19:11:14.637Z"
+                     *           },
+                     *           "progress": {
+                     *             "checked": 3,
+                     *             "total": 3
+                     *           },
+                     *           "created_at": "2026-11-22T19:11:14.637Z",
+                     *           "created_by": "usr_1",
+                     *           "finished_at": "2026-11-22T19:11:14.637Z",
+                     *           "failure": null,
+                     *           "result_hash": "sha256:0"
+                     *         }
+                     *       ],
+                     *       "total": 1,
+                     *       "limit": 50,
+                     *       "offset": 0
+                     *     }
+                     */
+                    "application/json": {
+                        simulations: {
+                            id: string;
+                            policy_id: string;
+                            /** @description null where a text was given */
+                            version: number | null;
+                            /** @enum {string} */
+                            status: "queued" | "running" | "done" | "failed" | "cancelled";
+                            /** @description started by a submission */
+                            automatic: boolean;
+                            /** @description sha256 of the simulated text */
+                            draft_hash: string;
+                            /** @description what the draft was compared with */
+                            live_hash: string | null;
+                            /** @description the live policies are still those that it was compared with */
+                            current: boolean;
+                            window: {
+                                /** Format: date-time */
+                                from: string;
+                                /** Format: date-time */
+                                to: string;
+                            };
+                            /** @description in records */
+                            progress: {
+                                checked: number;
+                                total: number | null;
+                            };
+                            /** Format: date-time */
+                            created_at: string;
+                            created_by: string;
+                            finished_at: string | null;
+                            failure: string | null;
+                            /** @description sha256 of the canonical JSON of what was found; approvals record it */
+                            result_hash: string | null;
+                        }[];
+                        total: number;
+                        limit: number;
+                        offset: number;
                     };
                 };
             };
@@ -12144,7 +12657,7 @@ export interface operations {
         parameters: {
             query?: {
                 actor_id?: string;
-                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
                 target_type?: string;
                 target_id?: string;
                 severity?: "info" | "warning" | "critical";
@@ -13823,7 +14336,7 @@ export interface operations {
         parameters: {
             query?: {
                 actor_id?: string;
-                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
                 target_type?: string;
                 target_id?: string;
                 severity?: "info" | "warning" | "critical";
