@@ -323,10 +323,10 @@ function compareTexts(before: ToolDefinition, after: ToolDefinition, others: rea
   more(INSTRUCTIONS, 'instruction_added', withParts);
 
   const known = new Set(oldWords.flatMap(({ text }) => namesIn(text)));
-  const tools = new Set(others.map(spelled).filter((name) => name.length > 2 && name !== spelled(after.name)));
+  const [tools, own] = [spelledNames(others), spelled(after.name)];
   for (const { at, text } of nowWords) {
     for (const name of namesIn(text)) {
-      if (tools.has(name) && !known.has(name)) add('tool_mentioned', at, shortened(name));
+      if (name !== own && tools.has(name) && !known.has(name)) add('tool_mentioned', at, shortened(name));
     }
   }
   const words = new Set(old.flatMap(([, text]) => text.match(/\p{L}+/gu) ?? []));
@@ -343,6 +343,18 @@ function compareTexts(before: ToolDefinition, after: ToolDefinition, others: rea
   const [was, is] = [length(old), length(now)];
   // where no word was known as one that instructs, an instruction still takes room
   if (was > 0 && is - was > Math.max(120, was / 4)) add('text_grown', '', `${was} → ${is} characters`);
+}
+
+/** By the list itself: all tools of a server are compared with the same one, and it may have thousands of names. */
+const spelledLists = new WeakMap<readonly string[], ReadonlySet<string>>();
+
+function spelledNames(names: readonly string[]): ReadonlySet<string> {
+  let found = spelledLists.get(names);
+  if (!found) {
+    found = new Set(names.map(spelled).filter((name) => name.length > 2));
+    spelledLists.set(names, found);
+  }
+  return found;
 }
 
 interface Spelled {
