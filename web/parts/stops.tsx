@@ -20,7 +20,7 @@ import { Notice } from '../ui/notice.tsx';
 
 export type Stop = Answers['stops']['list']['stops'][number];
 
-export const KIND_WORDS: Record<StopKind, string> = {
+const KIND_WORDS: Record<StopKind, string> = {
   agent: 'Agent',
   role: 'Agent role',
   tool: 'Tool',
