@@ -26,6 +26,7 @@ const TABLE: Record<string, number> = {
   ESCROW_EXPIRED: 410,
   PAYLOAD_TOO_LARGE: 413,
   UNSUPPORTED_MEDIA_TYPE: 415,
+  STOPPED: 423,
   POLICY_INVALID: 422,
   SIMULATION_REQUIRED: 422,
   TESTS_FAILED: 422,
@@ -40,7 +41,7 @@ const TABLE: Record<string, number> = {
 
 test('the table is closed: each code has the status that is written down, and no other code is there', () => {
   expect(Object.fromEntries(codes.map((code) => [code, ERRORS[code].status]))).toEqual(TABLE);
-  expect(codes).toHaveLength(28);
+  expect(codes).toHaveLength(29);
   expect(new Set(codes.map((code) => ERRORS[code].title)).size).toBe(codes.length);
 });
 

@@ -111,3 +111,8 @@ export interface BundleRegistry {
 }
 
 export const EMPTY_REGISTRY: BundleRegistry = { agents: [], servers: [] };
+
+/** The policy that a decision names where the tool registry decided. No policy of a tenant can have this id. */
+export const REGISTRY_POLICY = 'tool-registry';
+/** The rule that a hold names where the registry asked for it. */
+export const DEFINITION_RULE = `${REGISTRY_POLICY}#definition`;

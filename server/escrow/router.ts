@@ -7,12 +7,13 @@ import { HOLD_KIND_NAMES, HOLD_KINDS, holdKind, holdKindsWith } from '../domain/
 import type { BundleStatement } from '../domain/policy.ts';
 import type { Principal } from '../domain/principal.ts';
 import { type StopLookup, stopRule } from '../domain/stops.ts';
+import { DEFINITION_RULE } from '../domain/tools.ts';
 import { AppError } from '../errors.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Fault } from '../lib/faults.ts';
 import { approverView } from '../policy/evaluation/approver-view.ts';
 import { joinedTerms } from '../policy/evaluation/hold-terms.ts';
-import { DEFINITION_RULE, definitionRule } from '../policy/evaluation/registry.ts';
+import { definitionRule } from '../policy/evaluation/registry.ts';
 import type { SignedRules } from '../policy/signed-rules.ts';
 import { text, toolPin } from '../rpc/fields.ts';
 import { type Context, route, trpc } from '../rpc/procedure.ts';

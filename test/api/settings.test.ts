@@ -14,6 +14,7 @@ const DEFAULTS = {
   simulation_required: false,
   input_retention_days: 30,
   poll_seconds: 15,
+  stop_grace_seconds: 60,
   approver_groups: {},
   policy_author_may_vote: true,
   sso_only: false,
@@ -36,6 +37,7 @@ test('every setting can be changed and reset to its default, which is shown agai
     simulation_required: true,
     input_retention_days: 90,
     poll_seconds: 7,
+    stop_grace_seconds: 30,
     approver_groups: { finance: [admin.userId] },
     policy_author_may_vote: false,
     magic_link_confirm: true,
@@ -227,6 +229,8 @@ const loosenings = (admin: string, other: string): [name: string, from: unknown,
   ['simulation_required', true, false],
   ['policy_author_may_vote', false, true],
   ['input_retention_days', 30, 29],
+  ['stop_grace_seconds', 60, 90],
+  ['stop_grace_seconds', 60, 0],
   ['approver_groups', { finance: [admin] }, { finance: [admin, other] }],
   ['approver_groups', { finance: [admin] }, { finance: [admin], legal: [other] }],
   ['approver_groups', { finance: [admin] }, { constructor: [other] }],
@@ -302,12 +306,13 @@ describe('settings that decide whose approval is needed', () => {
       min_coverage: 80,
       simulation_required: true,
       input_retention_days: 60,
+      stop_grace_seconds: 20,
       approver_groups: { a: [], b: [] },
     };
     expect((await patch(200, admin, { ...tight, reason })).body).toMatchObject({ ...tight, waiting: null });
     const codes = async (action: string) => (await actionsOf(admin, action)).map(({ code }) => code);
-    expect(await codes('settings.change_proposed')).toEqual(Array(13).fill('TEN003I'));
-    expect(await codes('settings.change_approved')).toEqual(Array(13).fill('TEN004I'));
+    expect(await codes('settings.change_proposed')).toEqual(Array(15).fill('TEN003I'));
+    expect(await codes('settings.change_approved')).toEqual(Array(15).fill('TEN004I'));
     expect(await codes('settings.approval_refused')).toEqual(Array(13).fill('TEN004E'));
   });
 

@@ -1,12 +1,14 @@
 import { type BundleStatement, METHOD_ACTIONS } from '../../domain/policy.ts';
-import type { BundleRegistry, RegisteredServer, RegisteredTool } from '../../domain/tools.ts';
+import {
+  type BundleRegistry,
+  DEFINITION_RULE,
+  REGISTRY_POLICY,
+  type RegisteredServer,
+  type RegisteredTool,
+} from '../../domain/tools.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import { DecidedNames } from './names.ts';
 
-/** The policy that a decision names where the tool registry decided. No policy of a tenant can have this id. */
-export const REGISTRY_POLICY = 'tool-registry';
-/** The rule that a hold names where the registry asked for it. */
-export const DEFINITION_RULE = `${REGISTRY_POLICY}#definition`;
 /** The reason of a denial where the definition of a tool is not an approved one. */
 export const TOOL_CHANGED = 'tool_changed';
 
