@@ -28,13 +28,14 @@ describeInBrowser('the shell', () => {
       '/review/$id': world.policy,
       '/approvals/$id': world.hold,
       '/subscriptions/$id': world.subscription,
+      '/lists/$name': 'read_file',
     };
     const paths = [...source.matchAll(/^ {2}path: '([^']+)'/gm)].map(([, path]) => path!);
     expect(paths.length).toBeGreaterThan(18);
     for (const path of paths.filter((one) => one !== '/sign-in')) {
       expect(path.includes('$') ? ids[path] : path, path).toBeTruthy();
       // a request that the server refuses, or an error in the page, fails the visit
-      await visitor.open(`${path.replace('$id', ids[path] ?? '')}?nonsense=1&page=zzz`);
+      await visitor.open(`${path.replace(/\$\w+/, ids[path] ?? '')}?nonsense=1&page=zzz`);
       await visitor.page.getByRole('heading', { level: 1 }).waitFor();
     }
   });

@@ -1,0 +1,116 @@
+import { Modal, NativeSelect, Stack, Textarea, TextInput } from '@mantine/core';
+import { STOP_KINDS, STOP_MODES, type StopKind, type StopMode } from '../../server/domain/stops.ts';
+import { toastDone } from '../lib/errors.tsx';
+import { useServerForm } from '../lib/form.ts';
+import { queryClient } from '../lib/query.ts';
+import { api, trpc } from '../lib/trpc.ts';
+import { FormFoot } from '../ui/form.tsx';
+import { KIND_WORDS } from './stops.tsx';
+
+const ORDER = [
+  'agent',
+  'role',
+  'tool',
+  'tool_server',
+  'session',
+  'proxy',
+  'tenant',
+] as const satisfies readonly StopKind[];
+
+type Target = { kind: StopKind; id: string } | undefined;
+
+/** Asks what to stop, and why. */
+export default function StopDialog({ target, onClose }: { target: Target; onClose: () => void }) {
+  return (
+    <Modal opened onClose={onClose} title={<strong>Stop now</strong>} closeButtonProps={{ 'aria-label': 'Close' }}>
+      <StopForm target={target} onDone={onClose} />
+    </Modal>
+  );
+}
+
+const ENDS = { '': 'until it is lifted', '15': '15 minutes', '60': '1 hour', '480': '8 hours', '1440': '24 hours' };
+
+function StopForm({ target, onDone }: { target: Target; onDone: () => void }) {
+  const form = useServerForm({
+    initialValues: {
+      target_kind: (target?.kind ?? 'agent') as string,
+      target_id: target?.id ?? '',
+      mode: 'deny' as string,
+      minutes: '',
+      reason: '',
+    },
+  });
+  const { target_kind, target_id, mode, reason } = form.values;
+  const ready = (target_kind === 'tenant' || target_id.trim() !== '') && reason.trim() !== '';
+  return (
+    <form
+      onSubmit={form.onSubmit(async ({ minutes }) => {
+        if (!ready || form.submitting) return;
+        try {
+          const { proxies } = await api.stops.create.mutate({
+            target_kind: target_kind as StopKind,
+            ...(target_kind !== 'tenant' && { target_id: target_id.trim() }),
+            mode: mode as StopMode,
+            reason: reason.trim(),
+            ...(minutes !== '' && { until: new Date(Date.now() + Number(minutes) * 60_000).toISOString() }),
+            wait: 2,
+          });
+          await queryClient.invalidateQueries(trpc.stops.pathFilter());
+          const all = proxies.applied + proxies.pending.length + proxies.unreachable.length;
+          toastDone(
+            all === 0
+              ? 'Stopped'
+              : `Stopped, and ${proxies.applied} of ${all} ${all === 1 ? 'proxy' : 'proxies'} applied it`,
+          );
+          onDone();
+        } catch (error) {
+          form.refused(error);
+        }
+      })}
+    >
+      <Stack gap="sm">
+        <NativeSelect
+          label="What"
+          data={ORDER.map((kind) => ({ value: kind, label: KIND_WORDS[kind] }))}
+          description={STOP_KINDS[target_kind as StopKind]}
+          {...form.getInputProps('target_kind')}
+        />
+        {target_kind === 'tenant' ? null : (
+          <TextInput
+            label="Which"
+            required
+            maxLength={200}
+            autoComplete="off"
+            spellCheck={false}
+            data-autofocus
+            {...form.getInputProps('target_id')}
+          />
+        )}
+        <NativeSelect
+          label="How"
+          data={[
+            { value: 'deny', label: 'Deny' },
+            { value: 'freeze', label: 'Hold for a person' },
+          ]}
+          description={STOP_MODES[mode as StopMode]}
+          {...form.getInputProps('mode')}
+        />
+        <NativeSelect
+          label="How long"
+          data={Object.entries(ENDS).map(([value, label]) => ({ value, label }))}
+          {...form.getInputProps('minutes')}
+        />
+        <Textarea
+          label="Why"
+          description="Agents, approvers and the audit log see it"
+          required
+          autosize
+          minRows={2}
+          maxLength={300}
+          {...form.getInputProps('reason')}
+        />
+        <FormFoot fault={form.fault} action="Stop" danger busy={form.submitting} disabled={!ready} onCancel={onDone} />
+      </Stack>
+    </form>
+  );
+}
