@@ -127,8 +127,8 @@ export class ToolRegistry {
   }
 
   /**
-   * Why a call is denied whatever the policies say: the server's whole list is known and has no tool of exactly this name
-   * (a server may be less exact), or the arguments do not fit the schema, where the server's are checked. By the approved
+   * Why a call is denied whatever the policies say: the server's whole list is known, and this name is that of one of its
+   * tools in all but case, width and invisible characters (a server may be less exact than we are), or the arguments do not fit the schema, where the server's are checked. By the approved
    * schema where there is one. A schema that cannot be read in time fits nothing.
    */
   async refusal(
@@ -136,11 +136,11 @@ export class ToolRegistry {
     tool: string,
     args: unknown,
     list?: () => Promise<unknown[]>,
-  ): Promise<'arguments_invalid' | 'tool_unlisted' | `tool_name_in_doubt: ${string}` | undefined> {
+  ): Promise<'arguments_invalid' | `tool_name_in_doubt: ${string}` | undefined> {
     const known = this.#known();
     if (known?.isOff(name) !== true) {
-      const unlisted = await this.#unlisted(name, tool, list);
-      if (unlisted) return unlisted;
+      const doubtful = await this.#doubtful(name, tool, list);
+      if (doubtful) return doubtful;
     }
     if (!known?.checksArguments(name)) return undefined;
     const now = this.#server(name).tools.get(tool);
@@ -152,7 +152,7 @@ export class ToolRegistry {
     return fits ? undefined : 'arguments_invalid';
   }
 
-  async #unlisted(name: string, tool: string, list: (() => Promise<unknown[]>) | undefined) {
+  async #doubtful(name: string, tool: string, list: (() => Promise<unknown[]>) | undefined) {
     const server = this.#server(name);
     const isListed = () => !server.whole || server.listedAt.has(tool);
     if (isListed()) return undefined;
@@ -165,7 +165,7 @@ export class ToolRegistry {
     const names = new DecidedNames<undefined>();
     for (const listed of server.listedAt.keys()) names.add(listed, undefined);
     const meant = names.meant(tool);
-    return meant ? (`tool_name_in_doubt: ${meant.name}` as const) : 'tool_unlisted';
+    return meant ? (`tool_name_in_doubt: ${meant.name}` as const) : undefined;
   }
 
   /** One server after the other: none is asked again before all were. */

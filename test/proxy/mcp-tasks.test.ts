@@ -237,7 +237,9 @@ describe('without sessions', () => {
     for (const method of ['tasks/get', 'tasks/update', 'tasks/cancel', 'tasks/result']) {
       for (const tried of [raw, taskId, guessed, `esc_1.${taskId}`, '', 7]) {
         const answer = await ask('bob', method, { taskId: tried, inputResponses: {} });
-        expect(answer.error?.code, `${method} ${tried}: ${JSON.stringify(answer)}`).toBe(-32602);
+        expect(answer.error?.code, `${method} ${tried}: ${JSON.stringify(answer)}`).toBe(
+          method === 'tasks/result' ? -32601 : -32602,
+        );
         expect(JSON.stringify(answer)).not.toContain('secret of');
       }
     }

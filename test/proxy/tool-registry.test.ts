@@ -264,7 +264,6 @@ test('a tool is called by the very name that its server lists, and by no other',
   await list();
   expect(await call({}, 'MOVE_FILE')).toMatchObject({ decision: 'deny', reason: 'tool_name_in_doubt: move_file' });
   expect(await call({}, 'Move_file')).toMatchObject({ reason: 'tool_name_in_doubt: move_file' });
-  expect(await call({}, 'move-file')).toMatchObject({ decision: 'deny', reason: 'tool_unlisted' });
   expect(calls).toEqual([]);
   expect(await call({}, 'lookup')).toMatchObject({ decision: 'allow' });
   // what is listed since then is found, without a word of the server

@@ -22,12 +22,14 @@ import {
   INTERNAL_ERROR,
   INVALID_PARAMS,
   isObject,
+  METHOD_NOT_FOUND,
   type Notification,
   type Params,
   type Request,
   type Result,
   type Success,
   success,
+  VERSION_KEY,
 } from './wire.ts';
 
 /** Beside a tool's answer: what the proxy decided. In a call: the hold that it waited for. */
@@ -178,7 +180,7 @@ export class Gate {
         return refuse(WITHHELD, 'A policy masks this tool, so it cannot run as a task.', { code: 'MASKING_FAILED' });
       }
       if (tasks?.foreign !== undefined) {
-        return { instead: failure(request.id, INVALID_PARAMS, 'there is no such task') };
+        return { instead: noTask(request) };
       }
       if (records) return unruled(ruling, tasks);
       const { code, text, meta } = this.#refusal(ruling);
@@ -363,6 +365,14 @@ export class Gate {
       }
     }
   }
+}
+
+/** To a request that names no task of the agent's. The stateless revision has no method `tasks/result` at all. */
+function noTask({ id, method, params }: Request): Failure {
+  const removed = method === 'tasks/result' && params?._meta?.[VERSION_KEY] !== undefined;
+  return removed
+    ? failure(id, METHOD_NOT_FOUND, `there is no method ${method}`)
+    : failure(id, INVALID_PARAMS, 'there is no such task');
 }
 
 interface AgentTasks {
