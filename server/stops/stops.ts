@@ -249,8 +249,9 @@ export class Stops {
    */
   async lift(tenantId: string, id: string, reason: string, by: Doer, person: string): Promise<StopView> {
     const lifted = await this.#db.transaction(tenantId, async (em, notify) => {
-      const { approval_required } = await this.#rulesWithin(em, tenantId);
+      // first: it locks the row that the rules are read from, and two that had only read it could not both go on
       await nextSeq(em, tenantId);
+      const { approval_required } = await this.#rulesWithin(em, tenantId);
       const stop = await find(em, id);
       if (stop.endedAt) throw new AppError('INVALID_STATUS', 'the stop has ended');
       if (approval_required && stop.createdBy === person) {

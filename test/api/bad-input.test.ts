@@ -21,8 +21,13 @@ import { type Credential, useServer } from '../helpers/server.ts';
 const server = useServer();
 const writes = operations.filter(({ method, line }) => method !== 'GET' && line !== 'POST /auth/logout');
 const ingests = ['POST /v1/events/ingest', 'POST /v1/forensics/records'];
-/** The routes of the server's own pages, which take forms. */
-const forms = ['POST /auth/magic-link/verify', 'POST /auth/invite'];
+/** The routes that take forms: those of the server's own pages, and the exchange of tokens (RFC 8693). */
+const forms = ['POST /auth/magic-link/verify', 'POST /auth/invite', 'POST /auth/token'];
+/** The most bytes of a body, where they are more than the common bound. */
+const LARGER: Record<string, number> = {
+  'PUT /v1/lists/{name}': LIST_LIMITS.bytes + 64 * 1024,
+  'POST /v1/policies/plan': 8 * 1024 * 1024,
+};
 /** Routes that take text and answer what is wrong with it, rather than refusing it. */
 const checkers = [
   'POST /v1/policies/validate',
@@ -269,7 +274,7 @@ describe('nothing of this is accepted, answered with 5xx, or leaves a trace', ()
         const code = form ? 'VALIDATION_FAILED' : 'UNSUPPORTED_MEDIA_TYPE';
         wrong.push(...notRefused(`${operation.line} as ${type}`, answer, code));
       }
-      const most = operation.line === 'PUT /v1/lists/{name}' ? LIST_LIMITS.bytes + 64 * 1024 : 1024 * 1024;
+      const most = LARGER[operation.line] ?? 1024 * 1024;
       const large = `{"a":"${'x'.repeat(most)}"}`;
       wrong.push(
         ...notRefused(`${operation.line} large`, await send(target(operation), who, large), 'PAYLOAD_TOO_LARGE'),

@@ -313,7 +313,7 @@ describe('settings that decide whose approval is needed', () => {
     const codes = async (action: string) => (await actionsOf(admin, action)).map(({ code }) => code);
     expect(await codes('settings.change_proposed')).toEqual(Array(15).fill('TEN003I'));
     expect(await codes('settings.change_approved')).toEqual(Array(15).fill('TEN004I'));
-    expect(await codes('settings.approval_refused')).toEqual(Array(13).fill('TEN004E'));
+    expect(await codes('settings.approval_refused')).toEqual(Array(15).fill('TEN004E'));
   });
 
   test('ending required single sign-on is a loosening', async () => {

@@ -316,10 +316,10 @@ describe('a running proxy', () => {
     expect(await status()).toBe(200);
     const seq = async () => (await proxy.metrics()).svc_proxy_bundle_seq;
 
-    await enforce(server, world.tenant, 'stop', '@reason("stopped") forbid(principal, action, resource);');
+    await enforce(server, world.tenant, 'halt', '@reason("stopped") forbid(principal, action, resource);');
     await until(async () => (await seq()) === 2, 'the change is there');
     expect(await status()).toBe(403);
-    await server.call(200, 'DELETE /v1/policies/stop', world.tenant.admin);
+    await server.call(200, 'DELETE /v1/policies/halt', world.tenant.admin);
     await until(async () => (await seq()) === 3, 'the revocation is there');
     expect(await status()).toBe(200);
 

@@ -276,9 +276,11 @@ test('a tool is called by the very name that its server lists, and by no other',
   await list();
   const before = calls.length;
   expect(await call({}, 'LOOKUP')).toMatchObject({ decision: 'deny', reason: 'tool_name_in_doubt: lookup' });
-  const records = await decisions(server, world.tenant);
   expect(calls).toHaveLength(before);
-  expect(records.filter((one) => String(one.deny_reason).startsWith('tool_name_in_doubt'))).toHaveLength(3);
+  await until(async () => {
+    const records = await decisions(server, world.tenant);
+    return records.filter((one) => String(one.deny_reason).startsWith('tool_name_in_doubt')).length === 3;
+  }, 'all three are recorded');
 });
 
 test('a server that never says that its list changed is asked for it on a timer', async () => {
