@@ -67,6 +67,7 @@ import { Metrics } from './metrics.ts';
 import { AuthorLanguage } from './policy/authoring/author.ts';
 import { Bundles } from './policy/bundles.ts';
 import { bundleRoute } from './policy/http.ts';
+import { KeptInputs } from './policy/kept-inputs.ts';
 import { ListQueries } from './policy/list-queries.ts';
 import { Lists } from './policy/lists.ts';
 import { Policies } from './policy/policies.ts';
@@ -294,6 +295,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     clock: parts.clock,
   });
   const holdQueries = new HoldQueries({ db, settings, clock: parts.clock });
+  const keptInputs = new KeptInputs({ db, audit, bundles, keyFor: (kid) => keyring.find(kid) });
   const signedRules = new SignedRules({ db, clock, keyFor: (kid) => keyring.find(kid) });
   const directory = path.join(config.dataDir, 'checkpoints');
   const publicKeys = () => keyring.all.map((key) => key.publicKey);
@@ -397,6 +399,7 @@ export async function openCore(parts: Parts): Promise<Core> {
     holds,
     holdQueries,
     signedRules,
+    keptInputs,
     evidence,
     subscriptions,
     deliveries,
@@ -522,7 +525,10 @@ export async function createProgram(parts: Parts): Promise<Program> {
           db,
           clock,
           tenants: () => core.tenants.list(),
-          retentionDays: async (tenantId) => (await core.tenants.settings(tenantId)).input_retention_days,
+          retentionDays: async (tenantId) => {
+            const settings = await core.tenants.settings(tenantId);
+            return { input: settings.input_retention_days, projection: settings.projection_retention_days };
+          },
           forgetHeld: (tenantId, before) => holds.forget(tenantId, before),
         }),
         core.ledger.forget(() => core.tenants.list()),

@@ -87,7 +87,13 @@ const Credential = defineEntity({
   filters: tenantFilter,
 });
 
-/** What was decided on, until retention erases it. */
+/**
+ * What a decision was taken on, until retention erases it: `projection` is the part of the request that the policies read
+ * (policy/evaluation/projection.ts), `input` the whole request, both as canonical JSON. Each is there with its salt (16
+ * bytes) or not at all, and goes by a clock of its own; a row without both is deleted. The record commits to them: its
+ * `ask_commit` is SHA-256(salt_a | projection), its `input_hash` SHA-256(salt_b | input), see domain/kept-input.ts. Written
+ * by the chain's writer alone, in the record's transaction.
+ */
 const DecisionInput = defineEntity({
   name: 'DecisionInput',
   tableName: 'decision_input',
@@ -95,7 +101,10 @@ const DecisionInput = defineEntity({
     tenantId: p.string().primary(),
     eventId: p.string().primary(),
     createdAt: time(),
-    input: p.text(),
+    saltA: p.blob().nullable(),
+    projection: p.text().nullable(),
+    saltB: p.blob().nullable(),
+    input: p.text().nullable(),
   },
   filters: tenantFilter,
 });

@@ -268,11 +268,17 @@ export class Spine extends Migration {
         tenant_id text collate "C" not null,
         event_id text collate "C" not null,
         created_at timestamptz(3) not null,
-        input text not null,
-        primary key (tenant_id, event_id)
+        salt_a bytea,
+        projection text,
+        salt_b bytea,
+        input text,
+        primary key (tenant_id, event_id),
+        check ((salt_a is null) = (projection is null) and (salt_b is null) = (input is null)),
+        check (projection is not null or input is not null)
       )`);
-    // rows come in the order of time and leave in it, so that a block range index is enough and costs the writer nothing
-    this.addSql(`create index on decision_input using brin (created_at)`);
+    // one for each clock of retention; the second is also how a window of decisions is read
+    this.addSql(`create index decision_input_inputs on decision_input (tenant_id, created_at) where input is not null`);
+    this.addSql(`create index decision_input_time on decision_input (tenant_id, created_at)`);
     this.addSql(`
       create table escrow_hold (
         tenant_id text collate "C" not null references tenant,

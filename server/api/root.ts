@@ -25,6 +25,7 @@ import { escrowRouter } from '../escrow/router.ts';
 import type { Evidence } from '../forensics/export.ts';
 import { forensicsRouter } from '../forensics/router.ts';
 import type { Bundles } from '../policy/bundles.ts';
+import type { KeptInputs } from '../policy/kept-inputs.ts';
 import { actionEntities } from '../policy/language/schema.ts';
 import type { ListQueries } from '../policy/list-queries.ts';
 import type { Lists } from '../policy/lists.ts';
@@ -85,6 +86,7 @@ export interface Services {
   holds: Holds;
   holdQueries: HoldQueries;
   signedRules: SignedRules;
+  keptInputs: KeptInputs;
   evidence: Evidence;
   subscriptions: Subscriptions;
   deliveries: Deliveries;
@@ -124,7 +126,7 @@ export function buildRouter(s: Services) {
     evaluate: evaluateProcedure(s.decider),
     reportOutcome: reportProcedure(s.decider),
     sessionFacts: sessionFactsProcedure(s.ledger),
-    events: eventsRouter(s.db),
+    events: eventsRouter(s.db, s.keptInputs),
     limits: limitsRouter(s.limits, s.decider),
     chain: chainRouter(s.db),
     forensics: forensicsRouter(s.evidence),

@@ -1,6 +1,7 @@
 import type { Database } from '../../db/index.ts';
 import type { ActorKind } from '../actors/host.ts';
 import type { DecisionEvent } from '../domain/decision.ts';
+import type { KeptInput } from '../domain/kept-input.ts';
 import type { Clock } from '../lib/clock.ts';
 import type { Log } from '../lib/log.ts';
 import type { Checkpoints } from './checkpoint.ts';
@@ -9,8 +10,8 @@ import { Writer } from './writer.ts';
 
 export interface AppendEvent {
   event: DecisionEvent;
-  /** What the decision was taken on, as JSON text. Kept beside the chain, so that it can be erased. */
-  input?: string | undefined;
+  /** What the decision was taken on. Stored in the record's transaction, beside the chain, so that it can be erased. */
+  input?: KeptInput | undefined;
 }
 
 /** The result of one event. */

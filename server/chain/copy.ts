@@ -84,6 +84,12 @@ export class CopyRows {
     this.#end += 4 + length;
   }
 
+  /** Null. */
+  none(): void {
+    this.#reserve(4);
+    this.#end = this.#buffer.writeInt32BE(-1, this.#end);
+  }
+
   /** The finished CopyData message. It is a view: valid until the next `reset`. */
   message(): Buffer {
     this.#reserve(2);

@@ -174,8 +174,7 @@ function sameContent(tenantId: string, event: DecisionEvent, known: RecentRecord
 }
 
 /** JSON.stringify writes a lone surrogate as \udxxx, the database as U+FFFD: such a record would look altered. */
-function isWellFormed(event: DecisionEvent): boolean {
-  return Object.values(event)
-    .flat()
-    .every((value) => typeof value !== 'string' || value.isWellFormed());
+function isWellFormed(value: unknown): boolean {
+  if (typeof value === 'string') return value.isWellFormed();
+  return typeof value !== 'object' || value === null || Object.values(value).every(isWellFormed);
 }

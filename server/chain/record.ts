@@ -4,6 +4,7 @@ import {
   type DERIVED_COLUMNS,
   type Decision,
   type DecisionEvent,
+  type DecisionFacts,
   type FieldName,
 } from '../domain/decision.ts';
 
@@ -33,22 +34,30 @@ type CommonMember = 'alg' | 'event_type' | 'id' | 'received_at' | 'seq' | 'tenan
  */
 export function decisionLine(tenantId: string, seq: number, receivedAt: string, e: DecisionEvent): string {
   return JSON.stringify({
-    action_hash: e.action_hash,
+    action_ref: e.action_ref,
     agent_id: e.agent_id,
     agent_role: e.agent_role,
     alg: RECORD_ALG,
+    ask_commit: e.ask_commit,
     bundle_hash: e.bundle_hash,
     confidence: e.confidence,
     decision: e.decision,
+    delegation_chain: e.delegation_chain,
+    delegation_source: e.delegation_source,
     deny_reason: e.deny_reason,
+    engine: e.engine,
     escrow_id: e.escrow_id,
     evaluation_us: e.evaluation_us,
     event_type: `decision.${e.decision}`,
+    facts: e.facts && factsMember(e.facts),
+    hits: e.hits,
+    hits_truncated: e.hits_truncated,
     id: e.event_id,
     input_hash: e.input_hash,
     key_id: e.key_id,
     method: e.method,
     obligations: e.obligations,
+    on_behalf_of: e.on_behalf_of,
     outcome: e.outcome,
     policy_content_hash: e.policy_content_hash,
     policy_id: e.policy_id,
@@ -60,13 +69,29 @@ export function decisionLine(tenantId: string, seq: number, receivedAt: string, 
     seq,
     session_id: e.session_id,
     source_ip: e.source_ip,
+    span_id: e.span_id,
     tenant_id: tenantId,
     timestamp: e.timestamp,
     tool_name: e.tool_name,
     tool_pin: e.tool_pin,
     total_latency_ms: e.total_latency_ms,
+    trace_id: e.trace_id,
     v: RECORD_VERSION,
   } satisfies Record<FieldName | CommonMember, unknown>);
+}
+
+/** INVARIANT: no member of it has the name of a filter: those are searched for in the text (decisions/search.ts). */
+function factsMember(facts: DecisionFacts): DecisionFacts {
+  return {
+    covered: facts.covered,
+    doubt: facts.doubt,
+    exceeded: facts.exceeded,
+    session: facts.session,
+    standstill: facts.standstill,
+    stop: facts.stop,
+    uncounted: facts.uncounted,
+    unholdable: facts.unholdable,
+  } satisfies Record<keyof DecisionFacts, unknown>;
 }
 
 /**

@@ -1,6 +1,7 @@
 import pg from 'pg';
 import { outboxRow } from '../../db/outbox.ts';
 import { DECISIONS, DERIVED_COLUMNS, type Decision, type DecisionEvent } from '../domain/decision.ts';
+import type { KeptInput } from '../domain/kept-input.ts';
 import { type Checkpoint, checkpointEvent } from './checkpoint.ts';
 import { ConnectionLost, type CopyRows, type ServerError } from './copy.ts';
 import { idHash } from './record.ts';
@@ -48,7 +49,7 @@ export function transaction(moves: readonly HeadMove[], inputs: boolean, checkpo
 execute move_heads (${pg.escapeLiteral(tenants)}, ${numbers((move) => move.from.seq)}, ${hashes((move) => move.from.hash)},
   ${numbers((move) => move.fence)}, ${numbers((move) => move.to.seq)}, ${hashes((move) => move.to.hash)});
 ${COPY_RECORDS};
-${inputs ? 'copy decision_input (tenant_id, event_id, created_at, input) from stdin (format binary);' : ''}
+${inputs ? 'copy decision_input (tenant_id, event_id, created_at, salt_a, projection, salt_b, input) from stdin (format binary);' : ''}
 ${checkpoints.length > 0 ? insertCheckpoints(checkpoints) : ''}
 commit`;
 }
@@ -93,12 +94,23 @@ export function addRecord(
   rows.text(record.line);
 }
 
-export function addInput(rows: CopyRows, tenantId: string, eventId: string, at: number, input: string): void {
-  rows.row(4);
+export function addInput(rows: CopyRows, tenantId: string, eventId: string, at: number, kept: KeptInput): void {
+  rows.row(7);
   rows.text(tenantId);
   rows.text(eventId);
   rows.timestamp(at);
-  rows.text(input);
+  for (const [salt, text] of [
+    [kept.salt_a, kept.projection],
+    [kept.salt_b, kept.input],
+  ]) {
+    if (salt === undefined || text === undefined) {
+      rows.none();
+      rows.none();
+    } else {
+      rows.bytes(Buffer.from(salt, 'hex'));
+      rows.text(text);
+    }
+  }
 }
 
 /** An event from which no record can be made. */

@@ -287,11 +287,16 @@ async function compareInputs(
     const { rows } = await client.query<{ last: string | null; altered: { seq: number; id: string } | null }>(
       // the text is searched and not parsed: what was written there need not be JSON
       `with page as materialized (
-         select event_id, input from decision_input where tenant_id = $1 and event_id > $2 order by event_id limit $3)
+         select event_id, salt_a, projection, salt_b, input from decision_input
+         where tenant_id = $1 and event_id > $2 order by event_id limit $3)
        select max(p.event_id) as last,
          (array_agg(json_build_object('seq', r.seq, 'id', p.event_id) order by r.seq) filter (
-           where r.seq is not null and substring(r.line from '"input_hash":"(sha256:[0-9a-f]{64})"')
-             is distinct from 'sha256:' || encode(sha256(convert_to(p.input, 'UTF8')), 'hex')))[1] as altered
+           where r.seq is not null and (
+             p.input is not null and substring(r.line from '"input_hash":"(sha256:[0-9a-f]{64})"')
+               is distinct from 'sha256:' || encode(sha256(p.salt_b || convert_to(p.input, 'UTF8')), 'hex')
+             or p.projection is not null and substring(r.line from '"ask_commit":"(sha256:[0-9a-f]{64})"')
+               is distinct from 'sha256:' || encode(sha256(p.salt_a || convert_to(p.projection, 'UTF8')), 'hex')
+           )))[1] as altered
        from page p left join forensic_record r on r.tenant_id = $1 and r.event_id = p.event_id`,
       [tenantId, after, INPUTS],
     );

@@ -72,7 +72,9 @@ export class Writer {
     if (this.#stopped) throw unavailable('the server is shutting down');
     if (this.#down) throw unavailable('the database does not answer');
     let inputBytes = 0;
-    for (const { input } of events) if (input !== undefined) inputBytes += input.length;
+    for (const { input } of events) {
+      if (input) inputBytes += (input.projection?.length ?? 0) + (input.input?.length ?? 0);
+    }
     if (
       this.#waitingEvents + events.length > this.#mailbox ||
       (inputBytes > 0 && this.#waitingBytes + inputBytes > MAILBOX_INPUT_BYTES)

@@ -5,6 +5,7 @@ import type { AppendEvent, AppendResult } from '../chain/appender.ts';
 import { idHash } from '../chain/record.ts';
 import { actorOf } from '../domain/audit.ts';
 import { type CompleteEvent, permits } from '../domain/decision.ts';
+import { type KeptInput, unfitting } from '../domain/kept-input.ts';
 import type { ActionRequest } from '../domain/policy.ts';
 import type { Principal } from '../domain/principal.ts';
 import { CONTROL_PLANE } from '../domain/proxy-ids.ts';
@@ -133,7 +134,7 @@ export class Decider {
       source_ip: from.ip,
       now: new Date(now).toISOString(),
     };
-    const { verdict, hold, changed, fields } = await decide<HoldView, void>(
+    const { verdict, hold, changed, fields, action_hash } = await decide<HoldView, void>(
       { request, eventId, bundleHash: bundle.hash, escrowId, stop: stopOf(request) },
       {
         session: async (asked) => {
@@ -162,7 +163,7 @@ export class Decider {
         withdraw: ({ id }) => this.#withdraw(tenantId, id),
         consumedWithoutRecord: ({ id }) => this.#consumedWithoutRecord(tenantId, id, eventId),
         elapsed: () => Math.round((performance.now() - began) * 1000),
-        record: async (decided, text) => {
+        record: async (decided, kept) => {
           const policy = bundle.policies.get(decided.policy_id);
           const own: PointFields = {
             proxy_id: CONTROL_PLANE,
@@ -174,7 +175,7 @@ export class Decider {
             total_latency_ms: undefined,
             confidence: undefined,
           };
-          await this.#record(tenantId, { ...decided, ...own }, text);
+          await this.#record(tenantId, { ...decided, ...own }, kept);
           if (decided.decision === 'deny' || decided.decision === 'rate_limited') {
             const entries = this.#learned(engine, request, 'denied', now);
             await this.#ledger.remember(tenantId, [{ ...sessionOf(request, eventId), entries }]);
@@ -204,7 +205,7 @@ export class Decider {
       ...(verdict.deny_reason !== undefined && { deny_reason: verdict.deny_reason }),
       ...(verdict.masks && { masks: verdict.masks }),
       ...(verdict.retry_after !== undefined && { retry_after: verdict.retry_after }),
-      action_hash: fields.action_hash,
+      action_hash,
       ...(hold && {
         escrow: {
           id: hold.id,
@@ -250,12 +251,15 @@ export class Decider {
     if (Date.parse(event.timestamp) < now - REPORT_MS) {
       throw new AppError('INVALID_STATUS', 'the decision is older than 24 hours');
     }
-    const [kept] = await this.#db.query<{ input: string }>(
+    const [kept] = await this.#db.query<{ salt_b: string; input: string }>(
       tenantId,
-      'select input from decision_input where tenant_id = $1 and event_id = $2',
+      `select encode(salt_b, 'hex') as salt_b, input from decision_input
+       where tenant_id = $1 and event_id = $2 and input is not null`,
       [tenantId, event_id],
     );
-    if (!kept) throw new AppError('INVALID_STATUS', 'what was decided on is no longer kept');
+    if (!kept || unfitting(kept, { input_hash: event.input_hash ?? undefined })) {
+      throw new AppError('INVALID_STATUS', 'what was decided on is no longer kept');
+    }
     const request = JSON.parse(kept.input) as ActionRequest;
     const { engine } = await this.#load(tenantId);
     const masks = masksOf(event.obligations ?? []);
@@ -289,7 +293,7 @@ export class Decider {
   }
 
   /** Commits the record of a decision, durably when this resolves. Rejects with UNAVAILABLE if that fails. */
-  async #record(tenantId: string, event: CompleteEvent, input: string): Promise<void> {
+  async #record(tenantId: string, event: CompleteEvent, input: KeptInput | undefined): Promise<void> {
     try {
       const { results } = await this.#append(tenantId, [{ event, input }]);
       if (!results[0] || !('seq' in results[0])) throw new Error('the database refused the record');

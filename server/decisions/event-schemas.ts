@@ -4,6 +4,7 @@ import {
   DECISIONS,
   type Decision,
   type DecisionEvent,
+  type DecisionFacts,
   FIELD_NAMES,
   FILTER_FIELDS,
   type FieldName,
@@ -11,8 +12,10 @@ import {
   type FieldValue,
   type FilterField,
   fieldOf,
+  MOST_FACTS,
   type RECORD_FIELDS,
 } from '../domain/decision.ts';
+import { MOST_KEPT_BYTES } from '../domain/kept-input.ts';
 import { FACT_LIMITS } from '../domain/session-facts.ts';
 import { LedgerEntryIn } from './ledger.ts';
 
@@ -22,24 +25,47 @@ import { LedgerEntryIn } from './ledger.ts';
  * Text that can be stored and read back unchanged: PostgreSQL does not support NUL, and UTF-8 has no lone surrogates. A
  * single combined check, because every string of every event is checked.
  */
-function text([min, max]: readonly [min: number, max: number]) {
+function text([min, max]: readonly [min: number, max: number], form?: RegExp) {
   const fits = (value: string) =>
-    value.length >= min && value.length <= max && value.isWellFormed() && !value.includes('\0');
+    value.length >= min &&
+    value.length <= max &&
+    (form ? form.test(value) : value.isWellFormed() && !value.includes('\0'));
+  const error = form
+    ? `must match ${form.source}`
+    : `must have ${min} to ${max} characters, none of them NUL or a lone surrogate`;
   return z
     .string()
-    .refine(fits, { error: `must have ${min} to ${max} characters, none of them NUL or a lone surrogate` })
-    .meta({ minLength: min, maxLength: max });
+    .refine(fits, { error })
+    .meta({ minLength: min, maxLength: max, ...(form && { pattern: form.source }) });
 }
 const NAME = [0, 200] as const;
 
+const RuleIds = z.array(text([1, 200])).max(MOST_FACTS);
+const Sequence = z.int().min(0);
+const FACTS = {
+  covered: RuleIds.optional(),
+  doubt: text([1, 300]).optional(),
+  exceeded: z
+    .array(z.tuple([text([1, 200]), Sequence]))
+    .max(MOST_FACTS)
+    .optional(),
+  session: RuleIds.optional(),
+  standstill: text([1, 50], /^[a-z_]+$/).optional(),
+  stop: text([1, 200]).optional(),
+  uncounted: z.literal(true).optional(),
+  unholdable: z.literal(true).optional(),
+} satisfies Record<keyof DecisionFacts, z.ZodType>;
+/** As everywhere in an event, unknown members are ignored. */
+const Facts = z.object(FACTS);
+
 /** The accepted values of a field. */
 function accepted(name: FieldName): z.ZodType {
-  const { type, length = NAME, most = 0 } = fieldOf(name);
+  const { type, length = NAME, form, most = 0 } = fieldOf(name);
   switch (type) {
     case 'decision':
       return z.enum(DECISIONS);
     case 'text':
-      return text(length);
+      return text(length, form);
     case 'agent_name':
       return AgentName;
     case 'time':
@@ -52,6 +78,10 @@ function accepted(name: FieldName): z.ZodType {
       return z.number().min(0).max(1);
     case 'texts':
       return z.array(text(length)).max(most);
+    case 'flag':
+      return z.literal(true);
+    case 'facts':
+      return Facts;
   }
 }
 
@@ -98,6 +128,30 @@ export const IngestedEvent = z
     error: 'must be "decision." followed by the decision',
   }) as unknown as z.ZodType<IngestedEvent>;
 
+const salt = z
+  .string()
+  .regex(/^[0-9a-f]{32}$/, 'must be 16 bytes in hex')
+  .optional();
+const keptText = z
+  .string()
+  .refine((value) => Buffer.byteLength(value) <= MOST_KEPT_BYTES && value.isWellFormed() && !value.includes('\0'), {
+    error: `must be well-formed text of at most ${MOST_KEPT_BYTES} bytes`,
+  })
+  .meta({ maxLength: MOST_KEPT_BYTES })
+  .optional();
+
+/** What a proxy kept of the request behind an event: one or both texts, each with the salt of its commitment. */
+export const IngestedInput = z
+  .strictObject({
+    event_id: text([1, 128]),
+    salt_a: salt,
+    projection: keptText.describe('canonical JSON that ask_commit is the salted hash of'),
+    salt_b: salt,
+    input: keptText.describe('canonical JSON that input_hash is the salted hash of'),
+  })
+  .refine(({ projection, input }) => projection !== undefined || input !== undefined, { error: 'has no text' })
+  .meta({ id: 'KeptInput' });
+
 const EMPTY: [FieldName, '' | 0][] = INGESTED.filter((name) => fieldOf(name).presence === 'empty').map((name) => [
   name,
   fieldOf(name).type === 'count' ? 0 : '',
@@ -133,6 +187,21 @@ const ANSWERED = {
   sequence: () => z.int(),
   fraction: () => z.number(),
   texts: () => z.array(z.string()),
+  flag: () => z.literal(true),
+  facts: () =>
+    z.object({
+      covered: z.array(z.string()).optional().describe('the rules that a released hold covered'),
+      doubt: z.string().optional().describe('the argument that the proxy could not read for certain'),
+      exceeded: z
+        .array(z.tuple([z.string(), z.int()]))
+        .optional()
+        .describe('the limits that the action would have exceeded: rule, and seconds until there is room again'),
+      session: z.array(z.string()).optional().describe('the facts of the session that policies read'),
+      standstill: z.string().optional().describe('why no policy was asked'),
+      stop: z.string().optional().describe('the stop that denied the action, or held it'),
+      uncounted: z.literal(true).optional().describe('nobody could tell how much of a limit was left'),
+      unholdable: z.literal(true).optional().describe('a policy would have held the action, which could not be held'),
+    } satisfies Record<keyof DecisionFacts, z.ZodType>),
 } satisfies Record<ReturnType<typeof fieldOf>['type'], () => z.ZodType>;
 
 function answered(name: FieldName): z.ZodType {

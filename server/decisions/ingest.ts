@@ -4,12 +4,14 @@ import { gunzip } from 'node:zlib';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { z } from 'zod';
 import type { AppendEvent, AppendResult } from '../chain/appender.ts';
+import type { DecisionEvent } from '../domain/decision.ts';
 import type { ErrorCode } from '../domain/errors.ts';
+import { type KeptInput, unfitting } from '../domain/kept-input.ts';
 import { isReservedProxyId } from '../domain/proxy-ids.ts';
 import { AppError } from '../errors.ts';
-import { faultsOf } from '../lib/faults.ts';
+import { faultLines, faultsOf } from '../lib/faults.ts';
 import { nestsDeeper } from '../lib/json-depth.ts';
-import { completeEvent, IngestedEvent } from './event-schemas.ts';
+import { completeEvent, IngestedEvent, IngestedInput } from './event-schemas.ts';
 import type { Remembered } from './ledger.ts';
 
 const MAX_EVENTS = 100;
@@ -17,13 +19,35 @@ const MAX_EVENTS = 100;
 const BODY_BYTES = 1024 * 1024;
 const INFLATED_BYTES = 8 * 1024 * 1024;
 const MAX_DEPTH = 32;
+/** A proxy lets requests through that nest deeper than events may. */
+const MAX_INPUT_DEPTH = 256;
 
-export const IngestBody = z.strictObject({ events: z.array(IngestedEvent).max(MAX_EVENTS) });
+/** All texts of a body's `inputs` together. */
+const INPUTS_BYTES = 4 * 1024 * 1024;
 
+const Events = z.array(IngestedEvent).max(MAX_EVENTS);
+/** The body as the API document describes it. */
+export const IngestBody = z.strictObject({
+  events: Events,
+  inputs: z
+    .array(IngestedInput)
+    .max(MAX_EVENTS)
+    .optional()
+    .describe(
+      `what is kept of the requests behind events of this body; texts of at most ${INPUTS_BYTES} bytes together`,
+    ),
+});
+/** Inputs are checked one by one: a bad one must not block the events. */
+const Inputs = z.array(z.unknown()).max(MAX_EVENTS).optional();
+const EventsBody = z.strictObject({ events: Events, inputs: Inputs });
+const RecordsBody = z.strictObject({ records: Events, inputs: Inputs });
+
+const Refused = z.array(z.object({ index: z.int(), code: z.string(), detail: z.string() }));
 export const IngestAnswer = z.object({
   accepted: z.int(),
   duplicates: z.int(),
-  rejected: z.array(z.object({ index: z.int(), code: z.string(), detail: z.string() })),
+  rejected: Refused,
+  rejected_inputs: Refused.optional().describe('if inputs were sent: those that were not stored'),
 });
 export type IngestAnswer = z.infer<typeof IngestAnswer>;
 
@@ -53,15 +77,20 @@ type Rejected = IngestAnswer['rejected'][number] & { code: ErrorCode };
  * with its index: one bad event does not block the others. Each record names the credential that sent it. A proxy cannot
  * write records as the control plane, for another tenant, or for a hold of another agent.
  *
- * Throws VALIDATION_FAILED if the body has another form or more than 100 events, and the errors of `append`; then the
+ * An input is committed together with its event, which must be in the same body and commit to it. So an input is stored
+ * with its event or never: not for an earlier record, and not again after it was erased. A bad input is listed in
+ * `rejected_inputs` and does not block its event.
+ *
+ * Throws PAYLOAD_TOO_LARGE for inputs of more than 4 MiB, VALIDATION_FAILED if the body has another form or more than 100 events, and the errors of `append`; then the
  * same body may be sent again.
  */
 export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, body: unknown): Promise<IngestAnswer> {
   const rejected: Rejected[] = [];
-  const valid = validate(body, rejected);
+  const { events: valid, inputs } = validate(body, rejected);
   const events: AppendEvent[] = [];
   const indexes: number[] = [];
   const learned: NonNullable<IngestedEvent['session_facts']>[] = [];
+  const kept = inputs && new KeptInputs(inputs);
   const named = new Set(valid.flatMap(({ event }) => event.escrow_id || []));
   const holders = named.size > 0 ? await deps.holders(tenantId, [...named]) : undefined;
   for (const { index, event } of valid) {
@@ -78,7 +107,7 @@ export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, bod
       completed.key_id = keyId;
       learned.push(event.session_facts ?? []);
       indexes.push(index);
-      events.push({ event: completed });
+      events.push({ event: completed, input: kept?.of(completed) });
     }
   }
   let accepted = 0;
@@ -92,6 +121,7 @@ export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, bod
     if (all.length > 0) await deps.remember(tenantId, all);
     for (const [i, result] of results.entries()) {
       const index = indexes[i]!;
+      if (!('seq' in result)) kept?.refuse(events[i]!.event.event_id, 'event_id: the event was rejected');
       if ('seq' in result) {
         if (result.duplicate) duplicates++;
         else accepted++;
@@ -103,27 +133,110 @@ export async function ingest(deps: IngestDeps, { tenantId, keyId }: Bringer, bod
     }
   }
   if (rejected.length > 1) rejected.sort((a, b) => a.index - b.index);
-  return { accepted, duplicates, rejected };
+  return { accepted, duplicates, rejected, ...(kept && { rejected_inputs: kept.rejected() }) };
+}
+
+/** The inputs of one body, each for one event of it. */
+class KeptInputs {
+  readonly #byEvent = new Map<string, { index: number; kept: KeptInput; taken: boolean }>();
+  readonly #refused = new Map<number, string>();
+
+  /** Throws PAYLOAD_TOO_LARGE. */
+  constructor(inputs: readonly unknown[]) {
+    let bytes = 0;
+    for (const [index, one] of inputs.entries()) {
+      const { data, error } = IngestedInput.safeParse(one);
+      if (!data) {
+        this.#refused.set(index, faultLines(error, 'input').slice(0, 5).join('; '));
+        continue;
+      }
+      const { event_id, ...kept } = data;
+      bytes += Buffer.byteLength(kept.projection ?? '') + Buffer.byteLength(kept.input ?? '');
+      if (this.#byEvent.has(event_id)) this.#refused.set(index, 'event_id: is there twice');
+      else this.#byEvent.set(event_id, { index, kept, taken: false });
+    }
+    if (bytes > INPUTS_BYTES) {
+      throw new AppError('PAYLOAD_TOO_LARGE', `the inputs are larger than ${INPUTS_BYTES} bytes`);
+    }
+  }
+
+  /** What is to be stored with the event. */
+  of(event: DecisionEvent): KeptInput | undefined {
+    const one = this.#byEvent.get(event.event_id);
+    // of two events with one id, the second is no new record
+    if (!one || one.taken) return undefined;
+    one.taken = true;
+    const fault = faultOf(one.kept, event);
+    if (fault === undefined) return one.kept;
+    this.#refused.set(one.index, fault);
+    return undefined;
+  }
+
+  /** The event was not stored, and so neither was its input. */
+  refuse(eventId: string, detail: string): void {
+    const one = this.#byEvent.get(eventId);
+    if (one && !this.#refused.has(one.index)) this.#refused.set(one.index, detail);
+  }
+
+  rejected(): Rejected[] {
+    for (const { index, taken } of this.#byEvent.values()) {
+      if (!taken) this.#refused.set(index, 'event_id: is no valid event of this body');
+    }
+    return [...this.#refused]
+      .sort(([a], [b]) => a - b)
+      .map(([index, detail]) => ({ index, code: 'VALIDATION_FAILED', detail }));
+  }
+}
+
+/** Why this is not what the event was decided on. */
+function faultOf(kept: KeptInput, event: DecisionEvent): string | undefined {
+  const unfit = unfitting(kept, event);
+  if (unfit) return `${unfit}: is not what the event commits to`;
+  for (const name of ['projection', 'input'] as const) {
+    const text = kept[name];
+    if (text === undefined) continue;
+    if (nestsDeeper(Buffer.from(text), MAX_INPUT_DEPTH))
+      return `${name}: is nested deeper than ${MAX_INPUT_DEPTH} levels`;
+    const { v, agent_id, agent_role, tool_name, now } = parsed(text);
+    const names = agent_id === event.agent_id && agent_role === event.agent_role && tool_name === event.tool_name;
+    if (v !== 1 || !names || now !== event.timestamp) return `${name}: is not the request of this event`;
+  }
+  return undefined;
+}
+
+function parsed(text: string): Record<string, unknown> {
+  try {
+    const value: unknown = JSON.parse(text);
+    return typeof value === 'object' && value !== null ? (value as Record<string, unknown>) : {};
+  } catch {
+    return {};
+  }
+}
+
+interface Valid {
+  events: { index: number; event: IngestedEvent }[];
+  inputs: readonly unknown[] | undefined;
 }
 
 /** Returns the valid events and adds the others to `rejected`. Checks one by one only if the whole batch is not valid. */
-function validate(body: unknown, rejected: Rejected[]): { index: number; event: IngestedEvent }[] {
+function validate(body: unknown, rejected: Rejected[]): Valid {
   const list = typeof body === 'object' && body !== null && Object.hasOwn(body, 'records') ? 'records' : 'events';
-  const whole = (list === 'events' ? IngestBody : RecordsBody).safeParse(body);
+  const whole = (list === 'events' ? EventsBody : RecordsBody).safeParse(body);
   if (whole.success) {
     const events = 'events' in whole.data ? whole.data.events : whole.data.records;
-    return events.map((event, index) => ({ index, event }));
+    return { events: events.map((event, index) => ({ index, event })), inputs: whole.data.inputs };
   }
-  const envelope = z.strictObject({ [list]: z.array(z.unknown()).max(MAX_EVENTS) }).safeParse(body);
+  const envelope = z.strictObject({ [list]: z.array(z.unknown()).max(MAX_EVENTS), inputs: Inputs }).safeParse(body);
   if (!envelope.success) {
     throw new AppError('VALIDATION_FAILED', `the body must be {"${list}": [...]} with at most ${MAX_EVENTS} events`, {
       faults: faultsOf(envelope.error),
     });
   }
-  const valid: { index: number; event: IngestedEvent }[] = [];
-  for (const [index, item] of envelope.data[list]!.entries()) {
+  const { inputs, [list]: items = [] } = envelope.data as Record<string, unknown[] | undefined>;
+  const valid: Valid = { events: [], inputs };
+  for (const [index, item] of items.entries()) {
     const one = IngestedEvent.safeParse(item);
-    if (one.success) valid.push({ index, event: one.data });
+    if (one.success) valid.events.push({ index, event: one.data });
     else {
       const faults = faultsOf(one.error).map(({ pointer, message }) => `${pointer.slice(1) || 'event'}: ${message}`);
       rejected.push({ index, code: 'VALIDATION_FAILED', detail: faults.slice(0, 5).join('; ') });
@@ -131,8 +244,6 @@ function validate(body: unknown, rejected: Rejected[]): { index: number; event: 
   }
   return valid;
 }
-const RecordsBody = z.strictObject({ records: IngestBody.shape.events });
-
 /** Authenticates the sender. Throws an AppError if the credential does not allow the request. */
 export type Authenticate = (request: FastifyRequest, reply: FastifyReply) => Authenticated | Promise<Authenticated>;
 interface Authenticated extends Bringer {

@@ -1,10 +1,13 @@
 import { z } from 'zod';
 import type { Database } from '../../db/index.ts';
 import { AgentName } from '../domain/agent-names.ts';
+import { doerOf } from '../domain/audit.ts';
 import { DECISIONS, type Decision } from '../domain/decision.ts';
 import { HOLD_KIND_NAMES } from '../domain/hold-kinds.ts';
+import { hasRole } from '../domain/principal.ts';
 import { AppError } from '../errors.ts';
 import { type LimitHit, leaseOf } from '../policy/evaluation/limits.ts';
+import type { KeptInputs } from '../policy/kept-inputs.ts';
 import { text, toolPin } from '../rpc/fields.ts';
 import type { PlainDescription } from '../rpc/plain.ts';
 import { route, trpc } from '../rpc/procedure.ts';
@@ -294,7 +297,7 @@ export function sessionFactsProcedure(ledger: SessionLedger) {
     .query(async ({ ctx, input }) => ({ facts: await ledger.rows(ctx.tenantId, input.session_id, input.agent_id) }));
 }
 
-export function eventsRouter(db: Database) {
+export function eventsRouter(db: Database, kept: KeptInputs) {
   return trpc.router({
     list: route(
       'GET /v1/events',
@@ -336,8 +339,49 @@ export function eventsRouter(db: Database) {
       .input(z.strictObject({ id: text(200) }))
       .output(EventDetailOut)
       .query(({ ctx, input }) => getEvent(db, ctx.tenantId, input.id)),
+
+    input: route(
+      'GET /v1/events/{id}/input',
+      { keys: [], role: 'approver' },
+      {
+        summary: 'Read the request that a decision was taken on',
+        description:
+          'As long as it is kept. Values under the `@mask` paths of any policy in force, or in force at the decision, are replaced; only admins read without masks. Each call is in the audit log.',
+        tag: 'decisions',
+        problems: ['NOT_FOUND'],
+      },
+    )
+      .input(
+        z.strictObject({
+          id: text(200),
+          masks: z.enum(['applied', 'none']).default('applied').describe('`none`: admins only'),
+        }),
+      )
+      .output(InputOut)
+      .query(({ ctx, input }) => {
+        const unmasked = input.masks === 'none';
+        const { principal } = ctx;
+        if (unmasked && principal.kind === 'session' && !hasRole(principal.roles, 'admin')) {
+          throw new AppError('FORBIDDEN', 'only admins read without masks');
+        }
+        return kept.read(ctx.tenantId, input.id, { unmasked }, doerOf(ctx));
+      }),
   });
 }
+
+const Asked = z.record(z.string(), z.unknown());
+
+const InputOut = z
+  .object({
+    event_id: z.string(),
+    input: Asked.nullable().describe('the whole request; null when it was erased or not kept'),
+    projection: Asked.nullable().describe(
+      'the part that the policies read, which is kept longer; `reads` says what is in it',
+    ),
+    intact: z.boolean().describe('false: what is stored is not what the record commits to, and is not shown'),
+    masks: z.array(z.string()).nullable().describe('the paths whose values were replaced; null without masks'),
+  })
+  .meta({ id: 'DecisionInput' });
 
 const Count = z.int();
 

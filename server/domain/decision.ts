@@ -9,6 +9,33 @@ export function permits(decision: Decision): decision is Permit {
   return decision === 'allow' || decision === 'allow_with_masking';
 }
 
+/**
+ * What a decision was taken on besides the request and the policies. Each member is absent where it played no part. With
+ * the request, or its projection, and the bundle, these facts give the same decision again (policy/evaluation/rederive.ts).
+ */
+export interface DecisionFacts {
+  /** The rules that a released hold covered: ids of hits, sorted. */
+  covered?: readonly string[] | undefined;
+  /** The argument, such as `arguments.amount`, that the decision point itself could not read for certain. */
+  doubt?: string | undefined;
+  /** The limits that the action would have exceeded: the rule, and the seconds until there is room again. */
+  exceeded?: readonly LimitFact[] | undefined;
+  /** The facts of the session that policies read, by name, sorted. */
+  session?: readonly string[] | undefined;
+  /** Why no policy was asked: a code such as `no_bundle`. */
+  standstill?: string | undefined;
+  /** The id of the stop that denied the action, or because of which it was to be held. */
+  stop?: string | undefined;
+  /** Nobody could tell how much of a limit was left. */
+  uncounted?: true | undefined;
+  /** A policy would have held the action, and it could not be held. */
+  unholdable?: true | undefined;
+}
+type LimitFact = readonly [rule_id: string, retry_after: number];
+
+/** The most entries of each list in `facts`, and of `hits`. */
+export const MOST_FACTS = 64;
+
 /** The types of a field's values, as they are in the record. */
 interface ValueTypes {
   decision: Decision;
@@ -25,12 +52,16 @@ interface ValueTypes {
   /** From 0 to 1. */
   fraction: number;
   texts: readonly string[];
+  flag: true;
+  facts: DecisionFacts;
 }
 
 interface RecordField {
   type: keyof ValueTypes;
   /** Of a text, or of each of several texts, in UTF-16 code units. */
   length?: readonly [min: number, max: number];
+  /** Of a text. */
+  form?: RegExp;
   /** Of several texts. */
   most?: number;
   /**
@@ -102,6 +133,29 @@ export const RECORD_FIELDS = {
   },
   agent_role: { type: 'agent_name', presence: 'required', shown: 'list', filter: true, label: 'Role' },
   rule_id: { type: 'text', length: [0, 200], presence: 'optional', shown: 'detail', label: 'Rule that decided' },
+  hits: {
+    type: 'texts',
+    length: [1, 200],
+    most: MOST_FACTS,
+    presence: 'optional',
+    shown: 'detail',
+    label: 'Rules that matched',
+    description: 'all of them, sorted',
+  },
+  hits_truncated: {
+    type: 'flag',
+    presence: 'optional',
+    shown: 'detail',
+    label: 'More rules matched',
+    description: `more than ${MOST_FACTS} rules matched, of which hits and facts list the first`,
+  },
+  facts: {
+    type: 'facts',
+    presence: 'optional',
+    shown: 'detail',
+    label: 'Facts',
+    description: 'what it was decided on besides the request and the policies',
+  },
   policy_id: { type: 'text', length: [0, 200], presence: 'empty', shown: 'list', filter: true, label: 'Policy' },
   policy_version: {
     type: 'count',
@@ -152,15 +206,82 @@ export const RECORD_FIELDS = {
   evaluation_us: { type: 'count', presence: 'empty', shown: 'list', label: 'Evaluation', unit: 'µs' },
   total_latency_ms: { type: 'count', presence: 'optional', shown: 'detail', label: 'Total latency', unit: 'ms' },
   confidence: { type: 'fraction', presence: 'optional', shown: 'detail', label: 'Confidence' },
+  engine: {
+    type: 'text',
+    length: [1, 100],
+    presence: 'optional',
+    shown: 'detail',
+    label: 'Engine',
+    description: 'the policy engine, and the version of the mapping and settling around it',
+  },
+  ask_commit: {
+    type: 'text',
+    length: [0, 200],
+    presence: 'optional',
+    shown: 'detail',
+    label: 'Commitment to the projection',
+    description: 'the salted hash of the part of the request that the policies read',
+  },
   input_hash: {
     type: 'text',
     length: [0, 200],
     presence: 'optional',
     shown: 'detail',
     nullable: true,
-    label: 'Input hash',
+    label: 'Commitment to the input',
+    description: 'the salted hash of the whole request',
   },
-  action_hash: { type: 'text', length: [0, 200], presence: 'optional', shown: 'detail', label: 'Action hash' },
+  action_ref: {
+    type: 'text',
+    length: [0, 200],
+    presence: 'optional',
+    shown: 'detail',
+    label: 'Commitment to the action',
+    description: 'the salted hash of the action hash, with the same salt as the input',
+  },
+  trace_id: {
+    type: 'text',
+    length: [32, 32],
+    form: /^(?!0+$)[0-9a-f]{32}$/,
+    presence: 'optional',
+    shown: 'detail',
+    label: 'Trace',
+    description: 'the W3C trace that the action belongs to',
+  },
+  span_id: {
+    type: 'text',
+    length: [16, 16],
+    form: /^(?!0+$)[0-9a-f]{16}$/,
+    presence: 'optional',
+    shown: 'detail',
+    label: 'Span',
+  },
+  on_behalf_of: {
+    type: 'text',
+    length: [1, 200],
+    presence: 'optional',
+    shown: 'detail',
+    label: 'On behalf of',
+    description: 'the person for whom the agent acts',
+  },
+  delegation_chain: {
+    type: 'texts',
+    length: [1, 200],
+    most: 8,
+    presence: 'optional',
+    shown: 'detail',
+    label: 'Delegated by',
+    description: 'the agents and services between that person and the agent, the nearest to the person first',
+  },
+  delegation_source: {
+    type: 'text',
+    length: [1, 20],
+    form: /^(?:token|asserted)$/,
+    presence: 'optional',
+    shown: 'detail',
+    label: 'Delegation known from',
+    description: '`token`: a verified token; `asserted`: what the agent says',
+  },
   policy_content_hash: {
     type: 'text',
     length: [0, 200],

@@ -72,6 +72,10 @@ const environment = z.object({
   SVC_PROXY_SPOOL_MB: int(256, 1, 1024 * 1024).describe(
     'room for events that were not sent yet; full: nothing is let through',
   ),
+  SVC_PROXY_INPUTS: z
+    .enum(['projection', 'full', 'none'])
+    .default('projection')
+    .describe('what is kept of requests, for the control plane: the part that policies read, all of them, or nothing'),
   SVC_PROXY_OUTCOME_SECONDS: int(5, 0, 3600).describe('how long an event waits for what became of its action'),
   SVC_PROXY_BODY_BYTES: int(1024 * 1024, 1024, 64 * 1024 * 1024).describe('largest body of a request'),
   SVC_PROXY_MESSAGE_BYTES: int(64 * 1024 * 1024, 1024, 512 * 1024 * 1024).describe(
@@ -203,6 +207,7 @@ export interface ProxyConfig {
   readonly limitsAway: LimitsAway;
   readonly pubkeys: string | undefined;
   readonly spoolBytes: number;
+  readonly inputs: 'projection' | 'full' | 'none';
   readonly outcomeMs: number;
   readonly bodyBytes: number;
   readonly messageBytes: number;
@@ -257,6 +262,7 @@ export function readConfig(env: Environment, needs: { routes: boolean }): ProxyC
     limitsAway: e.SVC_PROXY_LIMITS_AWAY,
     pubkeys,
     spoolBytes: e.SVC_PROXY_SPOOL_MB * 1024 * 1024,
+    inputs: e.SVC_PROXY_INPUTS,
     outcomeMs: e.SVC_PROXY_OUTCOME_SECONDS * 1000,
     bodyBytes: e.SVC_PROXY_BODY_BYTES,
     messageBytes: e.SVC_PROXY_MESSAGE_BYTES,

@@ -110,6 +110,7 @@ const Ingested = z.object({
   accepted: z.number(),
   duplicates: z.number(),
   rejected: z.array(z.object({ index: z.number(), code: z.string(), detail: z.string() })),
+  rejected_inputs: z.array(z.object({ index: z.number(), detail: z.string() })).optional(),
 });
 export type Ingested = z.infer<typeof Ingested>;
 
@@ -229,10 +230,10 @@ export class ControlPlane {
     await this.#call('POST', '/v1/proxies/heartbeat', { json: beat });
   }
 
-  /** At most 100 events. When it resolves, all but the rejected ones are stored for good. */
-  async ingest(events: readonly unknown[]): Promise<Ingested> {
+  /** At most 100 events with what is kept of their requests. When it resolves, all but what was rejected is stored for good. */
+  async ingest(events: readonly unknown[], inputs: readonly unknown[] = []): Promise<Ingested> {
     const { body } = await this.#call('POST', '/v1/events/ingest', {
-      bytes: await zip(JSON.stringify({ events })),
+      bytes: await zip(JSON.stringify({ events, ...(inputs.length > 0 && { inputs }) })),
       headers: { 'content-type': 'application/json', 'content-encoding': 'gzip' },
       timeoutMs: 30_000,
     });

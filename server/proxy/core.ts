@@ -70,6 +70,7 @@ export function start(config: ProxyConfig, log: Log, interrupted: AbortSignal, m
   const enforcer = new Enforcer({
     ...{ governance, stops, spool, holds, proxyId, control, clock, log },
     limitsAway: config.limitsAway,
+    inputs: config.inputs,
   });
   const tools = new ToolRegistry({ control, known: () => enforcer.registry, log, listMs: config.listMs });
   const sender = new Sender({ spool, control, log });

@@ -1,16 +1,17 @@
 import { type Decision, type Permit, permits } from '../domain/decision.ts';
+import { MOST_KEPT_BYTES } from '../domain/kept-input.ts';
 import type { ActionRequest } from '../domain/policy.ts';
 import type { CallOutcome, LedgerEntry } from '../domain/session-facts.ts';
 import { canonicalJson } from '../lib/canonical-json.ts';
 import type { Clock } from '../lib/clock.ts';
 import { newId } from '../lib/ids.ts';
 import type { Log } from '../lib/log.ts';
-import { ambiguousMatch, type Match } from '../policy/evaluation/evaluate.ts';
+import { doubtfulMatch, type Match } from '../policy/evaluation/evaluate.ts';
 import { type Mask, parseMask } from '../policy/evaluation/masks.ts';
 import { decide, InexactAction, type PointFields, type UseRefusal } from '../policy/evaluation/protocol.ts';
 import type { Registry } from '../policy/evaluation/registry.ts';
 import type { Agent } from './agents.ts';
-import type { ValueRule } from './config.ts';
+import type { ProxyConfig, ValueRule } from './config.ts';
 import { type ControlPlane, ControlPlaneError, type Hold } from './control-plane.ts';
 import { Counters } from './counters.ts';
 import type { Governance, Standstill } from './governance.ts';
@@ -91,6 +92,7 @@ export class Enforcer {
   readonly #holds: Holds;
   readonly #sessions: Sessions;
   readonly #proxyId: string;
+  readonly #keep: { input: number; projection: number };
   readonly #clock: Clock;
   readonly #log: Log;
   readonly #counters = new Counters();
@@ -107,6 +109,7 @@ export class Enforcer {
     control: ControlPlane;
     /** What to do with limits while the control plane is away. */
     limitsAway: LimitsAway;
+    inputs: ProxyConfig['inputs'];
     clock: Clock;
     log: Log;
   }) {
@@ -116,6 +119,10 @@ export class Enforcer {
     this.#holds = parts.holds;
     this.#sessions = new Sessions(parts.control, parts.log);
     this.#proxyId = parts.proxyId;
+    this.#keep = {
+      input: parts.inputs === 'full' ? MOST_KEPT_BYTES : 0,
+      projection: parts.inputs === 'none' ? 0 : MOST_KEPT_BYTES,
+    };
     this.#clock = parts.clock;
     this.#log = parts.log;
     const { control, clock, log, limitsAway: away } = parts;
@@ -191,7 +198,12 @@ export class Enforcer {
       {
         ...{ request, eventId, escrowId, resume, unholdable, stop },
         bundleHash: governing?.hash,
-        standstill: standstill ? STANDSTILLS[standstill] : refused,
+        standstill: standstill
+          ? { code: standstill, reason: STANDSTILLS[standstill] }
+          : refused === undefined
+            ? undefined
+            : { code: 'refused', reason: refused },
+        keep: this.#keep,
       },
       {
         session: async (asked) => {
@@ -201,7 +213,7 @@ export class Enforcer {
           return governing.engine.session(asked, counted, await this.#sessions.known(agent.id, session_id));
         },
         match: (asked) => {
-          const match = doubt === undefined ? governing!.engine.match(asked) : ambiguousMatch(doubt);
+          const match = doubt === undefined ? governing!.engine.match(asked) : doubtfulMatch(doubt);
           if (match.detail) this.#log.warn({ detail: match.detail }, 'a request could not be evaluated');
           matched = { asked, match };
           return match;
@@ -241,7 +253,7 @@ export class Enforcer {
         consumedWithoutRecord: async ({ id }) =>
           this.#log.error({ hold: id, eventId }, 'a hold was consumed for a decision without a record'),
         elapsed: () => Math.round((performance.now() - began) * 1000),
-        record: async (fields) => {
+        record: async (fields, kept) => {
           const own: PointFields = {
             proxy_id: this.#proxyId,
             // the control plane knows which credential brings the event; a bundle has no hashes of single policies
@@ -259,7 +271,7 @@ export class Enforcer {
             ...{ ...fields, ...own, event_type: `decision.${fields.decision}` },
             ...(session_facts.length > 0 && { session_facts }),
           };
-          const seq = await this.#spool.append(() => event, permits(fields.decision));
+          const seq = await this.#spool.append(() => event, permits(fields.decision), kept);
           this.#sessions.note(agent.id, request.session_id ?? '', eventId, session_facts);
           return seq;
         },

@@ -102,16 +102,24 @@ export class Sender {
   }
 
   async #send(batch: Batch): Promise<void> {
-    const aside = await this.#deliver(batch.events);
+    const aside = await this.#deliver(batch.events, batch.inputs);
     this.#spool.acknowledge(batch);
     this.onSent(batch.events.length - aside, aside);
   }
 
   /** Resolves, with the number of those put aside, when all of them are either stored or put aside. */
-  async #deliver(events: Batch['events']): Promise<number> {
+  async #deliver(events: Batch['events'], kept: Batch['inputs']): Promise<number> {
     try {
-      const { rejected } = await this.#control.ingest(events);
+      const inputs = events.flatMap(({ event_id, proxy_seq }) => {
+        const input = kept.get(proxy_seq);
+        return input ? [{ event_id, ...input }] : [];
+      });
+      const { rejected, rejected_inputs = [] } = await this.#control.ingest(events, inputs);
       for (const { index, code, detail } of rejected) this.#putAside(events[index], `${code}: ${detail}`);
+      // the decision itself is recorded: what was kept of its request is lost, and the record shows that nothing more
+      for (const { index, detail } of rejected_inputs) {
+        this.#log.error({ event_id: inputs[index]?.event_id, detail }, 'what was kept of a request was refused');
+      }
       return rejected.length;
     } catch (error) {
       if (!(error instanceof ControlPlaneError) || !HOPELESS.has(error.status) || error.code === '') throw error;
@@ -121,7 +129,7 @@ export class Sender {
         return 1;
       }
       const half = events.length >> 1;
-      return (await this.#deliver(events.slice(0, half))) + (await this.#deliver(events.slice(half)));
+      return (await this.#deliver(events.slice(0, half), kept)) + (await this.#deliver(events.slice(half), kept));
     }
   }
 

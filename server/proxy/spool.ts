@@ -17,6 +17,7 @@ import {
 } from 'node:fs';
 import path from 'node:path';
 import { crc32 } from 'node:zlib';
+import type { KeptInput } from '../domain/kept-input.ts';
 import type { LedgerEntry } from '../domain/session-facts.ts';
 import { type Lock, lockDirectory } from './lock.ts';
 
@@ -38,6 +39,8 @@ export type SpooledEvent = { proxy_seq: number } & Record<string, unknown>;
 /** Events to send next, in order; `through` is the last one's number. */
 export interface Batch {
   events: SpooledEvent[];
+  /** What is kept of the events' requests, by the events' numbers. */
+  inputs: ReadonlyMap<number, KeptInput>;
   through: number;
   /** Where the next batch begins. */
   readonly end: Position;
@@ -55,7 +58,7 @@ interface Segment {
 }
 
 /** A line of a segment: an event, what became of one, or the note that one is sent without that. */
-type Line = { event: SpooledEvent; open?: 1 } | { of: number; outcome: Outcome | null };
+type Line = { event: SpooledEvent; input?: KeptInput; open?: 1 } | { of: number; outcome: Outcome | null };
 
 /** In place of a deadline: what became of the action is being written. */
 const NOTED = Number.POSITIVE_INFINITY;
@@ -165,12 +168,24 @@ export class Spool {
   /**
    * Stores an event under the next number. When it resolves the event is on the disk. With `open` its outcome is waited
    * for before it is sent. Rejects with a SpoolError when it could not be stored; then it has no number and no trace.
+   *
+   * `input` is sent with the event. Where there is room for an event alone, it goes without.
    */
-  async append(make: (seq: number) => Record<string, unknown>, open: boolean): Promise<number> {
+  async append(
+    make: (seq: number) => Record<string, unknown>,
+    open: boolean,
+    input?: KeptInput | undefined,
+  ): Promise<number> {
     this.assertRoom();
     const seq = this.#last + 1;
-    const text = lineOf({ event: { ...make(seq), proxy_seq: seq }, ...(open && { open: 1 }) });
-    if (text.length > MOST_EVENT_BYTES) throw new SpoolError('the event is too long');
+    const event = { ...make(seq), proxy_seq: seq };
+    const bare: Line = { event, ...(open && { open: 1 }) };
+    let text = lineOf(input ? { ...bare, input } : bare);
+    if (text.length > MOST_EVENT_BYTES) {
+      const alone = lineOf(bare);
+      if (alone.length > MOST_EVENT_BYTES) throw new SpoolError('the event is too long');
+      if (this.#bytes + text.length > this.#maxBytes) text = alone;
+    }
     this.#last = seq;
     if (open) this.#open.set(seq, this.#now() + this.#outcomeWaitMs);
     return new Promise((resolve, reject) => {
@@ -198,6 +213,7 @@ export class Spool {
   async batch(most: number, mostBytes: number): Promise<Batch | undefined> {
     const now = this.#now();
     const events: SpooledEvent[] = [];
+    const inputs = new Map<number, KeptInput>();
     const seal: number[] = [];
     let bytes = 0;
     let end = this.#start;
@@ -210,6 +226,10 @@ export class Spool {
       if (deadline !== undefined) seal.push(seq);
       events.push(line.event);
       bytes += JSON.stringify(line.event).length + JSON.stringify(this.#outcomes.get(seq) ?? null).length;
+      if (line.input) {
+        inputs.set(seq, line.input);
+        bytes += JSON.stringify(line.input).length;
+      }
       end = after;
       if (events.length >= most || bytes >= mostBytes) break;
     }
@@ -220,6 +240,7 @@ export class Spool {
     if (events.length === 0) return undefined;
     return {
       events: events.map((event) => ({ ...event, ...this.#outcomes.get(event.proxy_seq) })),
+      inputs,
       through: events.at(-1)!.proxy_seq,
       end,
     };

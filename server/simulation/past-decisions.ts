@@ -1,6 +1,6 @@
 import pg from 'pg';
 import { copyRows, type Rests } from '../chain/copy.ts';
-import { DECISIONS, type Decision, permits } from '../domain/decision.ts';
+import { DECISIONS, type Decision, type DecisionFacts } from '../domain/decision.ts';
 import type { ActionRequest } from '../domain/policy.ts';
 import type { UnknownReason } from '../policy/simulation/outcome.ts';
 import type { Past, PastFacts, Recorded, RecordTest } from '../policy/simulation/simulator.ts';
@@ -109,7 +109,7 @@ function textsAt(data: Buffer, at: number): Row {
   return { event_id: next()!, line: next()!, input: next() };
 }
 
-type Line = Recorded & { timestamp: string; escrow_id?: string };
+type Line = Recorded & { timestamp: string; facts?: DecisionFacts };
 
 function pastOf({ event_id, line, input }: Row): Past {
   const record = JSON.parse(line) as Line;
@@ -123,12 +123,12 @@ function pastOf({ event_id, line, input }: Row): Past {
   };
 }
 
-function factsOf({ decision, rule_id, escrow_id, bundle_hash }: Line): PastFacts {
+function factsOf({ facts = {} }: Line): PastFacts {
   return {
-    covered: permits(decision) && escrow_id ? 'all' : [],
-    exceeded: decision === 'rate_limited' && rule_id !== undefined ? [rule_id] : [],
-    unholdable: undefined,
-    standstill: bundle_hash === undefined,
+    covered: facts.covered ?? [],
+    exceeded: (facts.exceeded ?? []).map(([rule]) => rule),
+    unholdable: facts.unholdable ?? false,
+    standstill: facts.standstill !== undefined,
   };
 }
 

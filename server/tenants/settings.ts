@@ -17,6 +17,7 @@ const values = {
   min_coverage: z.int().min(0).max(100),
   simulation_required: z.boolean(),
   input_retention_days: z.int().min(0).max(3650),
+  projection_retention_days: z.int().min(0).max(3650),
   poll_seconds: z.int().min(1).max(3600),
   stop_grace_seconds: z.int().min(0).max(86_400),
   approver_groups: Groups,
@@ -41,6 +42,9 @@ export const Settings = z
       'a version is submitted and enforced only with a finished simulation against the live policies',
     ),
     input_retention_days: values.input_retention_days.describe('how many days the inputs of decisions are kept'),
+    projection_retention_days: values.projection_retention_days.describe(
+      'how many days the parts of inputs are kept that policies read; decisions can be derived again from them',
+    ),
     poll_seconds: values.poll_seconds.describe('how often proxies poll; default: the server’s setting'),
     stop_grace_seconds: values.stop_grace_seconds.describe(
       'a proxy that has not heard from the server for so many seconds which stops are in force denies what is not only read; 0: never',
@@ -70,6 +74,7 @@ const DEFAULTS: Omit<Settings, 'poll_seconds'> = {
   simulation_required: false,
   input_retention_days: 30,
   stop_grace_seconds: 60,
+  projection_retention_days: 395,
   approver_groups: {},
   policy_author_may_vote: true,
   sso_only: false,
@@ -113,6 +118,7 @@ const GUARDED: { readonly [K in SettingName]?: Loosens<Settings[K]> } = {
   sso_only: (before) => before,
   input_retention_days: (before, after) => after < before,
   stop_grace_seconds: (before, after) => before !== 0 && (after === 0 || after > before),
+  projection_retention_days: (before, after) => after < before,
   // the group of an action decides which statements match it, so any change may exempt it from a rule
   action_types: () => true,
   // a group's members can fill its seats in a quorum; removing one only makes the quorum harder to reach

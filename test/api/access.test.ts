@@ -107,6 +107,7 @@ const TABLE: Record<string, [role: string, keys: string, other?: 'agent' | Workl
   'GET /v1/session-facts': ['viewer', 'admin pipeline proxy'],
   'GET /v1/events': ['viewer', 'admin pipeline'],
   'GET /v1/events/{id}': ['viewer', 'admin'],
+  'GET /v1/events/{id}/input': ['approver', 'admin'],
   'GET /v1/events/summary': ['viewer', 'admin pipeline'],
   'POST /v1/events/ingest': ['-', 'admin proxy'],
   'POST /v1/forensics/records': ['-', 'admin proxy'],

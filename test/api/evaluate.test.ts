@@ -289,23 +289,34 @@ describe('the record of a decision', () => {
         bundle_hash: bundleHash,
       },
       rule_id: 'desk#card',
-      action_hash: answer.action_hash,
+      hits: ['desk#card'],
       obligations: ['mask $.card.number', 'mask $.ssn'],
       source_ip: '127.0.0.1',
     });
     expect(body.chain).toMatchObject({ alg: 'BLAKE3', seq: expect.any(Number) });
   });
 
-  test('has the hash of the request as it was evaluated, which is stored with it', async () => {
+  test('commits to the request as it was evaluated and to what policies read of it, which are stored with it', async () => {
     const args = { z: 1.5, a: ['\u00e9', { b: null }], 'k"': 'x\0' };
     const answer = await evaluate(agent, 'read', { arguments: args, context: { ticket: 7 }, session_id: 's' });
     const { body } = await server.call(200, `GET /v1/events/${answer.event_id}`, admin);
-    const [row] = await sql<{ input: string }>(
+    const [row] = await sql<{ salt_a: string; projection: string; salt_b: string; input: string }>(
       server,
-      'select input from decision_input where tenant_id = $1 and event_id = $2',
+      `select encode(salt_a, 'hex') as salt_a, projection, encode(salt_b, 'hex') as salt_b, input
+       from decision_input where tenant_id = $1 and event_id = $2`,
       [tenant.id, answer.event_id],
     );
-    expect(body.input_hash).toBe(sha256Tag(row!.input));
+    const salted = (salt: string, text: string) =>
+      sha256Tag(Buffer.concat([Buffer.from(salt, 'hex'), Buffer.from(text)]));
+    expect(row!.salt_a).not.toBe(row!.salt_b);
+    expect(body).toMatchObject({
+      input_hash: salted(row!.salt_b, row!.input),
+      ask_commit: salted(row!.salt_a, row!.projection),
+      action_ref: salted(row!.salt_b, answer.action_hash as string),
+      engine: expect.stringMatching(/^cedar-wasm\/\d+\.\d+\.\d+ svc-decide\/1$/),
+    });
+    expect(body).not.toHaveProperty('action_hash');
+    expect(row!.projection).not.toContain('ticket');
     const input = JSON.parse(row!.input) as Record<string, unknown>;
     expect(canonicalize(input)).toBe(row!.input);
     expect(input).toMatchObject({ agent_id: 'agent-1', agent_role: 'clerk', arguments: args, context: { ticket: 7 } });

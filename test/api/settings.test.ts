@@ -13,6 +13,7 @@ const DEFAULTS = {
   min_coverage: 0,
   simulation_required: false,
   input_retention_days: 30,
+  projection_retention_days: 395,
   poll_seconds: 15,
   stop_grace_seconds: 60,
   approver_groups: {},
@@ -36,6 +37,7 @@ test('every setting can be changed and reset to its default, which is shown agai
     min_coverage: 60,
     simulation_required: true,
     input_retention_days: 90,
+    projection_retention_days: 400,
     poll_seconds: 7,
     stop_grace_seconds: 30,
     approver_groups: { finance: [admin.userId] },
@@ -229,7 +231,8 @@ const loosenings = (admin: string, other: string): [name: string, from: unknown,
   ['simulation_required', true, false],
   ['policy_author_may_vote', false, true],
   ['input_retention_days', 30, 29],
-  ['stop_grace_seconds', 60, 90],
+  ['projection_retention_days', 395, 394],
+  ['stop_grace_seconds', 60, 61],
   ['stop_grace_seconds', 60, 0],
   ['approver_groups', { finance: [admin] }, { finance: [admin, other] }],
   ['approver_groups', { finance: [admin] }, { finance: [admin], legal: [other] }],
@@ -280,7 +283,8 @@ describe('settings that decide whose approval is needed', () => {
   test('if approval is required, loosening each waits for another person, and tightening does not', async () => {
     const tenant = await server.tenant();
     const [admin, other] = [await tenant.person('admin'), await tenant.person('approver')];
-    for (const [name, from, to] of loosenings(admin.userId, other.userId)) {
+    const waited = loosenings(admin.userId, other.userId);
+    for (const [name, from, to] of waited) {
       await tenant.set({ approval_required: true, [name]: from });
       const before = await settingsOf(admin);
       // in company of what would hold at once by itself
@@ -306,14 +310,15 @@ describe('settings that decide whose approval is needed', () => {
       min_coverage: 80,
       simulation_required: true,
       input_retention_days: 60,
-      stop_grace_seconds: 20,
+      projection_retention_days: 400,
+      stop_grace_seconds: 30,
       approver_groups: { a: [], b: [] },
     };
     expect((await patch(200, admin, { ...tight, reason })).body).toMatchObject({ ...tight, waiting: null });
     const codes = async (action: string) => (await actionsOf(admin, action)).map(({ code }) => code);
-    expect(await codes('settings.change_proposed')).toEqual(Array(15).fill('TEN003I'));
-    expect(await codes('settings.change_approved')).toEqual(Array(15).fill('TEN004I'));
-    expect(await codes('settings.approval_refused')).toEqual(Array(15).fill('TEN004E'));
+    expect(await codes('settings.change_proposed')).toEqual(Array(waited.length).fill('TEN003I'));
+    expect(await codes('settings.change_approved')).toEqual(Array(waited.length).fill('TEN004I'));
+    expect(await codes('settings.approval_refused')).toEqual(Array(waited.length).fill('TEN004E'));
   });
 
   test('ending required single sign-on is a loosening', async () => {

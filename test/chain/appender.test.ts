@@ -52,6 +52,8 @@ async function killWriters(): Promise<number> {
   return pids.length;
 }
 
+const whole = (input: string) => ({ salt_b: '00'.repeat(16), input });
+
 describe('what is appended verifies', () => {
   test('any batches of events, even with repeated ids, make a chain that verifies and contains each id once', async () => {
     const ids = Array.from({ length: 12 }, (_, i) => `evt_${i}`);
@@ -128,15 +130,29 @@ describe('what is appended verifies', () => {
   test('inputs are stored next to the chain and committed with their records', async () => {
     const tenantId = await newTenant(box.db);
     const events: AppendEvent[] = eventsOf(30).map((e, i) =>
-      i % 3 === 0 ? { ...e, input: `{"n":${i},"ä":"😀"}` } : e,
+      i % 3 === 0
+        ? {
+            ...e,
+            input: {
+              ...(i % 2 === 0 && { salt_a: '0a'.repeat(16), projection: `{"n":${i}}` }),
+              ...(i !== 12 && { salt_b: 'b0'.repeat(16), input: `{"n":${i},"ä":"😀"}` }),
+            },
+          }
+        : e,
     );
     await appender().append(tenantId, events);
-    const { rows } = await box.db.owner.query('select event_id, input from decision_input where tenant_id = $1', [
-      tenantId,
-    ]);
-    expect(new Map(rows.map((row) => [row.event_id, row.input]))).toEqual(
-      new Map(events.filter((e) => e.input).map((e) => [e.event.event_id, e.input])),
+    const { rows } = await box.db.owner.query(
+      `select event_id, encode(salt_a, 'hex') as salt_a, projection, encode(salt_b, 'hex') as salt_b, input
+       from decision_input where tenant_id = $1`,
+      [tenantId],
     );
+    const stored = new Map(
+      rows.map(({ event_id, ...kept }) => [
+        event_id,
+        Object.fromEntries(Object.entries(kept).filter(([, value]) => value !== null)),
+      ]),
+    );
+    expect(stored).toEqual(new Map(events.filter((e) => e.input).map((e) => [e.event.event_id, e.input])));
   });
 
   test('the genesis record names the tenant and the key, and its id is reserved', async () => {
@@ -248,8 +264,8 @@ describe('a bad event affects no other event', () => {
   test('if the database refuses an input, its record is not stored either', async () => {
     const tenantId = await newTenant(box.db);
     const { results } = await appender().append(tenantId, [
-      { event: event(), input: '{}' },
-      { event: event(), input: 'a\0b' },
+      { event: event(), input: whole('{}') },
+      { event: event(), input: whole('a\0b') },
     ]);
     expect(results).toEqual([expect.objectContaining({ duplicate: false }), { refused: true }]);
     expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true, records_checked: 2 });
@@ -434,7 +450,7 @@ describe('bounds', () => {
   test('inputs release their mailbox space, stored or refused: far more than its capacity passes through in turn', async () => {
     const tenantId = await newTenant(box.db);
     const writer = appender();
-    const input = 'x'.repeat(8 * 1024 * 1024);
+    const input = whole('x'.repeat(8 * 1024 * 1024));
     for (let i = 0; i < 9; i++) {
       await expect(writer.append('nobody', [{ event: event(), input }])).rejects.toEqual(refusal('NOT_FOUND'));
       const { results } = await writer.append(tenantId, [{ event: event(), input }]);

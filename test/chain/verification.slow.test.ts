@@ -16,8 +16,8 @@ import { verifyChain } from '../../server/chain/verification.ts';
 import { Verifications } from '../../server/chain/verifications.ts';
 import { OPERATOR } from '../../server/domain/audit.ts';
 import { DERIVED_COLUMNS } from '../../server/domain/decision.ts';
+import { commit } from '../../server/domain/kept-input.ts';
 import { systemClock } from '../../server/lib/clock.ts';
-import { sha256Tag } from '../../server/lib/crypto.ts';
 import { useDatabase } from '../helpers/database.ts';
 import { SIEGE } from '../siege/rounds.ts';
 import { appenderOn, event, eventsOf, newSigner, newTenant, rewrite, signer, silent, storedRows } from './helpers.ts';
@@ -367,7 +367,8 @@ describe('tampering is found, at the record where it starts', () => {
     const writer = appenderOn(box.db, { checkpoints });
     const events = Array.from({ length: 30 }, (_, n) => {
       const input = JSON.stringify({ amount: n, note: 'ünïcode \u2028' });
-      return { event: event({ input_hash: sha256Tag(input) }), input };
+      const { kept, commitments } = commit({ input, projection: n % 2 ? `{"n":${n}}` : undefined }, 'sha256:00');
+      return { event: event(commitments), input: kept };
     });
     await writer.append(tenantId, events);
     await writer.stop();
@@ -375,19 +376,46 @@ describe('tampering is found, at the record where it starts', () => {
     // one that retention erased is not missed
     const ids = events.map(({ event }) => event.event_id);
     await sql('delete from decision_input where tenant_id = $1 and event_id = any($2)', tenantId, ids.slice(0, 5));
-    expect(await verify(tenantId)).toMatchObject({ verified: true });
     await sql(
-      `update decision_input set input = replace(input, '"amount":2', '"amount":9') where tenant_id = $1 and event_id = any($2)`,
+      'update decision_input set salt_b = null, input = null where tenant_id = $1 and event_id = $2',
       tenantId,
-      [ids[20], ids[25]],
+      ids[7],
     );
-    expect(await verify(tenantId)).toMatchObject({
-      verified: false,
-      linear: true,
-      first_mismatch_id: ids[20],
-      first_mismatch_seq: 22,
-      reason: expect.stringMatching(/the input that is kept with it has another hash/),
-    });
+    expect(await verify(tenantId)).toMatchObject({ verified: true });
+    const kept = 'salt_a, projection, salt_b, input';
+    const another = ['salt_a', 'projection', 'salt_b', 'input'].map((name) => `${name} = b.${name}`).join(', ');
+    await sql('create temporary table before as select * from decision_input where tenant_id = $1', tenantId);
+    const alterations: [n: number, change: string][] = [
+      [20, `input = replace(a.input, '"amount":2', '"amount":9')`],
+      [21, `projection = a.projection || ' '`],
+      [22, `salt_b = '\\x${'00'.repeat(16)}'`],
+      [23, `salt_a = '\\x${'00'.repeat(16)}'`],
+      // what was kept of another record, whole
+      [25, another],
+    ];
+    for (const [n, change] of alterations) {
+      await sql(
+        `update decision_input a set ${change} from before b
+         where a.tenant_id = $1 and a.event_id = $2 and b.event_id = $3`,
+        tenantId,
+        ids[n],
+        ids[26],
+      );
+      expect(await verify(tenantId), change).toMatchObject({
+        verified: false,
+        linear: true,
+        first_mismatch_id: ids[n],
+        first_mismatch_seq: n + 2,
+        reason: expect.stringMatching(/the input that is kept with it has another hash/),
+      });
+      await sql(
+        `update decision_input a set (${kept}) = (b.salt_a, b.projection, b.salt_b, b.input) from before b
+         where a.tenant_id = $1 and a.event_id = $2 and b.event_id = a.event_id`,
+        tenantId,
+        ids[n],
+      );
+    }
+    expect(await verify(tenantId)).toMatchObject({ verified: true });
   });
 
   test('of the audit log is reported with the record; a cut tail with its position', async () => {

@@ -324,7 +324,7 @@ test('a table that ends exactly at the end of a part is backed up and restored',
   for (const size of [part - 200, part + 10, part + 12_000, part + 23_000, part + 70_000]) {
     const brim = path.join(dir, `brim-${size}.svc`);
     await server.core.db.owner.query(
-      `insert into decision_input (tenant_id, event_id, created_at, input) values ($1, $2, now(), repeat('x', $3))`,
+      `insert into decision_input (tenant_id, event_id, created_at, salt_b, input) values ($1, $2, now(), '', repeat('x', $3))`,
       [tenantId, `brim-${size}`, size],
     );
     await svcHere(0, env(server.databaseUrl), 'backup', brim);

@@ -1,10 +1,13 @@
+import { randomBytes } from 'node:crypto';
 import { gzipSync } from 'node:zlib';
 import fc from 'fast-check';
 import Fastify, { type FastifyInstance, type InjectOptions } from 'fastify';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import type { AppendEvent, Appender } from '../../server/chain/appender.ts';
 import { ingest, registerIngest } from '../../server/decisions/ingest.ts';
+import { commitment } from '../../server/domain/kept-input.ts';
 import { AppError, problemBody } from '../../server/errors.ts';
+import { canonicalJson } from '../../server/lib/canonical-json.ts';
 import { appenderOn, newTenant, storedRows, verdictOf } from '../chain/helpers.ts';
 import { useDatabase } from '../helpers/database.ts';
 
@@ -237,6 +240,187 @@ describe('a bad event is rejected with its index and the others are stored', () 
       accepted: 1,
       rejected: [{ index: 0, code: 'VALIDATION_FAILED' }],
     });
+  });
+});
+
+describe('what is kept of a request', () => {
+  const salted = (text: string) => {
+    const salt = randomBytes(16).toString('hex');
+    return { salt, committed: commitment(salt, text) };
+  };
+  /** An event with its input, as an honest proxy sends them. */
+  const honest = (given: Record<string, unknown> = {}, secret: unknown = 'x') => {
+    const event = wire(given);
+    const event_id = event.event_id as string;
+    const { agent_id, agent_role, tool_name, timestamp: now } = event;
+    const names = { v: 1, agent_id, agent_role, tool_name, now };
+    const projection = canonicalJson({ ...names, reads: { attributes: [], keys: [] } });
+    const input = canonicalJson({ ...names, arguments: { secret } });
+    const [a, b] = [salted(projection), salted(input)];
+    return {
+      event: { ...event, event_id, ask_commit: a.committed, input_hash: b.committed },
+      input: { event_id, salt_a: a.salt, projection, salt_b: b.salt, input },
+    };
+  };
+  const kept = async () => {
+    const { rows } = await box.db.owner.query<Record<string, unknown>>(
+      `select event_id, encode(salt_a, 'hex') as salt_a, projection, encode(salt_b, 'hex') as salt_b, input
+       from decision_input where tenant_id = $1`,
+      [tenantId],
+    );
+    return new Map(rows.map((row) => [row.event_id, row]));
+  };
+  const lineOf = async (id: unknown) =>
+    (await storedRows(box.db, tenantId)).find(({ event_id }) => event_id === id)?.line;
+
+  test('is stored with its event, whole or in part, and once', async () => {
+    const [whole, part, none] = [honest(), honest(), honest()];
+    const { salt_b: _, input: __, ...half } = part.input;
+    const body = { events: [whole.event, part.event, none.event], inputs: [half, whole.input] };
+    expect(await take(body)).toEqual({ accepted: 3, duplicates: 0, rejected: [], rejected_inputs: [] });
+    const stored = await kept();
+    expect(stored.get(whole.event.event_id)).toEqual(whole.input);
+    expect(stored.get(part.event.event_id)).toEqual({ ...half, salt_b: null, input: null });
+    expect(stored.has(none.event.event_id)).toBe(false);
+    // sent again, as after a lost answer
+    expect(await take(body)).toEqual({ accepted: 0, duplicates: 3, rejected: [], rejected_inputs: [] });
+    expect(await kept()).toEqual(stored);
+    // what came without an input stays so
+    expect(await take({ events: [none.event], inputs: [none.input] })).toMatchObject({ duplicates: 1 });
+    // and what was erased is not brought back
+    await box.db.owner.query('delete from decision_input where tenant_id = $1 and event_id = $2', [
+      tenantId,
+      whole.event.event_id,
+    ]);
+    expect(await take(body)).toMatchObject({ duplicates: 3 });
+    const after = await kept();
+    for (const { event } of [none, whole]) expect(after.has(event.event_id)).toBe(false);
+    expect(await verdictOf(box.db, tenantId)).toMatchObject({ verified: true });
+  });
+
+  type Honest = ReturnType<typeof honest>;
+  const UNFIT = /(?:projection|input): is not what the event commits to/;
+  test.each<[string, (one: Honest, other: Honest) => { event?: object; inputs: object[] }, RegExp]>([
+    ['with another salt', ({ input }) => ({ inputs: [{ ...input, salt_a: '00'.repeat(16) }] }), UNFIT],
+    ['with another text', ({ input }) => ({ inputs: [{ ...input, input: input.input.replace('"x"', '"y"') }] }), UNFIT],
+    [
+      'of another event, under the own id',
+      ({ input: { event_id } }, { input }) => ({ inputs: [{ ...input, event_id }] }),
+      UNFIT,
+    ],
+    [
+      'without a commitment',
+      ({ event, input }) => ({ event: { ...event, ask_commit: undefined }, inputs: [input] }),
+      UNFIT,
+    ],
+    ['with a text without its salt', ({ input: { salt_b: _, ...rest } }) => ({ inputs: [rest] }), UNFIT],
+    ['without a text', ({ input: { event_id } }) => ({ inputs: [{ event_id }] }), /has no text/],
+    ['with a salt that is none', ({ input }) => ({ inputs: [{ ...input, salt_a: 'AB' }] }), /salt_a: must be 16 bytes/],
+    ['with an unknown member', ({ input }) => ({ inputs: [{ ...input, tenant_id: 'x' }] }), /tenant_id/],
+    [
+      'for an event that is not in the body',
+      ({ input }) => ({ inputs: [{ ...input, event_id: 'evt_other' }] }),
+      /no valid event/,
+    ],
+    [
+      'that is too long',
+      ({ input }) => ({ inputs: [{ ...input, input: `"${'x'.repeat(256 * 1024)}"` }] }),
+      /at most 262144 bytes/,
+    ],
+  ])('is refused %s, and its event is stored without it', async (_, attack, why) => {
+    const [one, other] = [honest(), honest({ agent_id: 'agt_2' })];
+    const { event = one.event, inputs } = attack(one, other);
+    expect(await take({ events: [event, other.event], inputs: [...inputs, other.input] })).toEqual({
+      accepted: 2,
+      duplicates: 0,
+      rejected: [],
+      rejected_inputs: [{ index: 0, code: 'VALIDATION_FAILED', detail: expect.stringMatching(why) }],
+    });
+    const stored = await kept();
+    expect(stored.has(one.event.event_id)).toBe(false);
+    expect(stored.get(other.event.event_id)).toEqual(other.input);
+  });
+
+  test.each<[string, (names: Record<string, unknown>) => string]>([
+    ['of another agent', (names) => canonicalJson({ ...names, agent_id: 'agt_2' })],
+    ['of another tool', (names) => canonicalJson({ ...names, tool_name: 'harmless' })],
+    ['of another time', (names) => canonicalJson({ ...names, now: '2020-01-01T00:00:00.000Z' })],
+    ['that is not JSON', () => 'x'],
+    ['that is no object', () => '"x"'],
+    [
+      'that nests too deep',
+      (names) => `${canonicalJson(names).slice(0, -1)},"x":${'['.repeat(300)}${']'.repeat(300)}}`,
+    ],
+  ])('is refused where the proxy committed to a request %s', async (_, text) => {
+    const event = wire();
+    const { agent_id, agent_role, tool_name, timestamp: now } = event;
+    const projection = text({ v: 1, agent_id, agent_role, tool_name, now });
+    const { salt, committed } = salted(projection);
+    const answer = await take({
+      events: [{ ...event, ask_commit: committed }],
+      inputs: [{ event_id: event.event_id, salt_a: salt, projection }],
+    });
+    expect(answer).toMatchObject({
+      accepted: 1,
+      rejected_inputs: [{ index: 0, detail: expect.stringMatching(/^projection/) }],
+    });
+    expect((await kept()).has(event.event_id)).toBe(false);
+  });
+
+  test('cannot touch another record: not an earlier one, not another tenant, and not with an id that was used', async () => {
+    const victim = honest({}, 'the truth');
+    expect(await take({ events: [victim.event], inputs: [victim.input] })).toMatchObject({ accepted: 1 });
+    const [before, line] = [await kept(), await lineOf(victim.event.event_id)];
+    const forged = honest({ event_id: victim.event.event_id }, 'a lie');
+    const { event_id } = victim.event;
+    const refused = [{ index: 0, code: 'VALIDATION_FAILED' }];
+    // alone; beside another event; with a forged event; twice
+    for (const [events, inputs, rejected] of [
+      [[], [forged.input], []],
+      [[honest().event], [forged.input], []],
+      [[forged.event], [forged.input], [{ index: 0, code: 'DUPLICATE_EVENT' }]],
+      [[victim.event], [forged.input], []],
+      [[victim.event], [{ ...victim.input, input: forged.input.input }], []],
+      [
+        [{ ...victim.event, input_hash: forged.event.input_hash }],
+        [forged.input],
+        [{ index: 0, code: 'DUPLICATE_EVENT' }],
+      ],
+    ]) {
+      expect(await take({ events, inputs })).toMatchObject({ rejected, rejected_inputs: refused });
+    }
+    expect(await take({ events: [victim.event], inputs: [victim.input, { ...forged.input, event_id }] })).toMatchObject(
+      {
+        duplicates: 1,
+        rejected_inputs: [{ index: 1, detail: 'event_id: is there twice' }],
+      },
+    );
+    expect(await kept()).toEqual(before);
+    expect(await lineOf(event_id)).toBe(line);
+    const other = await newTenant(box.db);
+    const elsewhere = {
+      append: (tenant: string, events: readonly AppendEvent[]) => appender.append(tenant, events),
+      remember: async () => {},
+      holders,
+    };
+    expect(
+      await ingest(elsewhere, { tenantId: other, keyId: 'key_2' }, { events: [], inputs: [forged.input] }),
+    ).toMatchObject({ accepted: 0, rejected_inputs: refused });
+    expect(await kept()).toEqual(before);
+  });
+
+  test('more than 4 MiB of them are refused with the whole body, which can be sent in parts', async () => {
+    const many = Array.from({ length: 17 }, () => honest({}, 'x'.repeat(250 * 1024)));
+    const body = (some: Honest[]) => ({
+      events: some.map(({ event }) => event),
+      inputs: some.map(({ input }) => input),
+    });
+    await expect(take(body(many))).rejects.toMatchObject({ problem: 'PAYLOAD_TOO_LARGE' });
+    const stored = await storedRows(box.db, tenantId);
+    expect(stored.some(({ event_id }) => event_id === many[0]!.event.event_id)).toBe(false);
+    for (const half of [many.slice(0, 9), many.slice(9)]) {
+      expect(await take(body(half))).toMatchObject({ accepted: half.length, rejected_inputs: [] });
+    }
   });
 });
 

@@ -79,6 +79,7 @@ class World {
     const spool = Spool.open(path.join(dir, 'spool'), { maxBytes: 1024 * 1024, outcomeWaitMs: 0 })!;
     const enforcer = new Enforcer({
       ...{ governance, stops, spool, holds: new Holds(control), proxyId: 'p', control, clock, log, limitsAway },
+      inputs: 'full',
     });
     onTestFinished(async () => {
       control.close();

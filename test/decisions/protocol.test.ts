@@ -2,6 +2,7 @@ import fs from 'node:fs';
 import { syncBuiltinESMExports } from 'node:module';
 import path from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
+import type { DecisionFacts } from '../../server/domain/decision.ts';
 import { pinned } from '../../server/domain/tool-definition.ts';
 import type { ToolDefinition } from '../../server/domain/tools.ts';
 import { sha256Tag } from '../../server/lib/crypto.ts';
@@ -129,6 +130,7 @@ const proxy: MakePoint = async (tenant) => {
   const enforcer = new Enforcer({
     ...{ governance, stops, spool, holds: new Holds(control), proxyId: 'p', control, clock, log },
     limitsAway: 'rates',
+    inputs: 'full',
   });
   onTestFinished(async () => {
     control.close();
@@ -290,14 +292,21 @@ class World {
     const records = [];
     for (const { id } of list.body.events) {
       const { body } = await server.call<Record<string, unknown>>(200, `GET /v1/events/${id}`, admin);
-      const { decision, deny_reason, rule_id, policy_id, obligations, escrow_id, action_hash, source_ip } = body;
+      const { decision, deny_reason, rule_id, policy_id, obligations, escrow_id, source_ip } = body;
+      const { engine, hits } = body;
+      const facts = body.facts as DecisionFacts | undefined;
+      // the clocks of two runs differ
+      const exceeded = facts?.exceeded?.map(([rule, seconds]) => [rule, seconds > 0]);
       const { agent_id, agent_role, session_id, tool_name, tool_pin, method, event_type } = body;
       const { version, bundle_hash } = body.policy_snapshot as { version: number; bundle_hash: string };
       expect(bundle_hash).toMatch(/^sha256:/);
-      expect(body.input_hash).toMatch(/^sha256:/);
+      for (const name of ['input_hash', 'ask_commit', 'action_ref']) expect(body[name]).toMatch(/^sha256:/);
       records.push({
-        ...{ decision, event_type, deny_reason, rule_id, policy_id, version, obligations, action_hash, source_ip },
+        ...{ decision, event_type, deny_reason, rule_id, policy_id, version, obligations, source_ip },
         ...{
+          engine,
+          hits,
+          facts: facts && { ...facts, exceeded, stop: facts.stop && 'the stop' },
           agent_id,
           agent_role,
           session_id,

@@ -1,42 +1,97 @@
 import { expect, test } from 'vitest';
 import { forgetInputs } from '../../server/decisions/retention.ts';
+import { commit, commitment } from '../../server/domain/kept-input.ts';
+import { sha256Tag } from '../../server/lib/crypto.ts';
 import { useServer } from '../helpers/server.ts';
 
 const server = useServer({});
+const DAY_MS = 24 * 3600 * 1000;
 
-test('inputs of decisions are erased after their retention period, and no others', async () => {
-  const [over, kept] = [await server.tenant(), await server.tenant()];
+test('inputs and projections of decisions go with their salts, each after a time of its own, and no others', async () => {
+  const [brief, long] = [await server.tenant(), await server.tenant()];
   const { db, tenants } = server.core;
-  for (const { id } of [over, kept]) {
-    await db.owner.query(
-      `insert into decision_input (tenant_id, event_id, created_at, input)
-       values ($1, 'old', now() - interval '40 days', '{}'), ($1, 'new', now(), '{}')`,
-      [id],
-    );
+  const began = Date.now();
+  const ages = [0, 20, 40, 400];
+  for (const { id } of [brief, long]) {
+    for (const days of ages) {
+      for (const [kind, salt_a, salt_b] of [
+        ['both', '\\x0a', '\\x0b'],
+        ['projection', '\\x0a', null],
+        ['input', null, '\\x0b'],
+      ]) {
+        await db.owner.query(
+          `insert into decision_input (tenant_id, event_id, created_at, salt_a, projection, salt_b, input)
+           values ($1, $2, $3, $4, $5, $6, $7)`,
+          [id, `${kind} ${days}`, new Date(began - days * DAY_MS), salt_a, salt_a && '{}', salt_b, salt_b && '{}'],
+        );
+      }
+    }
   }
-  const forgotten: string[] = [];
+  const forgotten: [string, number][] = [];
+  let now = began;
   const job = forgetInputs({
     db,
-    clock: { now: () => Date.now() },
+    clock: { now: () => now },
     tenants: () => tenants.list(),
-    retentionDays: async (tenantId) => (tenantId === over.id ? 30 : 50),
-    forgetHeld: async (tenantId) => {
-      forgotten.push(tenantId);
+    retentionDays: async (tenantId) =>
+      tenantId === brief.id ? { input: 30, projection: 395 } : { input: 50, projection: 10 },
+    forgetHeld: async (tenantId, before) => {
+      forgotten.push([tenantId, Math.round((now - before.getTime()) / DAY_MS)]);
       return 0;
     },
   });
+  const left = async (tenantId: string) => {
+    const { rows } = await db.owner.query<{ event_id: string; a: boolean; p: boolean; b: boolean; i: boolean }>(
+      `select event_id, salt_a is not null as a, projection is not null as p, salt_b is not null as b, input is not null as i
+       from decision_input where tenant_id = $1`,
+      [tenantId],
+    );
+    for (const { a, p, b, i } of rows) expect([a, b]).toEqual([p, i]);
+    return Object.fromEntries(rows.map(({ event_id, p, i }) => [event_id, `${p ? 'p' : ''}${i ? 'i' : ''}`]));
+  };
   await job.run(new AbortController().signal);
-  const { rows } = await db.owner.query(
-    'select tenant_id, event_id from decision_input where tenant_id = any($1) order by event_id desc',
-    [[over.id, kept.id]],
-  );
-  expect(rows).toEqual(
+  expect(await left(brief.id)).toEqual({
+    ...{ 'both 0': 'pi', 'both 20': 'pi', 'both 40': 'p' },
+    ...{ 'projection 0': 'p', 'projection 20': 'p', 'projection 40': 'p' },
+    ...{ 'input 0': 'i', 'input 20': 'i' },
+  });
+  expect(await left(long.id)).toEqual({
+    ...{ 'both 0': 'pi', 'both 20': 'i', 'both 40': 'i' },
+    ...{ 'projection 0': 'p' },
+    ...{ 'input 0': 'i', 'input 20': 'i', 'input 40': 'i' },
+  });
+  expect(forgotten).toEqual(
     expect.arrayContaining([
-      { tenant_id: kept.id, event_id: 'old' },
-      { tenant_id: kept.id, event_id: 'new' },
-      { tenant_id: over.id, event_id: 'new' },
+      [brief.id, 30],
+      [long.id, 50],
     ]),
   );
-  expect(rows).toHaveLength(3);
-  expect(forgotten).toEqual(expect.arrayContaining([over.id, kept.id]));
+
+  now += 396 * DAY_MS;
+  await job.run(new AbortController().signal);
+  expect(await left(brief.id)).toEqual({});
+  expect(await left(long.id)).toEqual({});
+});
+
+test('what is left in a record after the erasure says nothing of an amount that is guessed', () => {
+  const text = (amount: number) => JSON.stringify({ amount });
+  const { kept, commitments } = commit({ input: text(4711), projection: text(4711) }, sha256Tag(text(4711)));
+  const committed = new Set(Object.values(commitments));
+  // with the salt it would be found at once
+  const found = (salt: string) => {
+    for (let amount = 0; amount < 10_000; amount++) {
+      for (const guess of [text(amount), sha256Tag(text(amount))]) {
+        if (committed.has(commitment(salt, guess))) return amount;
+      }
+    }
+    return undefined;
+  };
+  expect(found(kept!.salt_a!)).toBe(4711);
+  expect(found(kept!.salt_b!)).toBe(4711);
+  for (const salt of ['', '00'.repeat(16), kept!.salt_a!.slice(0, 30), kept!.salt_b!.slice(2)]) {
+    expect(found(salt)).toBeUndefined();
+  }
+  // nor do two records of the same action show that they are
+  const again = commit({ input: text(4711), projection: text(4711) }, sha256Tag(text(4711)));
+  for (const value of Object.values(again.commitments)) expect(committed).not.toContain(value);
 });

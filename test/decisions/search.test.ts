@@ -314,7 +314,14 @@ describe('a single event', () => {
       outcome: 'held',
       source_ip: '::1',
       proxy_seq: 12,
-      action_hash: 'sha256:dd',
+      action_ref: 'sha256:dd',
+      ask_commit: 'sha256:ee',
+      engine: 'cedar-wasm/4.13.0 svc-decide/1',
+      hits: ['pol_1#0', 'pol_1#1'],
+      hits_truncated: true,
+      facts: { covered: ['pol_1#0'], exceeded: [['pol_1#1', 2]], unholdable: true },
+      trace_id: 'ab'.repeat(16),
+      delegation_chain: ['a', 'b'],
     });
     const { results } = await appender.append(tenantId, [{ event: event() }, { event: full }]);
     const [first, second] = results as { seq: number; hash: string }[];

@@ -61,6 +61,8 @@ function recordFields(): string {
     sequence: 'integer',
     fraction: 'number from 0 to 1',
     texts: 'list of texts',
+    flag: '`true`',
+    facts: '[facts](#facts)',
   } satisfies Record<ReturnType<typeof fieldOf>['type'], string>;
   const presences = { required: 'always', empty: 'always, empty or 0 if there is none', optional: 'if known' };
   return table(

@@ -205,6 +205,7 @@ test('a hold whose decision cannot be recorded is withdrawn, and nobody is asked
   const enforcer = new Enforcer({
     ...{ governance, stops, spool, holds: new Holds(control), proxyId: 'p', control, clock, log },
     limitsAway: 'rates',
+    inputs: 'full',
   });
   const attempt = {
     agent: { id: 'bot-1', role: 'clerk', owner: undefined },

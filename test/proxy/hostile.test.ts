@@ -1,15 +1,17 @@
 import { connect } from 'node:net';
 import { gzipSync } from 'node:zlib';
 import { beforeAll, describe, expect, test } from 'vitest';
+import { commitment } from '../../server/domain/kept-input.ts';
 import { actionHash } from '../../server/policy/evaluation/action-hash.ts';
 import { members } from '../../server/proxy/requests.ts';
+import { sql } from '../helpers/api.ts';
 import { useServer } from '../helpers/server.ts';
 import { until } from '../helpers/until.ts';
 import { type Governed, governed, ProxyProcess, type Received, Upstream } from './support.ts';
 
 /**
  * A hostile agent writes bytes of its own to the proxy. For each request: it is refused and nothing arrives, or exactly
- * one request arrives, and the action that can be read from what arrived is the one whose hash was recorded.
+ * one request arrives, and the action that can be read from what arrived is the one that the record commits to.
  */
 
 const server = useServer({ SVC_POLL_SECONDS: '1' });
@@ -31,7 +33,7 @@ beforeAll(async () => {
       { ...decided, path: '/api/exact' },
       { ...decided, path: '/files/*', opaque_bodies: true },
     ],
-    { ...world.env, SVC_PROXY_BODY_BYTES: '2000' },
+    { ...world.env, SVC_PROXY_BODY_BYTES: '2000', SVC_PROXY_INPUTS: 'full' },
   ).start();
   await proxy.ready();
 });
@@ -105,9 +107,14 @@ async function pass(hostile: Hostile): Promise<Received> {
   const event = await until(async () => {
     const headers = { authorization: `Bearer ${world.tenant.admin.key}` };
     const response = await fetch(`${server.url}/v1/events/${id}`, { headers });
-    return response.ok && ((await response.json()) as { action_hash: string });
+    return response.ok && ((await response.json()) as { action_ref: string });
   }, 'the event is stored');
-  expect(event.action_hash, JSON.stringify(hostile)).toBe(hashOfWhatArrived(arrived));
+  const [kept] = await sql<{ salt: string }>(
+    server,
+    `select encode(salt_b, 'hex') as salt from decision_input where tenant_id = $1 and event_id = $2`,
+    [world.tenant.id, id],
+  );
+  expect(event.action_ref, JSON.stringify(hostile)).toBe(commitment(kept!.salt, hashOfWhatArrived(arrived)));
   return arrived;
 }
 

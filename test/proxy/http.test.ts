@@ -102,7 +102,8 @@ describe('a request through the proxy', () => {
       policy_id: 'api',
       rule_id: 'api#read',
     });
-    expect(body.input_hash).toMatch(/^sha256:/);
+    expect(body.ask_commit).toMatch(/^sha256:/);
+    expect(body.input_hash).toBeNull();
     expect(Object(body.policy_snapshot).bundle_hash).toMatch(/^sha256:/);
   });
 

@@ -15,6 +15,7 @@ const GUARDED: readonly (keyof Settings)[] = [
   'policy_author_may_vote',
   'sso_only',
   'input_retention_days',
+  'projection_retention_days',
   'approver_groups',
   'action_types',
 ];

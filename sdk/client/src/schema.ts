@@ -424,7 +424,7 @@ export interface paths {
         head?: never;
         /**
          * Change settings
-         * @description Changes only the given settings; null restores the default. `approval_required`, `self_approval`, `tests_required`, `min_coverage`, `simulation_required`, `policy_author_may_vote`, `sso_only`, `input_retention_days`, `stop_grace_seconds`, `action_types`, `approver_groups` can be changed only by a signed-in person, with a `reason`. If approval is required, a change that weakens a safeguard (approval off, self-approval or votes of policy authors on, single sign-on no longer required, a shorter retention, another person in an approver group, other action types) is stored and waits for a second person: the response then contains it as `waiting`, with the settings unchanged.
+         * @description Changes only the given settings; null restores the default. `approval_required`, `self_approval`, `tests_required`, `min_coverage`, `simulation_required`, `policy_author_may_vote`, `sso_only`, `input_retention_days`, `stop_grace_seconds`, `projection_retention_days`, `action_types`, `approver_groups` can be changed only by a signed-in person, with a `reason`. If approval is required, a change that weakens a safeguard (approval off, self-approval or votes of policy authors on, single sign-on no longer required, a shorter retention, another person in an approver group, other action types) is stored and waits for a second person: the response then contains it as `waiting`, with the settings unchanged.
          */
         patch: operations["settings-change"];
         trace?: never;
@@ -1836,6 +1836,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/events/{id}/input": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read the request that a decision was taken on
+         * @description As long as it is kept. Values under the `@mask` paths of any policy in force, or in force at the decision, are replaced; only admins read without masks. Each call is in the audit log.
+         */
+        get: operations["events-input"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/limits/take": {
         parameters: {
             query?: never;
@@ -3205,6 +3225,15 @@ export interface components {
             /** @description who started the run */
             actor?: string;
         };
+        KeptInput: {
+            event_id: string;
+            salt_a?: string;
+            /** @description canonical JSON that ask_commit is the salted hash of */
+            projection?: string;
+            salt_b?: string;
+            /** @description canonical JSON that input_hash is the salted hash of */
+            input?: string;
+        };
         Session: {
             id: string;
             /** @description the session of this request */
@@ -3324,6 +3353,8 @@ export interface components {
             simulation_required: boolean;
             /** @description how many days the inputs of decisions are kept */
             input_retention_days: number;
+            /** @description how many days the parts of inputs are kept that policies read; decisions can be derived again from them */
+            projection_retention_days: number;
             /** @description how often proxies poll; default: the server’s setting */
             poll_seconds: number;
             /** @description a proxy that has not heard from the server for so many seconds which stops are in force denies what is not only read; 0: never */
@@ -4337,6 +4368,41 @@ export interface components {
             /** @description the hash of the definition of the tool that the agent saw */
             tool_pin?: string;
             rule_id?: string;
+            /** @description all of them, sorted */
+            hits?: string[];
+            /**
+             * @description more than 64 rules matched, of which hits and facts list the first
+             * @constant
+             */
+            hits_truncated?: true;
+            /** @description what it was decided on besides the request and the policies */
+            facts?: {
+                /** @description the rules that a released hold covered */
+                covered?: string[];
+                /** @description the argument that the proxy could not read for certain */
+                doubt?: string;
+                /** @description the limits that the action would have exceeded: rule, and seconds until there is room again */
+                exceeded?: [
+                    string,
+                    number
+                ][];
+                /** @description the facts of the session that policies read */
+                session?: string[];
+                /** @description why no policy was asked */
+                standstill?: string;
+                /** @description the stop that denied the action, or held it */
+                stop?: string;
+                /**
+                 * @description nobody could tell how much of a limit was left
+                 * @constant
+                 */
+                uncounted?: true;
+                /**
+                 * @description a policy would have held the action, which could not be held
+                 * @constant
+                 */
+                unholdable?: true;
+            };
             obligations?: string[];
             escrow_id?: string;
             outcome?: string;
@@ -4348,8 +4414,23 @@ export interface components {
             timestamp: string;
             total_latency_ms?: number;
             confidence?: number;
+            /** @description the policy engine, and the version of the mapping and settling around it */
+            engine?: string;
+            /** @description the salted hash of the part of the request that the policies read */
+            ask_commit?: string;
+            /** @description the salted hash of the whole request */
             input_hash: string | null;
-            action_hash?: string;
+            /** @description the salted hash of the action hash, with the same salt as the input */
+            action_ref?: string;
+            /** @description the W3C trace that the action belongs to */
+            trace_id?: string;
+            span_id?: string;
+            /** @description the person for whom the agent acts */
+            on_behalf_of?: string;
+            /** @description the agents and services between that person and the agent, the nearest to the person first */
+            delegation_chain?: string[];
+            /** @description `token`: a verified token; `asserted`: what the agent says */
+            delegation_source?: string;
             policy_snapshot: {
                 policy_id: string;
                 version: number | null;
@@ -4362,6 +4443,21 @@ export interface components {
                 hash: string;
                 alg: string;
             };
+        };
+        DecisionInput: {
+            event_id: string;
+            /** @description the whole request; null when it was erased or not kept */
+            input: {
+                [key: string]: unknown;
+            } | null;
+            /** @description the part that the policies read, which is kept longer; `reads` says what is in it */
+            projection: {
+                [key: string]: unknown;
+            } | null;
+            /** @description false: what is stored is not what the record commits to, and is not shown */
+            intact: boolean;
+            /** @description the paths whose values were replaced; null without masks */
+            masks: string[] | null;
         };
         Checkpoint: {
             /** @enum {string} */
@@ -4386,7 +4482,7 @@ export interface components {
                 ip?: string;
             };
             /** @enum {string} */
-            action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+            action: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
             code: string;
             target: {
                 type: string;
@@ -5223,9 +5319,9 @@ export interface operations {
                      * @example {
                      *       "authenticated": true,
                      *       "auth_method": "magic_link",
-                     *       "tenant_id": "t1-m4my30",
+                     *       "tenant_id": "t1-hew428",
                      *       "user": {
-                     *         "id": "usr_01m82a3e004hgyxajaa71rxdpb",
+                     *         "id": "usr_01m82cjbj3njs5gx7dr3t5zs26",
                      *         "email": "u2@example.test",
                      *         "name": "u2@example.test",
                      *         "avatar_url": null
@@ -5320,14 +5416,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m82a3e7gb6q75h69nqn5qw0a",
+                     *           "id": "ses_01m82cjbmf3mqdbb834bwxtkfw",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-22T19:00:37.232Z",
-                     *           "last_seen_at": "2026-11-22T19:00:37.232Z",
-                     *           "expires_at": "2026-11-23T19:00:37.232Z"
+                     *           "created_at": "2026-11-22T19:43:43.247Z",
+                     *           "last_seen_at": "2026-11-22T19:43:43.247Z",
+                     *           "expires_at": "2026-11-23T19:43:43.247Z"
                      *         }
                      *       ]
                      *     }
@@ -5437,14 +5533,14 @@ export interface operations {
                      * @example {
                      *       "sessions": [
                      *         {
-                     *           "id": "ses_01m82a3e7gb6q75h69nqn5qw0a",
+                     *           "id": "ses_01m82cjbmf3mqdbb834bwxtkfw",
                      *           "current": true,
                      *           "auth_method": "magic_link",
                      *           "ip": "127.0.0.1",
                      *           "user_agent": "node",
-                     *           "created_at": "2026-11-22T19:00:37.232Z",
-                     *           "last_seen_at": "2026-11-22T19:00:37.232Z",
-                     *           "expires_at": "2026-11-23T19:00:37.232Z"
+                     *           "created_at": "2026-11-22T19:43:43.247Z",
+                     *           "last_seen_at": "2026-11-22T19:43:43.247Z",
+                     *           "expires_at": "2026-11-23T19:43:43.247Z"
                      *         }
                      *       ]
                      *     }
@@ -5563,7 +5659,7 @@ export interface operations {
                      * @example {
                      *       "users": [
                      *         {
-                     *           "id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *           "id": "usr_01m82cjbbk52r23jqq2ansp2yv",
                      *           "email": "admin@example.test",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null,
@@ -5571,13 +5667,13 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-22T19:00:36.499Z",
+                     *           "created_at": "2026-11-22T19:43:42.963Z",
                      *           "last_login": null,
                      *           "sessions": 0,
                      *           "keys": 2
                      *         },
                      *         {
-                     *           "id": "usr_01m82a3e004hgyxajaa71rxdpb",
+                     *           "id": "usr_01m82cjbj3njs5gx7dr3t5zs26",
                      *           "email": "u2@example.test",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null,
@@ -5585,8 +5681,8 @@ export interface operations {
                      *             "admin"
                      *           ],
                      *           "status": "active",
-                     *           "created_at": "2026-11-22T19:00:36.992Z",
-                     *           "last_login": "2026-11-22T19:00:37.232Z",
+                     *           "created_at": "2026-11-22T19:43:43.171Z",
+                     *           "last_login": "2026-11-22T19:43:43.247Z",
                      *           "sessions": 1,
                      *           "keys": 2
                      *         }
@@ -5634,7 +5730,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "usr_01m82a3e004hgyxajaa71rxdpb",
+                     *       "id": "usr_01m82cjbj3njs5gx7dr3t5zs26",
                      *       "email": "u2@example.test",
                      *       "name": "u2@example.test",
                      *       "avatar_url": null,
@@ -5642,8 +5738,8 @@ export interface operations {
                      *         "admin"
                      *       ],
                      *       "status": "active",
-                     *       "created_at": "2026-11-22T19:00:36.992Z",
-                     *       "last_login": "2026-11-22T19:00:37.232Z",
+                     *       "created_at": "2026-11-22T19:43:43.171Z",
+                     *       "last_login": "2026-11-22T19:43:43.247Z",
                      *       "sessions": 1,
                      *       "keys": 2
                      *     }
@@ -5808,14 +5904,14 @@ export interface operations {
                      * @example {
                      *       "invites": [
                      *         {
-                     *           "id": "inv_01m82a3nc6xd7vdsf6kyp6v1te",
+                     *           "id": "inv_01m82cjdc690jvq7dqctppb181",
                      *           "email": "invited@example.test",
                      *           "role": "viewer",
                      *           "status": "pending",
                      *           "invited_by": "u2@example.test",
-                     *           "created_at": "2026-11-22T19:00:44.550Z",
-                     *           "sent_at": "2026-11-22T19:00:44.550Z",
-                     *           "expires_at": "2026-11-29T19:00:44.550Z"
+                     *           "created_at": "2026-11-22T19:43:45.030Z",
+                     *           "sent_at": "2026-11-22T19:43:45.030Z",
+                     *           "expires_at": "2026-11-29T19:43:45.030Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -5978,25 +6074,25 @@ export interface operations {
                      * @example {
                      *       "keys": [
                      *         {
-                     *           "id": "key_01m82a3mv7gtgr9ax41vw5f3bk",
+                     *           "id": "key_01m82cjd7tqnzw9qdw3b8c4v1k",
                      *           "label": "k",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "proxy"
                      *           ],
-                     *           "created_by": "usr_01m82a3e004hgyxajaa71rxdpb",
-                     *           "created_at": "2026-11-22T19:00:44.007Z"
+                     *           "created_by": "usr_01m82cjbj3njs5gx7dr3t5zs26",
+                     *           "created_at": "2026-11-22T19:43:44.890Z"
                      *         },
                      *         {
-                     *           "id": "key_01m82a3dzn98tbs5n6ceqrd25k",
+                     *           "id": "key_01m82cjbhtrbhmk2q0wbyr120k",
                      *           "label": "admin",
                      *           "prefix": "svc_key_EXAMPLE",
                      *           "scopes": [
                      *             "admin"
                      *           ],
-                     *           "created_by": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *           "created_at": "2026-11-22T19:00:36.982Z",
-                     *           "last_used_at": "2026-11-22T19:00:37.705Z"
+                     *           "created_by": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *           "created_at": "2026-11-22T19:43:43.163Z",
+                     *           "last_used_at": "2026-11-22T19:43:43.372Z"
                      *         }
                      *       ]
                      *     }
@@ -6053,14 +6149,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "key_01m82a3zz3t727psh3bgqr05cq",
+                     *       "id": "key_01m82cjfqvxqt7x8zn58nst076",
                      *       "key": "svc_key_EXAMPLE",
                      *       "label": "a label",
                      *       "prefix": "svc_key_EXAMPLE",
                      *       "scopes": [
                      *         "proxy"
                      *       ],
-                     *       "created_at": "2026-11-22T19:00:55.402Z"
+                     *       "created_at": "2026-11-22T19:43:47.452Z"
                      *     }
                      */
                     "application/json": {
@@ -6141,23 +6237,23 @@ export interface operations {
                      * @example {
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m82a3mzdpzh9majngytyg8nj",
+                     *           "id": "agk_01m82cjd88h1py2kgxveskn4k3",
                      *           "label": "agent-2",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m82a3e004hgyxajaa71rxdpb",
+                     *           "owner_id": "usr_01m82cjbj3njs5gx7dr3t5zs26",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-22T19:00:44.143Z"
+                     *           "created_at": "2026-11-22T19:43:44.904Z"
                      *         },
                      *         {
-                     *           "id": "agk_01m82a3eczx5t58a568ra22q1h",
+                     *           "id": "agk_01m82cjbpa3cjnc6zcs8mnsvds",
                      *           "label": "agent-1",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *           "owner_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
                      *           "prefix": "svc_agent_EXAMPLE",
-                     *           "created_at": "2026-11-22T19:00:37.421Z",
-                     *           "last_used_at": "2026-11-22T19:00:41.573Z"
+                     *           "created_at": "2026-11-22T19:43:43.307Z",
+                     *           "last_used_at": "2026-11-22T19:43:44.412Z"
                      *         }
                      *       ]
                      *     }
@@ -6215,13 +6311,13 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "agk_01m82a403jsa672yw8jp63kdg5",
+                     *       "id": "agk_01m82cjfrmkjwdje4yfwy9yeag",
                      *       "key": "svc_agent_EXAMPLE",
                      *       "label": "a label",
                      *       "agent_id": "agent-1",
                      *       "agent_role": "clerk",
-                     *       "owner_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *       "created_at": "2026-11-22T19:00:55.540Z"
+                     *       "owner_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *       "created_at": "2026-11-22T19:43:47.476Z"
                      *     }
                      */
                     "application/json": {
@@ -6301,7 +6397,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "audience": "https://control.example/tenants/t1-m4my30",
+                     *       "audience": "https://control.example/tenants/t1-hew428",
                      *       "workload_trust": [
                      *         {
                      *           "id": "wlt_1",
@@ -6317,7 +6413,7 @@ export interface operations {
                      *           ],
                      *           "policies": null,
                      *           "created_by": null,
-                     *           "created_at": "2026-11-22T19:00:44.984Z",
+                     *           "created_at": "2026-11-22T19:43:45.140Z",
                      *           "unconfirmed": false
                      *         }
                      *       ]
@@ -6456,12 +6552,12 @@ export interface operations {
                      * @example {
                      *       "people": [
                      *         {
-                     *           "id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
+                     *           "id": "usr_01m82cjbbk52r23jqq2ansp2yv",
                      *           "name": "admin@example.test",
                      *           "avatar_url": null
                      *         },
                      *         {
-                     *           "id": "usr_01m82a3e004hgyxajaa71rxdpb",
+                     *           "id": "usr_01m82cjbj3njs5gx7dr3t5zs26",
                      *           "name": "u2@example.test",
                      *           "avatar_url": null
                      *         }
@@ -6511,6 +6607,7 @@ export interface operations {
                      *       "min_coverage": 0,
                      *       "simulation_required": false,
                      *       "input_retention_days": 30,
+                     *       "projection_retention_days": 395,
                      *       "poll_seconds": 15,
                      *       "stop_grace_seconds": 60,
                      *       "approver_groups": {},
@@ -6562,6 +6659,7 @@ export interface operations {
                     min_coverage?: number | null;
                     simulation_required?: boolean | null;
                     input_retention_days?: number | null;
+                    projection_retention_days?: number | null;
                     poll_seconds?: number | null;
                     stop_grace_seconds?: number | null;
                     approver_groups?: {
@@ -6598,6 +6696,7 @@ export interface operations {
                      *       "min_coverage": 0,
                      *       "simulation_required": false,
                      *       "input_retention_days": 30,
+                     *       "projection_retention_days": 395,
                      *       "poll_seconds": 9,
                      *       "stop_grace_seconds": 60,
                      *       "approver_groups": {},
@@ -6624,6 +6723,8 @@ export interface operations {
                         simulation_required: boolean;
                         /** @description how many days the inputs of decisions are kept */
                         input_retention_days: number;
+                        /** @description how many days the parts of inputs are kept that policies read; decisions can be derived again from them */
+                        projection_retention_days: number;
                         /** @description how often proxies poll; default: the server’s setting */
                         poll_seconds: number;
                         /** @description a proxy that has not heard from the server for so many seconds which stops are in force denies what is not only read; 0: never */
@@ -6686,11 +6787,11 @@ export interface operations {
                      * @example {
                      *       "changes": [
                      *         {
-                     *           "id": "stc_01m82a3nmhmf194xmtcpbzxn57",
+                     *           "id": "stc_01m82cjdew0n6k1kznb1pns169",
                      *           "status": "pending",
                      *           "reason": "one of us is away",
-                     *           "proposed_by": "usr_01m82a3e004hgyxajaa71rxdpb",
-                     *           "created_at": "2026-11-22T19:00:44.817Z",
+                     *           "proposed_by": "usr_01m82cjbj3njs5gx7dr3t5zs26",
+                     *           "created_at": "2026-11-22T19:43:45.116Z",
                      *           "changes": [
                      *             {
                      *               "setting": "self_approval",
@@ -6844,7 +6945,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "configured": false,
-                     *       "redirect_uri": "https://control.example/auth/callback/t1-m4my30"
+                     *       "redirect_uri": "https://control.example/auth/callback/t1-hew428"
                      *     }
                      */
                     "application/json": components["schemas"]["SsoConnection"];
@@ -7345,9 +7446,9 @@ export interface operations {
                      *           "status": "deployed",
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *           "created_at": "2026-11-22T19:00:37.708Z",
-                     *           "updated_at": "2026-11-22T19:00:45.799Z",
+                     *           "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *           "created_at": "2026-11-22T19:43:43.374Z",
+                     *           "updated_at": "2026-11-22T19:43:45.324Z",
                      *           "live_version": 2,
                      *           "scopes": [],
                      *           "open_review": null
@@ -7437,9 +7538,9 @@ export interface operations {
                      *       "status": "draft",
                      *       "version": 1,
                      *       "content_hash": "sha256:ac5c692ac05f59ab00a6fea1144d15e4d8f9dcfe586133c9f295cd319ec78cdf",
-                     *       "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *       "created_at": "2026-11-22T19:00:54.426Z",
-                     *       "updated_at": "2026-11-22T19:00:54.426Z",
+                     *       "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *       "created_at": "2026-11-22T19:43:47.154Z",
+                     *       "updated_at": "2026-11-22T19:43:47.154Z",
                      *       "live_version": null,
                      *       "scopes": []
                      *     }
@@ -7934,9 +8035,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 2,
                      *       "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *       "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *       "created_at": "2026-11-22T19:00:37.708Z",
-                     *       "updated_at": "2026-11-22T19:00:45.799Z",
+                     *       "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *       "created_at": "2026-11-22T19:43:43.374Z",
+                     *       "updated_at": "2026-11-22T19:43:45.324Z",
                      *       "live_version": 2,
                      *       "scopes": [],
                      *       "open_review": null,
@@ -7944,28 +8045,28 @@ export interface operations {
                      *         {
                      *           "version": 2,
                      *           "content_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *           "created_at": "2026-11-22T19:00:45.799Z",
+                     *           "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *           "created_at": "2026-11-22T19:43:45.324Z",
                      *           "change": "update",
                      *           "live": true
                      *         },
                      *         {
                      *           "version": 1,
                      *           "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *           "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *           "created_at": "2026-11-22T19:00:37.708Z",
+                     *           "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *           "created_at": "2026-11-22T19:43:43.374Z",
                      *           "change": "create",
                      *           "live": false,
                      *           "review": {
                      *             "status": "approved",
-                     *             "decided_by": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *             "decided_at": "2026-11-22T19:00:41.347Z"
+                     *             "decided_by": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *             "decided_at": "2026-11-22T19:43:44.358Z"
                      *           },
                      *           "reviews": [
                      *             {
                      *               "status": "approved",
-                     *               "decided_by": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *               "decided_at": "2026-11-22T19:00:41.347Z"
+                     *               "decided_by": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *               "decided_at": "2026-11-22T19:43:44.358Z"
                      *             }
                      *           ]
                      *         }
@@ -8139,9 +8240,9 @@ export interface operations {
                      *       "status": "deployed",
                      *       "version": 3,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *       "created_at": "2026-11-22T19:00:37.708Z",
-                     *       "updated_at": "2026-11-22T19:00:55.185Z",
+                     *       "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *       "created_at": "2026-11-22T19:43:43.374Z",
+                     *       "updated_at": "2026-11-22T19:43:47.395Z",
                      *       "live_version": 3,
                      *       "scopes": []
                      *     }
@@ -8493,20 +8594,20 @@ export interface operations {
                      * @example {
                      *       "version": 1,
                      *       "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *       "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *       "created_at": "2026-11-22T19:00:37.708Z",
+                     *       "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *       "created_at": "2026-11-22T19:43:43.374Z",
                      *       "change": "create",
                      *       "live": false,
                      *       "review": {
                      *         "status": "approved",
-                     *         "decided_by": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *         "decided_at": "2026-11-22T19:00:41.347Z"
+                     *         "decided_by": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *         "decided_at": "2026-11-22T19:43:44.358Z"
                      *       },
                      *       "reviews": [
                      *         {
                      *           "status": "approved",
-                     *           "decided_by": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *           "decided_at": "2026-11-22T19:00:41.347Z"
+                     *           "decided_by": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *           "decided_at": "2026-11-22T19:43:44.358Z"
                      *         }
                      *       ],
                      *       "policy_id": "guard",
@@ -9057,8 +9158,8 @@ export interface operations {
                      *             "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *             "added": 1,
                      *             "removed": 0,
-                     *             "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *             "created_at": "2026-11-22T19:00:43.757Z",
+                     *             "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *             "created_at": "2026-11-22T19:43:44.852Z",
                      *             "decided_by": null,
                      *             "decided_at": null,
                      *             "comment": null,
@@ -9119,8 +9220,8 @@ export interface operations {
                      *         "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *         "added": 1,
                      *         "removed": 0,
-                     *         "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *         "created_at": "2026-11-22T19:00:43.757Z",
+                     *         "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *         "created_at": "2026-11-22T19:43:44.852Z",
                      *         "decided_by": null,
                      *         "decided_at": null,
                      *         "comment": null,
@@ -9135,8 +9236,8 @@ export interface operations {
                      *           "hash": "sha256:8eabe950bebc22726b5e652e6bf9956138fa63f54e1033553d2fbb150e94a3b2",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *           "created_at": "2026-11-22T19:00:43.757Z",
+                     *           "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *           "created_at": "2026-11-22T19:43:44.852Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -9149,8 +9250,8 @@ export interface operations {
                      *           "hash": "sha256:5bf74e9a459a15bfaa2287b248eab19bb7cedcf661f66fa1917fc6d93f75de7a",
                      *           "added": 1,
                      *           "removed": 0,
-                     *           "author_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx",
-                     *           "created_at": "2026-11-22T19:00:43.472Z",
+                     *           "author_id": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *           "created_at": "2026-11-22T19:43:44.798Z",
                      *           "decided_by": null,
                      *           "decided_at": null,
                      *           "comment": null,
@@ -9571,8 +9672,8 @@ export interface operations {
                      *           "version": "1.0.0",
                      *           "bundle_hash": "sha256:0",
                      *           "bundle_seq": 1,
-                     *           "first_seen_at": "2026-11-22T19:00:45.353Z",
-                     *           "last_seen_at": "2026-11-22T19:00:45.353Z",
+                     *           "first_seen_at": "2026-11-22T19:43:45.266Z",
+                     *           "last_seen_at": "2026-11-22T19:43:45.266Z",
                      *           "stale": false,
                      *           "up_to_date": null,
                      *           "bundle_built_at": null
@@ -9636,18 +9737,18 @@ export interface operations {
                      *       "poll_seconds": 15,
                      *       "agent_keys": [
                      *         {
-                     *           "id": "agk_01m82a3eczx5t58a568ra22q1h",
-                     *           "key_hash": "sha256:202241718f01baee746594a6652d496c050fc6bc02c690cfdc6cdb0c22948dfb",
+                     *           "id": "agk_01m82cjbpa3cjnc6zcs8mnsvds",
+                     *           "key_hash": "sha256:97c9ac41e058e2c71d90bee405e8b2d5ce3f208c5811d237e0f5c5057d670a7e",
                      *           "agent_id": "agent-1",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m82a3dgkbf1kf7rdrcmfcayx"
+                     *           "owner_id": "usr_01m82cjbbk52r23jqq2ansp2yv"
                      *         },
                      *         {
-                     *           "id": "agk_01m82a3mzdpzh9majngytyg8nj",
-                     *           "key_hash": "sha256:97b2b2767ebf8d5a4c8c47a07e1c2a15ae522c5bbc1a0a3b0c74f700a1cbf049",
+                     *           "id": "agk_01m82cjd88h1py2kgxveskn4k3",
+                     *           "key_hash": "sha256:158071a0cea75f7a6663851a24ec61a32b0ca52249fc04afbdbf3e6436b69378",
                      *           "agent_id": "agent-2",
                      *           "agent_role": "clerk",
-                     *           "owner_id": "usr_01m82a3e004hgyxajaa71rxdpb"
+                     *           "owner_id": "usr_01m82cjbj3njs5gx7dr3t5zs26"
                      *         }
                      *       ],
                      *       "token_issuers": []
@@ -9798,8 +9899,8 @@ export interface operations {
                      *           },
                      *           "labels": [],
                      *           "same_arguments_as": [],
-                     *           "first_seen": "2026-11-22T19:00:43.203Z",
-                     *           "last_seen": "2026-11-22T19:00:43.203Z"
+                     *           "first_seen": "2026-11-22T19:43:44.687Z",
+                     *           "last_seen": "2026-11-22T19:43:44.687Z"
                      *         }
                      *       ],
                      *       "next": null
@@ -9856,8 +9957,8 @@ export interface operations {
                      *       },
                      *       "labels": [],
                      *       "same_arguments_as": [],
-                     *       "first_seen": "2026-11-22T19:00:43.203Z",
-                     *       "last_seen": "2026-11-22T19:00:43.203Z",
+                     *       "first_seen": "2026-11-22T19:43:44.687Z",
+                     *       "last_seen": "2026-11-22T19:43:44.687Z",
                      *       "approved": null,
                      *       "shown": {
                      *         "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
@@ -9888,9 +9989,9 @@ export interface operations {
                      *         {
                      *           "pin": "sha256:521dc3fe52dbdb9b8b9e03ad35e44877a1e614d61ae62d676b47eeaf8f7c457d",
                      *           "standing": "undecided",
-                     *           "first_seen": "2026-11-22T19:00:43.203Z",
-                     *           "last_seen": "2026-11-22T19:00:43.203Z",
-                     *           "reported_by": "key_01m82a3dzn98tbs5n6ceqrd25k",
+                     *           "first_seen": "2026-11-22T19:43:44.687Z",
+                     *           "last_seen": "2026-11-22T19:43:44.687Z",
+                     *           "reported_by": "key_01m82cjbhtrbhmk2q0wbyr120k",
                      *           "change": {
                      *             "kind": "introduced",
                      *             "reasons": []
@@ -10201,8 +10302,8 @@ export interface operations {
                      *           "mode": "default",
                      *           "trust": null,
                      *           "check_arguments": false,
-                     *           "first_seen": "2026-11-22T19:00:43.203Z",
-                     *           "last_seen": "2026-11-22T19:00:43.203Z",
+                     *           "first_seen": "2026-11-22T19:43:44.687Z",
+                     *           "last_seen": "2026-11-22T19:43:44.687Z",
                      *           "reviewed_at": null,
                      *           "proposal": null,
                      *           "counts": {
@@ -10443,11 +10544,11 @@ export interface operations {
                      * @example {
                      *       "holds": [
                      *         {
-                     *           "id": "esc_01m82a3kap3fa0354r47p7bk92",
+                     *           "id": "esc_01m82cjcxnfx6fy4dgv7ajgrk9",
                      *           "agent_role": "clerk",
                      *           "agent_id": "agent-1",
                      *           "source": "evaluate",
-                     *           "opened_by": "agk_01m82a3eczx5t58a568ra22q1h",
+                     *           "opened_by": "agk_01m82cjbpa3cjnc6zcs8mnsvds",
                      *           "action_type": "tool_call",
                      *           "tool_server": null,
                      *           "tool_name": "pay",
@@ -10469,8 +10570,8 @@ export interface operations {
                      *           "current_approvals": 0,
                      *           "missing_seats": [],
                      *           "ttl_seconds": 3600,
-                     *           "expires_at": "2026-11-22T20:00:42.454Z",
-                     *           "created_at": "2026-11-22T19:00:42.454Z",
+                     *           "expires_at": "2026-11-22T20:43:44.565Z",
+                     *           "created_at": "2026-11-22T19:43:44.565Z",
                      *           "policy_id": "guard",
                      *           "rule_ids": [
                      *             "guard#1"
@@ -10484,7 +10585,7 @@ export interface operations {
                      *           "conditions": [],
                      *           "votes": [],
                      *           "barred_voters": [
-                     *             "usr_01m82a3dgkbf1kf7rdrcmfcayx"
+                     *             "usr_01m82cjbbk52r23jqq2ansp2yv"
                      *           ],
                      *           "notify_targets": []
                      *         }
@@ -10644,11 +10745,11 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "esc_01m82a3kap3fa0354r47p7bk92",
+                     *       "id": "esc_01m82cjcxnfx6fy4dgv7ajgrk9",
                      *       "agent_role": "clerk",
                      *       "agent_id": "agent-1",
                      *       "source": "evaluate",
-                     *       "opened_by": "agk_01m82a3eczx5t58a568ra22q1h",
+                     *       "opened_by": "agk_01m82cjbpa3cjnc6zcs8mnsvds",
                      *       "action_type": "tool_call",
                      *       "tool_server": null,
                      *       "tool_name": "pay",
@@ -10670,8 +10771,8 @@ export interface operations {
                      *       "current_approvals": 0,
                      *       "missing_seats": [],
                      *       "ttl_seconds": 3600,
-                     *       "expires_at": "2026-11-22T20:00:42.454Z",
-                     *       "created_at": "2026-11-22T19:00:42.454Z",
+                     *       "expires_at": "2026-11-22T20:43:44.565Z",
+                     *       "created_at": "2026-11-22T19:43:44.565Z",
                      *       "policy_id": "guard",
                      *       "rule_ids": [
                      *         "guard#1"
@@ -10685,7 +10786,7 @@ export interface operations {
                      *       "conditions": [],
                      *       "votes": [],
                      *       "barred_voters": [
-                     *         "usr_01m82a3dgkbf1kf7rdrcmfcayx"
+                     *         "usr_01m82cjbbk52r23jqq2ansp2yv"
                      *       ],
                      *       "notify_targets": []
                      *     }
@@ -10946,14 +11047,14 @@ export interface operations {
                      * @example {
                      *       "stops": [
                      *         {
-                     *           "id": "stp_01m82a3nt4xr4p8z4sx47sgs32",
+                     *           "id": "stp_01m82cjdfscjgzma5s9abjhe5k",
                      *           "seq": 1,
                      *           "target_kind": "agent",
                      *           "target_id": "agent-8",
                      *           "mode": "deny",
                      *           "reason": "it misbehaves",
-                     *           "created_by": "usr_01m82a3e004hgyxajaa71rxdpb",
-                     *           "created_at": "2026-11-22T19:00:45.026Z",
+                     *           "created_by": "usr_01m82cjbj3njs5gx7dr3t5zs26",
+                     *           "created_at": "2026-11-22T19:43:45.149Z",
                      *           "until": null,
                      *           "in_force": true,
                      *           "ended_at": null,
@@ -11076,14 +11177,14 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "stp_01m82a3nt4xr4p8z4sx47sgs32",
+                     *       "id": "stp_01m82cjdfscjgzma5s9abjhe5k",
                      *       "seq": 1,
                      *       "target_kind": "agent",
                      *       "target_id": "agent-8",
                      *       "mode": "deny",
                      *       "reason": "it misbehaves",
-                     *       "created_by": "usr_01m82a3e004hgyxajaa71rxdpb",
-                     *       "created_at": "2026-11-22T19:00:45.026Z",
+                     *       "created_by": "usr_01m82cjbj3njs5gx7dr3t5zs26",
+                     *       "created_at": "2026-11-22T19:43:45.149Z",
                      *       "until": null,
                      *       "in_force": true,
                      *       "ended_at": null,
@@ -11094,7 +11195,7 @@ export interface operations {
                      *         "pending": [
                      *           {
                      *             "proxy_id": "proxy-1",
-                     *             "last_seen_at": "2026-11-22T19:00:45.353Z"
+                     *             "last_seen_at": "2026-11-22T19:43:45.266Z"
                      *           }
                      *         ],
                      *         "unreachable": [],
@@ -11189,7 +11290,7 @@ export interface operations {
                      * @example {
                      *       "subscriptions": [
                      *         {
-                     *           "id": "sub_01m82a3nesnye6b3prynzcj8cz",
+                     *           "id": "sub_01m82cjdd2q5ykqzp2ajxzp9b9",
                      *           "url": "https://hooks.example.invalid/in",
                      *           "destination_type": "webhook",
                      *           "event_types": [
@@ -11199,8 +11300,8 @@ export interface operations {
                      *           "destination_config": {
                      *             "app_url": "https://dashboard.example"
                      *           },
-                     *           "created_at": "2026-11-22T19:00:44.633Z",
-                     *           "updated_at": "2026-11-22T19:00:44.633Z"
+                     *           "created_at": "2026-11-22T19:43:45.058Z",
+                     *           "updated_at": "2026-11-22T19:43:45.058Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -11319,7 +11420,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "sub_01m82a3nesnye6b3prynzcj8cz",
+                     *       "id": "sub_01m82cjdd2q5ykqzp2ajxzp9b9",
                      *       "url": "https://hooks.example.invalid/in",
                      *       "destination_type": "webhook",
                      *       "event_types": [
@@ -11329,8 +11430,8 @@ export interface operations {
                      *       "destination_config": {
                      *         "app_url": "https://dashboard.example"
                      *       },
-                     *       "created_at": "2026-11-22T19:00:44.633Z",
-                     *       "updated_at": "2026-11-22T19:00:44.633Z"
+                     *       "created_at": "2026-11-22T19:43:45.058Z",
+                     *       "updated_at": "2026-11-22T19:43:45.058Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Subscription"];
@@ -11572,7 +11673,7 @@ export interface operations {
                      *       "deliveries": [
                      *         {
                      *           "id": "dlv_2",
-                     *           "subscription_id": "sub_01m82a3nesnye6b3prynzcj8cz",
+                     *           "subscription_id": "sub_01m82cjdd2q5ykqzp2ajxzp9b9",
                      *           "event_id": "oev_2",
                      *           "event_type": "svc.test",
                      *           "status": "delivered",
@@ -11581,7 +11682,7 @@ export interface operations {
                      *           "result": null,
                      *           "failure_reason": null,
                      *           "next_attempt_at": null,
-                     *           "created_at": "2026-11-22T19:00:45.229Z",
+                     *           "created_at": "2026-11-22T19:43:45.195Z",
                      *           "last_attempt_at": null,
                      *           "delivered_at": null,
                      *           "duration_ms": null
@@ -11631,7 +11732,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "id": "dlv_2",
-                     *       "subscription_id": "sub_01m82a3nesnye6b3prynzcj8cz",
+                     *       "subscription_id": "sub_01m82cjdd2q5ykqzp2ajxzp9b9",
                      *       "event_id": "oev_2",
                      *       "event_type": "svc.test",
                      *       "status": "delivered",
@@ -11640,7 +11741,7 @@ export interface operations {
                      *       "result": null,
                      *       "failure_reason": null,
                      *       "next_attempt_at": null,
-                     *       "created_at": "2026-11-22T19:00:45.229Z",
+                     *       "created_at": "2026-11-22T19:43:45.195Z",
                      *       "last_attempt_at": null,
                      *       "delivered_at": null,
                      *       "duration_ms": null,
@@ -11845,13 +11946,13 @@ export interface operations {
                     /**
                      * @example {
                      *       "decision": "allow",
-                     *       "event_id": "evt_01m82a406r79naqhx5xps1sg4d",
+                     *       "event_id": "evt_01m82cjfs7bz557se93tczpne9",
                      *       "policy_id": "guard",
                      *       "rule_id": "guard#0",
                      *       "policy_version": 3,
-                     *       "bundle_hash": "sha256:a40ba16d8b4e5667d06d5e72948695a204a4ee601e7a98eff1ccbbfdad078b0d",
+                     *       "bundle_hash": "sha256:620c6061ac70ec06fa2a14d858532d17fb7a4113a89b0bea05da797ccdde3ae2",
                      *       "action_hash": "sha256:23edff182c7f3c7f3278f4d4200de8bed060d913f32fc120fb61e858320c3294",
-                     *       "evaluation_us": 134654
+                     *       "evaluation_us": 24649
                      *     }
                      */
                     "application/json": components["schemas"]["Evaluation"];
@@ -12009,7 +12110,7 @@ export interface operations {
                      * @example {
                      *       "events": [
                      *         {
-                     *           "id": "event-22006-4",
+                     *           "id": "event-23104-4",
                      *           "event_type": "decision.deny",
                      *           "decision": "deny",
                      *           "deny_reason": "x",
@@ -12021,10 +12122,10 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-22T19:00:45.288Z"
+                     *           "created_at": "2026-11-22T19:43:45.247Z"
                      *         },
                      *         {
-                     *           "id": "event-22006-3",
+                     *           "id": "event-23104-3",
                      *           "event_type": "decision.allow",
                      *           "decision": "allow",
                      *           "deny_reason": null,
@@ -12036,7 +12137,7 @@ export interface operations {
                      *           "method": "GET",
                      *           "proxy_id": "proxy-1",
                      *           "evaluation_us": 12,
-                     *           "created_at": "2026-11-22T19:00:45.288Z"
+                     *           "created_at": "2026-11-22T19:43:45.247Z"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -12081,12 +12182,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "since": "2026-11-21T19:00:50.752Z",
-                     *       "until": "2026-11-22T19:00:50.752Z",
+                     *       "since": "2026-11-21T19:43:46.468Z",
+                     *       "until": "2026-11-22T19:43:46.468Z",
                      *       "bucket_seconds": 3600,
                      *       "buckets": [
                      *         {
-                     *           "at": "2026-11-21T19:00:50.752Z",
+                     *           "at": "2026-11-21T19:43:46.468Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -12094,7 +12195,7 @@ export interface operations {
                      *           "rate_limited": 0
                      *         },
                      *         {
-                     *           "at": "2026-11-21T20:00:50.752Z",
+                     *           "at": "2026-11-21T20:43:46.468Z",
                      *           "allow": 0,
                      *           "allow_with_masking": 0,
                      *           "deny": 0,
@@ -12105,7 +12206,7 @@ export interface operations {
                      *       "complete_since": null,
                      *       "head": {
                      *         "seq": 4,
-                     *         "at": "2026-11-22T19:00:45.288Z"
+                     *         "at": "2026-11-22T19:43:45.247Z"
                      *       }
                      *     }
                      */
@@ -12142,7 +12243,7 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "evt_01m82a3jf78mz4gy4z86261p2y",
+                     *       "id": "evt_01m82cjcrz44z0eqfyv76f112q",
                      *       "event_type": "decision.escrow",
                      *       "decision": "escrow",
                      *       "deny_reason": null,
@@ -12153,30 +12254,99 @@ export interface operations {
                      *       "session_id": "",
                      *       "method": "",
                      *       "proxy_id": "control-plane",
-                     *       "evaluation_us": 1191280,
-                     *       "created_at": "2026-11-22T19:00:42.945Z",
+                     *       "evaluation_us": 205414,
+                     *       "created_at": "2026-11-22T19:43:44.652Z",
                      *       "rule_id": "guard#1",
-                     *       "escrow_id": "esc_01m82a3kap3fa0354r47p7bk92",
-                     *       "key_id": "agk_01m82a3eczx5t58a568ra22q1h",
+                     *       "hits": [
+                     *         "guard#1"
+                     *       ],
+                     *       "escrow_id": "esc_01m82cjcxnfx6fy4dgv7ajgrk9",
+                     *       "key_id": "agk_01m82cjbpa3cjnc6zcs8mnsvds",
                      *       "source_ip": "127.0.0.1",
-                     *       "timestamp": "2026-11-22T19:00:41.575Z",
-                     *       "input_hash": "sha256:c5da1cdf177443f34de3cb36e0df109ab41cb372a8431e1ea53726ec3328ea5c",
-                     *       "action_hash": "sha256:cc07b92ff8743c224187331f80cf7a45f6038d31e65ad5fd3c40827adfea97d3",
+                     *       "timestamp": "2026-11-22T19:43:44.415Z",
+                     *       "engine": "cedar-wasm/4.13.0 svc-decide/1",
+                     *       "ask_commit": "sha256:0a59564a2b3fb9054eaf1804aaf07353dde5d91488b20b3150d9730f1e41eea2",
+                     *       "input_hash": "sha256:58ac0f5974d6e378b0051768c8545090399727ca0fbd7baece11560195ee438a",
+                     *       "action_ref": "sha256:a961272897739f4680db2c3a0a0ac86d01279b417cfb75dd01b58da91c1878dc",
                      *       "policy_snapshot": {
                      *         "policy_id": "guard",
                      *         "version": 1,
                      *         "content_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
-                     *         "bundle_hash": "sha256:2f66b36818153ce9c90708b99ad4602990af4077ce3693bf7ad672e73ee683c4"
+                     *         "bundle_hash": "sha256:664e7cc98bdfbcfe7c44c686bd364948f45c9a621a6c0230ad7e75e87541f981"
                      *       },
                      *       "chain": {
                      *         "seq": 2,
-                     *         "prev_hash": "2ea825dae2449589fc59dd3c468a10a9c58ed15edc7c36fc2eac6eb8eac34005",
-                     *         "hash": "49a89fb8ba97186752901a8702c68694c3c273a79db7ba266544d41b45fd9d4e",
+                     *         "prev_hash": "65bb6b6d0701ff83f93829ca35f5d1ef80fcdce83cecbb6f4f7415d5f09d9e45",
+                     *         "hash": "fc69b93890d52798a17d473b99c6a84fb4be8f359d00ec90b8be1d8452dc784a",
                      *         "alg": "BLAKE3"
                      *       }
                      *     }
                      */
                     "application/json": components["schemas"]["DecisionEventDetail"];
+                };
+            };
+            400: components["responses"]["VALIDATION_FAILED"];
+            401: components["responses"]["UNAUTHENTICATED"];
+            403: components["responses"]["FORBIDDEN-KEY_SCOPE"];
+            404: components["responses"]["NOT_FOUND"];
+            429: components["responses"]["RATE_LIMITED"];
+            500: components["responses"]["INTERNAL"];
+            503: components["responses"]["UNAVAILABLE"];
+        };
+    };
+    "events-input": {
+        parameters: {
+            query?: {
+                masks?: "applied" | "none";
+            };
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful response */
+            200: {
+                headers: {
+                    "X-Request-Id": components["headers"]["X-Request-Id"];
+                    RateLimit: components["headers"]["RateLimit"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "event_id": "evt_01m82cjcrz44z0eqfyv76f112q",
+                     *       "input": {
+                     *         "action_type": "tool_call",
+                     *         "agent_id": "agent-1",
+                     *         "agent_role": "clerk",
+                     *         "now": "2026-11-22T19:43:44.415Z",
+                     *         "owner": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *         "source_ip": "127.0.0.1",
+                     *         "tool_name": "pay",
+                     *         "v": 1
+                     *       },
+                     *       "projection": {
+                     *         "action_type": "tool_call",
+                     *         "agent_id": "agent-1",
+                     *         "agent_role": "clerk",
+                     *         "now": "2026-11-22T19:43:44.415Z",
+                     *         "owner": "usr_01m82cjbbk52r23jqq2ansp2yv",
+                     *         "reads": {
+                     *           "attributes": [],
+                     *           "keys": []
+                     *         },
+                     *         "tool_name": "pay",
+                     *         "v": 1
+                     *       },
+                     *       "intact": true,
+                     *       "masks": []
+                     *     }
+                     */
+                    "application/json": components["schemas"]["DecisionInput"];
                 };
             };
             400: components["responses"]["VALIDATION_FAILED"];
@@ -12361,10 +12531,10 @@ export interface operations {
                      * @example {
                      *       "chain": "forensics",
                      *       "seq": 2,
-                     *       "hash": "49a89fb8ba97186752901a8702c68694c3c273a79db7ba266544d41b45fd9d4e",
-                     *       "kid": "-C91KASyBAGa_NS5dSWpRmPWtIV1HmSMy5SERSLtSJs",
-                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-m4my30/forensics\n2\n49a89fb8ba97186752901a8702c68694c3c273a79db7ba266544d41b45fd9d4e\n\n— control.test AdXNxCOlMMYO/HoFkZI8kaKV9PX+ujYjI/IRbpVgCohhRCPFDkt+8yGGyaapvnZMiix/yQuwyomneJGeNWnoo6gIvAM=\n",
-                     *       "created_at": "2026-11-22T19:00:44.332Z"
+                     *       "hash": "fc69b93890d52798a17d473b99c6a84fb4be8f359d00ec90b8be1d8452dc784a",
+                     *       "kid": "Jhixsqgpvd21k9BvHOyLiG7BsX8IWi0P_aXIwoAyRhc",
+                     *       "note": "svc-chain-head/v1\ncontrol.test/t1-hew428/forensics\n2\nfc69b93890d52798a17d473b99c6a84fb4be8f359d00ec90b8be1d8452dc784a\n\n— control.test Q5qaQISjD6OfQ8o9WFVvd1WNlS2MbRD42PG5ZzjFFpPr4Tk7t2FYA3V9gKQ69kdhgoArRnCZ/bqPp1uGiGatg/0rPA0=\n",
+                     *       "created_at": "2026-11-22T19:43:44.929Z"
                      *     }
                      */
                     "application/json": components["schemas"]["Checkpoint"];
@@ -12407,10 +12577,10 @@ export interface operations {
                      *         {
                      *           "chain": "forensics",
                      *           "seq": 2,
-                     *           "hash": "49a89fb8ba97186752901a8702c68694c3c273a79db7ba266544d41b45fd9d4e",
-                     *           "kid": "-C91KASyBAGa_NS5dSWpRmPWtIV1HmSMy5SERSLtSJs",
-                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-m4my30/forensics\n2\n49a89fb8ba97186752901a8702c68694c3c273a79db7ba266544d41b45fd9d4e\n\n— control.test AdXNxCOlMMYO/HoFkZI8kaKV9PX+ujYjI/IRbpVgCohhRCPFDkt+8yGGyaapvnZMiix/yQuwyomneJGeNWnoo6gIvAM=\n",
-                     *           "created_at": "2026-11-22T19:00:44.332Z"
+                     *           "hash": "fc69b93890d52798a17d473b99c6a84fb4be8f359d00ec90b8be1d8452dc784a",
+                     *           "kid": "Jhixsqgpvd21k9BvHOyLiG7BsX8IWi0P_aXIwoAyRhc",
+                     *           "note": "svc-chain-head/v1\ncontrol.test/t1-hew428/forensics\n2\nfc69b93890d52798a17d473b99c6a84fb4be8f359d00ec90b8be1d8452dc784a\n\n— control.test Q5qaQISjD6OfQ8o9WFVvd1WNlS2MbRD42PG5ZzjFFpPr4Tk7t2FYA3V9gKQ69kdhgoArRnCZ/bqPp1uGiGatg/0rPA0=\n",
+                     *           "created_at": "2026-11-22T19:43:44.929Z"
                      *         }
                      *       ]
                      *     }
@@ -12502,18 +12672,18 @@ export interface operations {
                      *         {
                      *           "seq": 1,
                      *           "id": "genesis_forensics",
-                     *           "received_at": "2026-11-22T19:00:42.945Z",
-                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:4faa8f6fa837ea58f4138d99a8f33776c5ef674ba264ef0462267d99a4363118\",\"received_at\":\"2026-11-22T19:00:42.945Z\",\"seq\":1,\"tenant_id\":\"t1-m4my30\",\"v\":1}",
-                     *           "hash": "2ea825dae2449589fc59dd3c468a10a9c58ed15edc7c36fc2eac6eb8eac34005",
-                     *           "computed_hash": "2ea825dae2449589fc59dd3c468a10a9c58ed15edc7c36fc2eac6eb8eac34005"
+                     *           "received_at": "2026-11-22T19:43:44.652Z",
+                     *           "line": "{\"alg\":\"BLAKE3\",\"chain\":\"forensics\",\"event_type\":\"chain.genesis\",\"id\":\"genesis_forensics\",\"public_key_fingerprint\":\"sha256:0d360d6449213c2d0e1f62e719d9bee0f3a47987bf2f1b5f2db0cd820d53c1e0\",\"received_at\":\"2026-11-22T19:43:44.652Z\",\"seq\":1,\"tenant_id\":\"t1-hew428\",\"v\":1}",
+                     *           "hash": "65bb6b6d0701ff83f93829ca35f5d1ef80fcdce83cecbb6f4f7415d5f09d9e45",
+                     *           "computed_hash": "65bb6b6d0701ff83f93829ca35f5d1ef80fcdce83cecbb6f4f7415d5f09d9e45"
                      *         },
                      *         {
                      *           "seq": 2,
-                     *           "id": "evt_01m82a3jf78mz4gy4z86261p2y",
-                     *           "received_at": "2026-11-22T19:00:42.945Z",
-                     *           "line": "{\"action_hash\":\"sha256:cc07b92ff8743c224187331f80cf7a45f6038d31e65ad5fd3c40827adfea97d3\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"bundle_hash\":\"sha256:2f66b36818153ce9c90708b99ad4602990af4077ce3693bf7ad672e73ee683c4\",\"decision\":\"escrow\",\"escrow_id\":\"esc_01m82a3kap3fa0354r47p7bk92\",\"evaluation_us\":1191280,\"event_type\":\"decision.escrow\",\"id\":\"evt_01m82a3jf78mz4gy4z86261p2y\",\"input_hash\":\"sha256:c5da1cdf177443f34de3cb36e0df109ab41cb372a8431e1ea53726ec3328ea5c\",\"key_id\":\"agk_01m82a3eczx5t58a568ra22q1h\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-22T19:00:42.945Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"tenant_id\":\"t1-m4my30\",\"timestamp\":\"2026-11-22T19:00:41.575Z\",\"tool_name\":\"pay\",\"v\":1}",
-                     *           "hash": "49a89fb8ba97186752901a8702c68694c3c273a79db7ba266544d41b45fd9d4e",
-                     *           "computed_hash": "49a89fb8ba97186752901a8702c68694c3c273a79db7ba266544d41b45fd9d4e"
+                     *           "id": "evt_01m82cjcrz44z0eqfyv76f112q",
+                     *           "received_at": "2026-11-22T19:43:44.652Z",
+                     *           "line": "{\"action_ref\":\"sha256:a961272897739f4680db2c3a0a0ac86d01279b417cfb75dd01b58da91c1878dc\",\"agent_id\":\"agent-1\",\"agent_role\":\"clerk\",\"alg\":\"BLAKE3\",\"ask_commit\":\"sha256:0a59564a2b3fb9054eaf1804aaf07353dde5d91488b20b3150d9730f1e41eea2\",\"bundle_hash\":\"sha256:664e7cc98bdfbcfe7c44c686bd364948f45c9a621a6c0230ad7e75e87541f981\",\"decision\":\"escrow\",\"engine\":\"cedar-wasm/4.13.0 svc-decide/1\",\"escrow_id\":\"esc_01m82cjcxnfx6fy4dgv7ajgrk9\",\"evaluation_us\":205414,\"event_type\":\"decision.escrow\",\"hits\":[\"guard#1\"],\"id\":\"evt_01m82cjcrz44z0eqfyv76f112q\",\"input_hash\":\"sha256:58ac0f5974d6e378b0051768c8545090399727ca0fbd7baece11560195ee438a\",\"key_id\":\"agk_01m82cjbpa3cjnc6zcs8mnsvds\",\"method\":\"\",\"policy_content_hash\":\"sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f\",\"policy_id\":\"guard\",\"policy_version\":1,\"proxy_id\":\"control-plane\",\"received_at\":\"2026-11-22T19:43:44.652Z\",\"rule_id\":\"guard#1\",\"seq\":2,\"session_id\":\"\",\"source_ip\":\"127.0.0.1\",\"tenant_id\":\"t1-hew428\",\"timestamp\":\"2026-11-22T19:43:44.415Z\",\"tool_name\":\"pay\",\"v\":1}",
+                     *           "hash": "fc69b93890d52798a17d473b99c6a84fb4be8f359d00ec90b8be1d8452dc784a",
+                     *           "computed_hash": "fc69b93890d52798a17d473b99c6a84fb4be8f359d00ec90b8be1d8452dc784a"
                      *         }
                      *       ]
                      *     }
@@ -12601,6 +12771,23 @@ export interface operations {
                         agent_id: string;
                         agent_role: string;
                         rule_id?: string | null;
+                        hits?: string[] | null;
+                        hits_truncated?: true | null;
+                        facts?: {
+                            covered?: string[];
+                            doubt?: string;
+                            exceeded?: [
+                                string,
+                                number
+                            ][];
+                            session?: string[];
+                            standstill?: string;
+                            stop?: string;
+                            /** @constant */
+                            uncounted?: true;
+                            /** @constant */
+                            unholdable?: true;
+                        } | null;
                         policy_id?: string | null;
                         policy_version?: number | null;
                         obligations?: string[] | null;
@@ -12616,11 +12803,20 @@ export interface operations {
                         evaluation_us?: number | null;
                         total_latency_ms?: number | null;
                         confidence?: number | null;
+                        engine?: string | null;
+                        ask_commit?: string | null;
                         input_hash?: string | null;
-                        action_hash?: string | null;
+                        action_ref?: string | null;
+                        trace_id?: string | null;
+                        span_id?: string | null;
+                        on_behalf_of?: string | null;
+                        delegation_chain?: string[] | null;
+                        delegation_source?: string | null;
                         policy_content_hash?: string | null;
                         bundle_hash?: string | null;
                     }[];
+                    /** @description what is kept of the requests behind events of this body; texts of at most 4194304 bytes together */
+                    inputs?: components["schemas"]["KeptInput"][];
                 };
             };
         };
@@ -12642,6 +12838,12 @@ export interface operations {
                             code: string;
                             detail: string;
                         }[];
+                        /** @description if inputs were sent: those that were not stored */
+                        rejected_inputs?: {
+                            index: number;
+                            code: string;
+                            detail: string;
+                        }[];
                     };
                 };
             };
@@ -12659,7 +12861,7 @@ export interface operations {
         parameters: {
             query?: {
                 actor_id?: string;
-                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
                 target_type?: string;
                 target_id?: string;
                 severity?: "info" | "warning" | "critical";
@@ -12687,12 +12889,34 @@ export interface operations {
                      * @example {
                      *       "records": [
                      *         {
-                     *           "id": "aud_01m82a3pqy7w0pnp0m4b1d6v3p",
+                     *           "id": "aud_01m82cjew2xj4hwdw2kv89g480",
+                     *           "seq": 26,
+                     *           "created_at": "2026-11-22T19:43:46.562Z",
+                     *           "actor": {
+                     *             "type": "user",
+                     *             "id": "usr_01m82cjbj3njs5gx7dr3t5zs26",
+                     *             "email": "u2@example.test",
+                     *             "ip": "127.0.0.1"
+                     *           },
+                     *           "action": "decision.input_read",
+                     *           "code": "DEC001I",
+                     *           "target": {
+                     *             "type": "decision",
+                     *             "id": "evt_01m82cjcrz44z0eqfyv76f112q"
+                     *           },
+                     *           "severity": "info",
+                     *           "detail": "with masks",
+                     *           "request_id": "req_01m82cjetv26448n78sw6awhb7",
+                     *           "prev_hash": "ade2a3c8db12354143f8755660debc6be65b202cb331860bb9c77685e20efbd1",
+                     *           "hash": "b18e08171197416b495024ee5ed43e700d80e6750909e025e16e9880f33052dd"
+                     *         },
+                     *         {
+                     *           "id": "aud_01m82cjdnzna159c3dtw4pr1ge",
                      *           "seq": 25,
-                     *           "created_at": "2026-11-22T19:00:45.950Z",
+                     *           "created_at": "2026-11-22T19:43:45.343Z",
                      *           "actor": {
                      *             "type": "api_key",
-                     *             "id": "key_01m82a3dzn98tbs5n6ceqrd25k",
+                     *             "id": "key_01m82cjbhtrbhmk2q0wbyr120k",
                      *             "ip": "127.0.0.1"
                      *           },
                      *           "action": "policy.updated",
@@ -12705,32 +12929,9 @@ export interface operations {
                      *           "detail": "version 2, enforced",
                      *           "before_hash": "sha256:83828b8692f568e2509248e08face821787815df5242a7a89ccc5b8c7149f71f",
                      *           "after_hash": "sha256:fe40c3b3cdbb816b46bdd96f029080d869c439ea01ba358408a51e20c8ff7519",
-                     *           "request_id": "req_01m82a3p7c90me3wyk2c53y5c6",
-                     *           "prev_hash": "9cd06b93bc686e4c0502efad5e04f9ee9d848741a25ee5d249dacb0e7561a2e4",
-                     *           "hash": "937b08400fee6a1afc2e0a4fc9ed589c188d6b4c9a9639e15b16525f18701796"
-                     *         },
-                     *         {
-                     *           "id": "aud_01m82a3nw9t0cvevdp467vmdn0",
-                     *           "seq": 24,
-                     *           "created_at": "2026-11-22T19:00:45.065Z",
-                     *           "actor": {
-                     *             "type": "user",
-                     *             "id": "usr_01m82a3e004hgyxajaa71rxdpb",
-                     *             "email": "u2@example.test",
-                     *             "ip": "127.0.0.1"
-                     *           },
-                     *           "action": "stop.created",
-                     *           "code": "STP001I",
-                     *           "target": {
-                     *             "type": "stop",
-                     *             "id": "stp_01m82a3nt4xr4p8z4sx47sgs32"
-                     *           },
-                     *           "severity": "critical",
-                     *           "reason": "it misbehaves",
-                     *           "detail": "deny the agent agent-8",
-                     *           "request_id": "req_01m82a3nt21b4sscrh6ydfn5mn",
-                     *           "prev_hash": "23ce151cdc0e31886510519b468c6409ed577b7f6e7091dd712b89ff37394a87",
-                     *           "hash": "9cd06b93bc686e4c0502efad5e04f9ee9d848741a25ee5d249dacb0e7561a2e4"
+                     *           "request_id": "req_01m82cjdmc3a09xt1qc4arhsby",
+                     *           "prev_hash": "49a7aaf9ebc6158cde524a321c24c66659d8d86cbc2982f0285559951b694639",
+                     *           "hash": "ade2a3c8db12354143f8755660debc6be65b202cb331860bb9c77685e20efbd1"
                      *         }
                      *       ],
                      *       "next_cursor": null,
@@ -12774,12 +12975,12 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "id": "aud_01m82a3nw9t0cvevdp467vmdn0",
+                     *       "id": "aud_01m82cjdg1z03s8vn9d38f53e0",
                      *       "seq": 24,
-                     *       "created_at": "2026-11-22T19:00:45.065Z",
+                     *       "created_at": "2026-11-22T19:43:45.153Z",
                      *       "actor": {
                      *         "type": "user",
-                     *         "id": "usr_01m82a3e004hgyxajaa71rxdpb",
+                     *         "id": "usr_01m82cjbj3njs5gx7dr3t5zs26",
                      *         "email": "u2@example.test",
                      *         "ip": "127.0.0.1"
                      *       },
@@ -12787,14 +12988,14 @@ export interface operations {
                      *       "code": "STP001I",
                      *       "target": {
                      *         "type": "stop",
-                     *         "id": "stp_01m82a3nt4xr4p8z4sx47sgs32"
+                     *         "id": "stp_01m82cjdfscjgzma5s9abjhe5k"
                      *       },
                      *       "severity": "critical",
                      *       "reason": "it misbehaves",
                      *       "detail": "deny the agent agent-8",
-                     *       "request_id": "req_01m82a3nt21b4sscrh6ydfn5mn",
-                     *       "prev_hash": "23ce151cdc0e31886510519b468c6409ed577b7f6e7091dd712b89ff37394a87",
-                     *       "hash": "9cd06b93bc686e4c0502efad5e04f9ee9d848741a25ee5d249dacb0e7561a2e4"
+                     *       "request_id": "req_01m82cjdfrz3ryzg9wzyejv5f8",
+                     *       "prev_hash": "f19d0372667fa57a89de7ad36ad57744fe6d0b743306b37488537410f09f81cf",
+                     *       "hash": "49a7aaf9ebc6158cde524a321c24c66659d8d86cbc2982f0285559951b694639"
                      *     }
                      */
                     "application/json": components["schemas"]["AuditRecord"];
@@ -12894,20 +13095,20 @@ export interface operations {
                 content: {
                     /**
                      * @example {
-                     *       "package_id": "pkg_01m82a40ntdbzy1y9961ywq22a",
+                     *       "package_id": "pkg_01m82cjfw5m94sax71azry3r6q",
                      *       "purpose": "x",
-                     *       "from": "2026-10-22T19:00:56.122Z",
-                     *       "to": "2026-11-22T19:00:56.122Z",
+                     *       "from": "2026-10-22T19:43:47.589Z",
+                     *       "to": "2026-11-22T19:43:47.589Z",
                      *       "sequence_id": null,
                      *       "first_seq": 1,
                      *       "last_seq": 7,
                      *       "record_count": 7,
                      *       "chain_intact": true,
-                     *       "package_hash": "sha256:a34445003a8dad881c4fcd7069095447bea6d61bf1f738351146f0048c3efccd",
-                     *       "public_key_fingerprint": "sha256:4faa8f6fa837ea58f4138d99a8f33776c5ef674ba264ef0462267d99a4363118",
-                     *       "size": 31744,
-                     *       "created_by": "usr_01m82a3e004hgyxajaa71rxdpb",
-                     *       "created_at": "2026-11-22T19:00:56.122Z"
+                     *       "package_hash": "sha256:aa793d5712c2b35d41367704dd2b85255123374c30985ae2470c7f5ded4219ee",
+                     *       "public_key_fingerprint": "sha256:0d360d6449213c2d0e1f62e719d9bee0f3a47987bf2f1b5f2db0cd820d53c1e0",
+                     *       "size": 32256,
+                     *       "created_by": "usr_01m82cjbj3njs5gx7dr3t5zs26",
+                     *       "created_at": "2026-11-22T19:43:47.589Z"
                      *     }
                      */
                     "application/json": components["schemas"]["EvidencePackage"];
@@ -13006,20 +13207,20 @@ export interface operations {
                      * @example {
                      *       "packages": [
                      *         {
-                     *           "package_id": "pkg_01m82a3n3btqgq39ep0ztvkcd7",
+                     *           "package_id": "pkg_01m82cjd8nrggzsyj7646d2mgq",
                      *           "purpose": "audit",
-                     *           "from": "2026-10-22T19:00:44.267Z",
-                     *           "to": "2026-11-22T19:00:44.267Z",
+                     *           "from": "2026-10-22T19:43:44.917Z",
+                     *           "to": "2026-11-22T19:43:44.917Z",
                      *           "sequence_id": null,
                      *           "first_seq": 1,
                      *           "last_seq": 2,
                      *           "record_count": 2,
                      *           "chain_intact": true,
-                     *           "package_hash": "sha256:566ce3137ee41e01936dfa48ab32d778363780b6b7a6701041555d189955f4d5",
-                     *           "public_key_fingerprint": "sha256:4faa8f6fa837ea58f4138d99a8f33776c5ef674ba264ef0462267d99a4363118",
+                     *           "package_hash": "sha256:7707006850994f565ffbdd091ba076a1800baabe33b03774c29ac3843ecde1cf",
+                     *           "public_key_fingerprint": "sha256:0d360d6449213c2d0e1f62e719d9bee0f3a47987bf2f1b5f2db0cd820d53c1e0",
                      *           "size": 26112,
-                     *           "created_by": "usr_01m82a3e004hgyxajaa71rxdpb",
-                     *           "created_at": "2026-11-22T19:00:44.267Z"
+                     *           "created_by": "usr_01m82cjbj3njs5gx7dr3t5zs26",
+                     *           "created_at": "2026-11-22T19:43:44.917Z"
                      *         }
                      *       ],
                      *       "total": 1,
@@ -13408,7 +13609,7 @@ export interface operations {
                     /**
                      * @example {
                      *       "machine": "escrow",
-                     *       "id": "esc_01m82a3kap3fa0354r47p7bk92",
+                     *       "id": "esc_01m82cjcxnfx6fy4dgv7ajgrk9",
                      *       "version": 1,
                      *       "state": "held",
                      *       "next": [
@@ -14060,8 +14261,8 @@ export interface operations {
                      *         {
                      *           "kty": "OKP",
                      *           "crv": "Ed25519",
-                     *           "x": "DZDmzbBOxGntvCvOzDvT3QIIIlWs2HzURJcheNqXpGs",
-                     *           "kid": "-C91KASyBAGa_NS5dSWpRmPWtIV1HmSMy5SERSLtSJs",
+                     *           "x": "54MXVGEH-XEBoECvIDzpSSYuO3Yh-iVTaql6q1PRX5w",
+                     *           "kid": "Jhixsqgpvd21k9BvHOyLiG7BsX8IWi0P_aXIwoAyRhc",
                      *           "use": "sig",
                      *           "alg": "EdDSA"
                      *         }
@@ -14265,12 +14466,12 @@ export interface operations {
                      *       "records_checked": 4,
                      *       "head": {
                      *         "seq": 4,
-                     *         "hash": "a7195d7a2a24527967dda4f5c8816cb701ddcacc413d81afeb17530aa18a49d9"
+                     *         "hash": "89c1259d0ce76994f1f6b9484dddc41a13c64a5928973f7c5b76ee605ba9b23b"
                      *       },
                      *       "last_checkpoint": {
                      *         "seq": 2,
-                     *         "hash": "49a89fb8ba97186752901a8702c68694c3c273a79db7ba266544d41b45fd9d4e",
-                     *         "created_at": "2026-11-22T19:00:44.332Z"
+                     *         "hash": "fc69b93890d52798a17d473b99c6a84fb4be8f359d00ec90b8be1d8452dc784a",
+                     *         "created_at": "2026-11-22T19:43:44.929Z"
                      *       },
                      *       "accepted_losses": []
                      *     }
@@ -14309,16 +14510,12 @@ export interface operations {
                      * @example {
                      *       "verified": true,
                      *       "linear": true,
-                     *       "records_checked": 26,
+                     *       "records_checked": 27,
                      *       "head": {
-                     *         "seq": 26,
-                     *         "hash": "88ec2ad8ab420567d9b0ef711242419c20d4446a281f05af4e52fe59b9af6e07"
+                     *         "seq": 27,
+                     *         "hash": "6f2702b669b16a2a1310870efaf4bb44cbbd3e06dd88409be8c10a22903ff59b"
                      *       },
-                     *       "last_checkpoint": {
-                     *         "seq": 24,
-                     *         "hash": "9cd06b93bc686e4c0502efad5e04f9ee9d848741a25ee5d249dacb0e7561a2e4",
-                     *         "created_at": "2026-11-22T19:00:45.530Z"
-                     *       },
+                     *       "last_checkpoint": null,
                      *       "accepted_losses": []
                      *     }
                      */
@@ -14338,7 +14535,7 @@ export interface operations {
         parameters: {
             query?: {
                 actor_id?: string;
-                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
+                action?: "tenant.created" | "settings.changed" | "settings.change_refused" | "settings.change_proposed" | "settings.change_approved" | "settings.approval_refused" | "settings.change_rejected" | "settings.change_withdrawn" | "database.restored" | "member.added" | "member.removed" | "member.removal_refused" | "member.restored" | "role.granted" | "role.grant_refused" | "role.revoked" | "role.revocation_refused" | "invitation.created" | "invitation.refused" | "invitation.resent" | "invitation.revoked" | "invitation.accepted" | "invitation.acceptance_refused" | "magic_link.sent" | "magic_link.withheld" | "magic_link.refused" | "key.created" | "key.revoked" | "key.confirmed" | "agent_key.created" | "agent_key.revoked" | "workload_trust.created" | "workload_trust.refused" | "workload_trust.deleted" | "workload_token.issued" | "workload_token.refused" | "signing_key.rotated" | "session.started" | "session.ended" | "session.link_created" | "sso.configured" | "sso.configuration_refused" | "sso.removed" | "sso.proven" | "sso.enforcement_refused" | "sso.identity_bound" | "sso.identity_unbound" | "sso.domain_claimed" | "sso.domain_claim_refused" | "sso.domain_verified" | "sso.domain_not_verified" | "sso.domain_removed" | "sso.domain_record_found" | "sso.domain_record_missing" | "sso.domain_lost" | "sso.discovery_unavailable" | "sso.discovery_blocked" | "sso.discovery_too_large" | "sso.discovery_redirected" | "sso.discovery_malformed" | "sso.discovery_issuer_mismatch" | "sso.discovery_endpoint_refused" | "sso.discovery_unsupported" | "sso.keys_unavailable" | "sso.keys_blocked" | "sso.keys_too_large" | "sso.keys_redirected" | "sso.keys_malformed" | "sso.state_expired" | "sso.state_of_other_browser" | "sso.state_replayed" | "sso.state_outdated" | "sso.response_issuer_mismatch" | "sso.provider_refused" | "sso.code_missing" | "sso.response_of_other_connection" | "sso.token_unavailable" | "sso.token_blocked" | "sso.token_too_large" | "sso.token_redirected" | "sso.token_malformed" | "sso.code_refused" | "sso.client_refused" | "sso.userinfo_unavailable" | "sso.userinfo_blocked" | "sso.userinfo_too_large" | "sso.userinfo_redirected" | "sso.userinfo_malformed" | "sso.userinfo_subject_mismatch" | "sso.id_token_malformed" | "sso.id_token_unsigned" | "sso.id_token_symmetric" | "sso.id_token_algorithm" | "sso.id_token_critical_header" | "sso.id_token_key_unknown" | "sso.id_token_key_unfit" | "sso.id_token_signature" | "sso.id_token_claims" | "sso.id_token_issuer" | "sso.id_token_audience" | "sso.id_token_party" | "sso.id_token_expired" | "sso.id_token_stale" | "sso.id_token_not_yet_valid" | "sso.id_token_issued_ahead" | "sso.id_token_nonce" | "sso.email_missing" | "sso.email_malformed" | "sso.email_unverified" | "sso.email_of_other_domain" | "sso.email_of_other_member" | "sso.account_unknown" | "sso.account_removed" | "sso.subject_changed" | "token_issuers.changed" | "token_issuers.refused" | "policy.created" | "policy.updated" | "policy.submitted" | "policy.approved" | "policy.approval_refused" | "policy.rejected" | "policy.changes_requested" | "policy.revoked" | "policy.rolled_back" | "policy.break_glass" | "policy.commented" | "policy.review_closed" | "escrow.created" | "escrow.cancelled" | "escrow.vote_cast" | "escrow.condition_reported" | "escrow.recounted" | "escrow.released" | "escrow.rejected" | "escrow.consumed" | "escrow.consume_unrecorded" | "escrow.expired" | "escrow.notify_failed" | "escrow.use_refused" | "decision.input_read" | "forensics.exported" | "forensics.verified" | "forensics.verification_failed" | "chain.loss_accepted" | "subscription.created" | "subscription.refused" | "subscription.updated" | "subscription.deleted" | "subscription.secret_rotated" | "subscription.disabled" | "subscription.tested" | "subscription.redelivered" | "tool.observed" | "tool.changed" | "tool.approved" | "tool.approval_refused" | "tool.rejected" | "tool.labeled" | "tool.removed" | "tool_server.changed" | "agent.labeled" | "simulation.started" | "simulation.cancelled" | "list.changed" | "list.approved" | "list.approval_refused" | "list.rejected" | "list.deleted" | "stop.created" | "stop.applied" | "stop.applied_in_part" | "stop.lifted" | "stop.lift_refused" | "stop.ended";
                 target_type?: string;
                 target_id?: string;
                 severity?: "info" | "warning" | "critical";
@@ -14461,6 +14658,23 @@ export interface operations {
                         agent_id: string;
                         agent_role: string;
                         rule_id?: string | null;
+                        hits?: string[] | null;
+                        hits_truncated?: true | null;
+                        facts?: {
+                            covered?: string[];
+                            doubt?: string;
+                            exceeded?: [
+                                string,
+                                number
+                            ][];
+                            session?: string[];
+                            standstill?: string;
+                            stop?: string;
+                            /** @constant */
+                            uncounted?: true;
+                            /** @constant */
+                            unholdable?: true;
+                        } | null;
                         policy_id?: string | null;
                         policy_version?: number | null;
                         obligations?: string[] | null;
@@ -14476,11 +14690,20 @@ export interface operations {
                         evaluation_us?: number | null;
                         total_latency_ms?: number | null;
                         confidence?: number | null;
+                        engine?: string | null;
+                        ask_commit?: string | null;
                         input_hash?: string | null;
-                        action_hash?: string | null;
+                        action_ref?: string | null;
+                        trace_id?: string | null;
+                        span_id?: string | null;
+                        on_behalf_of?: string | null;
+                        delegation_chain?: string[] | null;
+                        delegation_source?: string | null;
                         policy_content_hash?: string | null;
                         bundle_hash?: string | null;
                     }[];
+                    /** @description what is kept of the requests behind events of this body; texts of at most 4194304 bytes together */
+                    inputs?: components["schemas"]["KeptInput"][];
                 };
             };
         };
@@ -14511,6 +14734,12 @@ export interface operations {
                         accepted: number;
                         duplicates: number;
                         rejected: {
+                            index: number;
+                            code: string;
+                            detail: string;
+                        }[];
+                        /** @description if inputs were sent: those that were not stored */
+                        rejected_inputs?: {
                             index: number;
                             code: string;
                             detail: string;

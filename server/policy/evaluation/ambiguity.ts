@@ -28,7 +28,7 @@ export interface Ambiguity<Rule> {
 }
 
 /** Matching a pattern takes (characters of the text) × (characters of the pattern) steps; this many take about 60 ms. */
-const MAX_MATCH_STEPS = 2 ** 26;
+export const MAX_MATCH_STEPS = 2 ** 26;
 
 /** Collects what a set of statements reads. A path that one statement reads as two kinds may be of either. */
 export function readsOf<Rule>(statements: readonly { rule: Rule; head: Head }[]): RequestReads<Rule> {

@@ -23,7 +23,7 @@ export function approverView(action: ViewedAction, hits: readonly BundleStatemen
   const cut: HeldPart[] = [];
   const prepared = (name: HeldPart): unknown => {
     const value = action[name] ?? null;
-    const seen = makeVisible(masks.length === 0 ? value : masked(structuredClone(value), masks));
+    const seen = makeVisible(maskedWith(value, masks));
     if (size(seen) <= MAX_VIEW_BYTES) return seen;
     cut.push(name);
     return shortened(seen);
@@ -44,8 +44,13 @@ export function approverView(action: ViewedAction, hits: readonly BundleStatemen
   };
 }
 
-/** The arguments of an HTTP request contain its body, and masks apply to paths in the body too. */
-function masked(value: unknown, masks: readonly Mask[]): unknown {
+/**
+ * A copy of the arguments or the context of an action with these masks. The arguments of an HTTP request contain its body,
+ * and masks apply to paths in the body too.
+ */
+export function maskedWith(original: unknown, masks: readonly Mask[]): unknown {
+  if (masks.length === 0) return original;
+  const value = structuredClone(original);
   if (typeof value === 'object' && value !== null && 'body' in value) value.body = applyMasks(value.body, masks);
   return applyMasks(value, masks);
 }

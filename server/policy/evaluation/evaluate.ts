@@ -13,15 +13,16 @@ import type { SessionState } from '../../domain/session-facts.ts';
 import { isGuardrail } from '../language/annotations.ts';
 import { type Fact, listsOf } from '../language/facts.ts';
 import { admits, type Head, named, readHead } from '../language/head.ts';
-import { CedarHost, cedarLanguageVersion } from '../language/host.ts';
+import { CedarHost, cedarLanguageVersion, cedarVersions } from '../language/host.ts';
 import { compilePattern, type Pattern } from '../language/patterns.ts';
 import { preamble, tokens } from '../language/scan.ts';
 import { narrowed } from '../language/schema.ts';
 import { firstAmbiguity, keysRead, type RequestReads, readsOf } from './ambiguity.ts';
 import { factsOf, type Lists, longToMatch } from './facts.ts';
 import { joinedTerms, ruleReference, strictestFirst } from './hold-terms.ts';
-import { type LimitHit, limitsOf } from './limits.ts';
+import { type LimitHit, limitReads, limitsOf } from './limits.ts';
 import { DecidedNames, entitiesNamed } from './names.ts';
+import { Narrowing } from './projection.ts';
 import { definitionRule, Registry, TOOL_CHANGED } from './registry.ts';
 import { type EngineCall, type MappedRequest, mapRequest, type Reads, RequestError } from './request.ts';
 import { type KnownSession, type SessionReads, SessionRules, sessionState } from './session.ts';
@@ -33,6 +34,17 @@ const NAME_IN_DOUBT = { tool: 'tool_name_in_doubt', server: 'server_name_in_doub
 export const POLICY_ERROR = 'policy_error';
 export const NOTHING_PERMITS = 'no policy permits this action';
 const FORBIDDEN = 'forbidden by policy';
+
+/**
+ * The version of the mapping of requests, of the test for ambiguity and of `settle`. It changes whenever the same request,
+ * policies and facts would give another decision; the golden decisions in test/vectors/policy pin it.
+ */
+const DECIDE_VERSION = 'svc-decide/1';
+
+/** What decides, for records: the engine and our own version around it. */
+export function engineName(): string {
+  return `${cedarVersions().engine} ${DECIDE_VERSION}`;
+}
 
 /** The statements that an action matches, before rate counters and holds are considered. */
 export interface Match {
@@ -50,10 +62,14 @@ export interface Match {
   limits: readonly LimitHit[];
   /** When ambiguous: the argument, such as `arguments.refund.total`. */
   ambiguousPath?: string;
+  /** The same, where the decision point itself could not read it and no policy was asked. */
+  doubt?: string;
   /** When it is the name of the tool or of its server that is ambiguous: the one that somebody decided about. */
   ambiguousName?: { of: 'tool' | 'server'; meant: string };
   /** The error, for the operator's log; it may quote the request. */
   detail?: string;
+  /** What the fitting statements read of a request; absent when the request could not be mapped for the engine. */
+  narrowing?: Narrowing;
 }
 
 /** The state outside the policies that a decision depends on. */
@@ -110,6 +126,7 @@ interface Indexed {
 /** The statements whose scope can match one combination of agent, role, action, tool and server. */
 interface Slice {
   reads: RequestReads<BundleStatement>;
+  narrowing: Narrowing;
   /** The context attributes that its statements read; null means all. */
   attributes: ReadonlySet<string> | null;
   facts: readonly Fact[];
@@ -198,7 +215,9 @@ export class PolicyEngine {
   match(request: ActionRequest): Match {
     try {
       const mapped = this.#mapped(request);
-      return this.#misnamed(request) ?? this.#checked(request, this.#counted(request, mapped, this.#match(mapped)));
+      const misnamed = this.#misnamed(request);
+      if (misnamed) return { ...misnamed, narrowing: this.#slice(mapped).narrowing };
+      return this.#checked(request, this.#counted(request, mapped, this.#match(mapped)));
     } catch (error) {
       const detail = error instanceof RequestError ? error.message : `the policy engine failed: ${String(error)}`;
       return { outcome: 'error', hits: [], limits: [], detail };
@@ -292,7 +311,7 @@ export class PolicyEngine {
     if (!drift) return match;
     const rule = definitionRule(request);
     return drift === 'deny'
-      ? { outcome: 'drifted', hits: [rule], limits: [] }
+      ? { ...match, outcome: 'drifted', hits: [rule], limits: [] }
       : { ...match, hits: [...match.hits, rule].sort(byRuleId) };
   }
 
@@ -301,7 +320,7 @@ export class PolicyEngine {
     if (match.outcome !== 'permitted') return match;
     const found = limitsOf(match.hits, request, args);
     return 'doubt' in found
-      ? ambiguousMatch(found.doubt.path, found.doubt.rule)
+      ? { ...match, ...ambiguousMatch(found.doubt.path, found.doubt.rule) }
       : found.limits.length === 0
         ? match
         : { ...match, limits: found.limits };
@@ -309,9 +328,10 @@ export class PolicyEngine {
 
   #match(request: MappedRequest): Match {
     const slice = this.#slice(request);
-    if (Object.keys(slice.texts).length === 0) return { outcome: 'unpermitted', hits: [], limits: [] };
+    const { narrowing } = slice;
+    if (Object.keys(slice.texts).length === 0) return { outcome: 'unpermitted', hits: [], limits: [], narrowing };
     const ambiguity = firstAmbiguity(slice.reads, request) ?? longToMatch(slice.facts, request.args, slice.patterns);
-    if (ambiguity) return ambiguousMatch(ambiguity.path, ambiguity.rule);
+    if (ambiguity) return { ...ambiguousMatch(ambiguity.path, ambiguity.rule), narrowing };
     const call = request.call({
       keys: keysRead(slice.reads, request),
       attributes: slice.attributes,
@@ -340,10 +360,12 @@ export class PolicyEngine {
       validateRequest: true,
     });
 
+    const { narrowing } = slice;
     const ended = (outcome: Match['outcome'], ids: string[], detail?: string): Match => ({
       outcome,
       hits: this.#hits(ids),
       limits: [],
+      narrowing,
       ...(detail !== undefined && { detail }),
     });
     const failed = (errors: AuthorizationError[]) =>
@@ -363,7 +385,7 @@ export class PolicyEngine {
     // checked last: without a permit the denial is a plain one, even if a guardrail failed
     if (diagnostics.errors.length > 0) return failed(diagnostics.errors);
 
-    return { outcome: 'permitted', hits: this.#hits(reason), limits: [] };
+    return { outcome: 'permitted', hits: this.#hits(reason), limits: [], narrowing };
   }
 
   /** Sorted, because the engine answers in hash-table order. */
@@ -419,12 +441,23 @@ function sliceOf(fitting: Indexed[], schema: string, id: number, sessions: Sessi
   const patterns = new Map(
     facts.flatMap((fact) => ('pattern' in fact ? [[fact.pattern, compilePattern(fact.pattern)] as const] : [])),
   );
-  const read = { reads, facts, patterns, session, sessionNames };
-  return { id, texts, ...read, attributes: narrow === undefined ? null : attributes, schema: narrow || schema };
+  const read = { reads, facts, patterns, session, sessionNames, attributes: narrow === undefined ? null : attributes };
+  const counted = limitReads(statements.map(({ statement }) => statement.annotations));
+  const narrowing = new Narrowing(
+    read.attributes && new Set([...read.attributes, ...counted.attributes]),
+    { ...reads, paths: [...reads.paths, ...counted.paths] },
+    sessionNames,
+  );
+  return { id, texts, ...read, narrowing, schema: narrow || schema };
+}
+
+/** The match for an action whose value the decision point itself cannot read for certain, at `path`. */
+export function doubtfulMatch(path: string): Match {
+  return { ...ambiguousMatch(path), doubt: path };
 }
 
 /** The match for an ambiguous argument. The agent sees `path`. */
-export function ambiguousMatch(path: string, rule?: BundleStatement): Match {
+function ambiguousMatch(path: string, rule?: BundleStatement): Match {
   return { outcome: 'ambiguous', hits: rule ? [rule] : [], limits: [], ambiguousPath: path };
 }
 
@@ -509,6 +542,12 @@ function doubtOf({ ambiguousName, ambiguousPath }: Match): string {
   return ambiguousName
     ? `${NAME_IN_DOUBT[ambiguousName.of]}: ${ambiguousName.meant}`
     : `${ARGUMENT_IN_DOUBT}: ${ambiguousPath}`;
+}
+
+/** The ids of the hits with a hold that the references cover. */
+export function coveredBy(references: readonly RuleReference[] | undefined, hits: Match['hits']): string[] {
+  if (!references) return [];
+  return hits.filter((rule) => rule.annotations.escrow && covers(references, rule)).map(({ id }) => id);
 }
 
 /**

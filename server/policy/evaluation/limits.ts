@@ -2,7 +2,7 @@ import type { Annotations, LimitKey } from '../../domain/annotations.ts';
 import type { ActionRequest, BundleStatement } from '../../domain/policy.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import { sha256 } from '../../lib/crypto.ts';
-import { displayPath, isAmbiguous, pathRead } from './ambiguity.ts';
+import { displayPath, isAmbiguous, type PathRead, pathRead } from './ambiguity.ts';
 import { type Arguments, exactDecimal, folded } from './request.ts';
 
 /** One limit of a statement that was hit, and what the action takes of it. */
@@ -100,6 +100,26 @@ export function limitTerms({ rate, budget }: Annotations, kind: LimitHit['kind']
   const { window_seconds, per = 'agent' } = annotation;
   const limit = 'limit' in annotation ? annotation.limit : tenThousandths(annotation.amount)!;
   return { limit, window_seconds, chosen: per === 'session' || per.includes('.') };
+}
+
+/** What counting the limits of these statements reads of a request, beside its names. */
+export function limitReads(all: readonly Annotations[]): {
+  attributes: string[];
+  paths: (PathRead & { rule: undefined })[];
+} {
+  const attributes: string[] = [];
+  const paths: (PathRead & { rule: undefined })[] = [];
+  for (const { rate, budget } of all) {
+    for (const per of [rate?.per, budget?.per]) {
+      if (per === 'session') attributes.push('session');
+      else if (per?.includes('.')) paths.push({ ...pathRead(argumentKey(per), []), rule: undefined });
+    }
+    if (budget && budget.of === undefined) attributes.push('amount', 'currency');
+    for (const path of [budget?.of, budget?.in]) {
+      if (path !== undefined) paths.push({ ...pathRead(argumentKey(path), []), rule: undefined });
+    }
+  }
+  return { attributes, paths };
 }
 
 class Doubt extends Error {

@@ -1,12 +1,14 @@
-import { type CompleteEvent, RECORD_FIELDS } from '../../domain/decision.ts';
+import { type CompleteEvent, type DecisionFacts, MOST_FACTS, RECORD_FIELDS } from '../../domain/decision.ts';
+import { commit, type KeptInput } from '../../domain/kept-input.ts';
 import type { ActionRequest, ActionView, BundleStatement, HoldTerms, RuleReference } from '../../domain/policy.ts';
 import { type Stop, stopReason, stopRule } from '../../domain/stops.ts';
 import { canonicalJson } from '../../lib/canonical-json.ts';
 import { sha256Tag } from '../../lib/crypto.ts';
 import { actionHash } from './action-hash.ts';
 import { approverView, type HeldAction, isSameView, viewOf } from './approver-view.ts';
-import { type Match, type SettleState, settle, type Verdict } from './evaluate.ts';
+import { coveredBy, engineName, type Match, type SettleState, settle, type Verdict } from './evaluate.ts';
 import type { LimitHit } from './limits.ts';
+import { namesOf } from './projection.ts';
 
 /** One action to decide. */
 export interface Attempt {
@@ -15,8 +17,8 @@ export interface Attempt {
   eventId: string;
   /** The hash of the bundle used for the decision. */
   bundleHash: string | undefined;
-  /** Why there is no usable bundle, if so. Every action is then denied with this reason. */
-  standstill?: string | undefined;
+  /** Why the policies are not asked, if so: a code for the record, and the reason with which the action is denied. */
+  standstill?: { code: string; reason: string } | undefined;
   /** The stop that reaches the action. It is denied, or held where policies would permit it. */
   stop?: Stop | undefined;
   /** The hold that the agent refers to. */
@@ -25,6 +27,11 @@ export interface Attempt {
   resume?: boolean | undefined;
   /** Why the action cannot be held, if so. It is denied with this reason where a policy would hold it. */
   unholdable?: string | undefined;
+  /**
+   * The most bytes of each text that are kept of the request; 0 for none. Of a text that is not kept, the record has no
+   * hash either. Absent: both are kept, whatever their size.
+   */
+  keep?: { input: number; projection: number } | undefined;
 }
 
 /** The parts of a hold that decisions read. */
@@ -67,7 +74,7 @@ type PointField =
   | 'confidence';
 
 /** The fields of a decision record that the evaluation determines. */
-export type DecisionFields = Omit<CompleteEvent, PointField> & { input_hash: string; action_hash: string };
+export type DecisionFields = Omit<CompleteEvent, PointField>;
 
 /** The fields that the decision point adds. */
 export type PointFields = Pick<CompleteEvent, PointField>;
@@ -102,8 +109,8 @@ export interface Ports<Hold extends KnownHold, Stored> {
   consumedWithoutRecord(hold: Hold): Promise<void>;
   /** Microseconds since the decision began. */
   elapsed(): number;
-  /** Stores the record, durably when this resolves. `input` is the text that `input_hash` is computed from. */
-  record(fields: DecisionFields, input: string): Promise<Stored>;
+  /** Stores the record with what is kept of the request, durably when this resolves. */
+  record(fields: DecisionFields, kept: KeptInput | undefined): Promise<Stored>;
 }
 
 /** What an action needs of limits. */
@@ -131,6 +138,8 @@ export interface Decided<Hold, Stored> {
    */
   changed: boolean;
   fields: DecisionFields;
+  /** Of the action as it was decided. */
+  action_hash: string;
   stored: Stored;
 }
 
@@ -175,22 +184,27 @@ export async function decide<Hold extends KnownHold, Stored>(
   let { request } = attempt;
   const action_hash = exactly('/arguments', () => actionHash(request));
 
+  const facts: Mutable<DecisionFacts> = {};
   const finish = async (
     verdict: Verdict,
     more: { named?: Hold | undefined; opened?: Hold | undefined; consumed?: Hold | undefined; hold?: Hold | undefined },
   ): Promise<Decided<Hold, Stored>> => {
     const { named, opened, consumed, hold } = more;
     const changed = verdict.escrow !== undefined && named?.status === 'released';
+    const { kept, commitments } = commit(toKeep(attempt, input, request, match), action_hash);
     const fields = fieldsOf(attempt, request, verdict, {
-      action_hash,
-      input_hash: sha256Tag(input),
+      ask_commit: commitments.ask_commit,
+      input_hash: commitments.input_hash,
+      action_ref: commitments.action_ref,
+      engine: match && engineName(),
+      facts: Object.values(facts).some((fact) => fact !== undefined) ? facts : undefined,
       evaluation_us: ports.elapsed(),
       escrow_id: hold?.id ?? named?.id,
       deny_reason: changed ? 'POLICY_CHANGED' : verdict.deny_reason,
     });
     try {
-      const stored = await ports.record(fields, input);
-      return { verdict, hold, changed, fields, stored };
+      const stored = await ports.record(fields, kept);
+      return { verdict, hold, changed, fields, action_hash, stored };
     } catch (error) {
       await giveBack();
       if (opened) await ports.withdraw(opened);
@@ -214,14 +228,18 @@ export async function decide<Hold extends KnownHold, Stored>(
     });
 
   let input: string;
+  let match: Match | undefined;
   const canonicalInput = () => exactly('/context', () => canonicalJson({ v: 1, ...request }));
   if (attempt.standstill !== undefined) {
     input = canonicalInput();
-    return finish(denied(NO_VERDICT, attempt.standstill), {});
+    facts.standstill = attempt.standstill.code;
+    return finish(denied(NO_VERDICT, attempt.standstill.reason), {});
   }
   const { stop } = attempt;
   if (stop?.mode === 'deny') {
     input = canonicalInput();
+    facts.standstill = 'stopped';
+    facts.stop = stop.id;
     return finish(stopped(stop), {});
   }
 
@@ -232,26 +250,39 @@ export async function decide<Hold extends KnownHold, Stored>(
   if (session) request = { ...request, session };
   input = canonicalInput();
 
-  const match = frozen(ports.match(request), stop);
-  const shown = () => approverView(request, match.hits);
-  const covered = coveredBy(named, shown);
+  const matched = frozen(ports.match(request), stop);
+  match = matched;
+  facts.doubt = matched.doubt;
+  if (session) facts.session = sessionFacts(matched);
+  if (matched.outcome === 'permitted') facts.stop = stop?.id;
+  const shown = () => approverView(request, matched.hits);
+  const settled = (hold: Hold | undefined, exceeded: SettleState['exceeded']) => {
+    const covered = referencesOf(hold, shown);
+    const rules = coveredBy(covered, matched.hits);
+    facts.covered = rules.length > 0 ? rules.slice(0, MOST_FACTS) : undefined;
+    const over = [...exceeded].map(([rule, { retry_after }]) => [rule, retry_after] as const);
+    facts.exceeded = over.length > 0 ? over.sort(([a], [b]) => (a < b ? -1 : 1)).slice(0, MOST_FACTS) : undefined;
+    return settle(matched, { exceeded, covered });
+  };
   const [rates, budgets] = [
-    match.limits.filter(({ kind }) => kind === 'rate'),
-    match.limits.filter(({ kind }) => kind === 'budget'),
+    matched.limits.filter(({ kind }) => kind === 'rate'),
+    matched.limits.filter(({ kind }) => kind === 'budget'),
   ];
   // as if no limit were exceeded: what is to be counted depends on what becomes of the action
-  const { decision: otherwise, consumes } = settle(match, { exceeded: new Map(), covered });
+  const { decision: otherwise, consumes } = settled(named, new Map());
   const taking = await take(
     otherwise === 'escrow'
       ? // a held action counts as one call, however often it is asked for, and spends nothing before it is done
         { limits: rates, checked: budgets, once: sha256Tag(`${request.agent_id}\n${action_hash}`) }
-      : { limits: consumes ? budgets : match.limits, checked: [] },
+      : { limits: consumes ? budgets : matched.limits, checked: [] },
   );
-  if ('unavailable' in taking) {
-    return finish(denied(settle(match, { exceeded: new Map() }), taking.unavailable), { named });
-  }
+  const uncounted = (reason: string, hold: Hold | undefined) => {
+    facts.uncounted = true;
+    return finish(denied(settled(undefined, new Map()), reason), { named: hold });
+  };
+  if ('unavailable' in taking) return uncounted(taking.unavailable, named);
   const { exceeded } = taking;
-  const verdict = settle(match, { exceeded, covered });
+  const verdict = settled(named, exceeded);
   const unusable = named && verdict.decision !== 'deny' && verdict.decision !== 'rate_limited' && unusableReason(named);
   if (unusable) {
     await giveBack();
@@ -263,6 +294,7 @@ export async function decide<Hold extends KnownHold, Stored>(
     return finish(verdict, { named, consumed, hold: consumed });
   }
   const unheld = async (why: string) => {
+    facts.unholdable = true;
     await giveBack();
     return finish(denied(verdict, why), { named });
   };
@@ -278,16 +310,37 @@ export async function decide<Hold extends KnownHold, Stored>(
   if ('unavailable' in answer) return unheld(answer.unavailable);
   const { hold } = answer;
   if (attempt.resume && !named && hold.status === 'released') {
-    const state = { exceeded, covered: coveredBy(hold, shown) };
-    if (settle(match, state).consumes) {
+    if (settled(hold, exceeded).consumes) {
       const spending = await take({ limits: budgets, checked: [] });
-      if ('unavailable' in spending) return finish(denied(verdict, spending.unavailable), { named: hold });
-      const resumed = settle(match, { ...state, exceeded: spending.exceeded });
+      if ('unavailable' in spending) return uncounted(spending.unavailable, hold);
+      const resumed = settled(hold, spending.exceeded);
       const consumed = resumed.consumes ? await consume(hold) : undefined;
       return finish(resumed, { named: hold, consumed, hold: consumed });
     }
   }
   return finish(verdict, { named, opened: answer.opened ? hold : undefined, hold });
+}
+
+type Mutable<T> = { -readonly [K in keyof T]: T[K] };
+
+/** The texts to keep of the request, as far as they are wanted and not too long. */
+function toKeep({ keep }: Attempt, input: string, request: ActionRequest, match: Match | undefined) {
+  const within = (most: number, text: string) => (Buffer.byteLength(text) <= most ? text : undefined);
+  if (!keep) return { input, projection: projectionOf(request, match) };
+  return {
+    input: keep.input === 0 ? undefined : within(keep.input, input),
+    projection: keep.projection === 0 ? undefined : within(keep.projection, projectionOf(request, match)),
+  };
+}
+
+function projectionOf(request: ActionRequest, match: Match | undefined): string {
+  return canonicalJson(match?.narrowing?.project(request) ?? namesOf(request));
+}
+
+/** As many of the names under which session facts are read as a record has room for; the projection has them all. */
+function sessionFacts({ narrowing }: Match): string[] | undefined {
+  const names = (narrowing?.reads.session ?? []).filter((name) => name.length <= 200 && !name.includes('\0'));
+  return names.length > 0 ? names.slice(0, MOST_FACTS) : undefined;
 }
 
 /** May a statement read the session's state? It costs a lookup, so it is fetched only then. */
@@ -299,8 +352,12 @@ function fieldsOf(
   { eventId, bundleHash }: Attempt,
   request: ActionRequest,
   verdict: Verdict,
-  more: Pick<DecisionFields, 'action_hash' | 'input_hash' | 'evaluation_us' | 'escrow_id' | 'deny_reason'>,
+  more: Pick<
+    DecisionFields,
+    'ask_commit' | 'input_hash' | 'action_ref' | 'engine' | 'facts' | 'evaluation_us' | 'escrow_id' | 'deny_reason'
+  >,
 ): DecisionFields {
+  const { rule_ids } = verdict;
   return {
     ...more,
     event_id: eventId,
@@ -318,8 +375,16 @@ function fieldsOf(
     policy_version: verdict.policy_version ?? undefined,
     bundle_hash: bundleHash,
     rule_id: verdict.rule_id ?? undefined,
+    hits: rule_ids.length > 0 ? rule_ids.slice(0, MOST_FACTS) : undefined,
+    hits_truncated: rule_ids.length > MOST_FACTS || undefined,
     obligations: verdict.masks && obligations(verdict.masks),
     source_ip: request.source_ip,
+    // no decision point knows these yet
+    trace_id: undefined,
+    span_id: undefined,
+    on_behalf_of: undefined,
+    delegation_chain: undefined,
+    delegation_source: undefined,
   };
 }
 
@@ -344,8 +409,8 @@ function frozen(match: Match, stop: Stop | undefined): Match {
   return { ...match, hits: [...match.hits, stopRule(stop)].sort((a, b) => (a.id < b.id ? -1 : 1)) };
 }
 
-/** The rules that a released hold covers; none when its approvers saw a different action than this one. */
-function coveredBy(hold: KnownHold | undefined, shown: () => ActionView): readonly RuleReference[] | undefined {
+/** The texts of rules that a released hold covers; none when its approvers saw a different action than this one. */
+function referencesOf(hold: KnownHold | undefined, shown: () => ActionView): readonly RuleReference[] | undefined {
   if (hold?.status !== 'released') return undefined;
   return hold.source === 'evaluate' || isSameView(viewOf(hold), shown()) ? hold.rules : undefined;
 }

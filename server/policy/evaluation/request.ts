@@ -149,14 +149,14 @@ export function flatten(args: unknown, context: unknown): Arguments {
 }
 
 /** A key, and the same key as programs see it that ignore case, width and invisible characters. */
-interface ArgumentKey {
+export interface ArgumentKey {
   key: string;
   fold: string;
 }
-const ROOT: ArgumentKey = { key: '', fold: '' };
+export const ROOT: ArgumentKey = { key: '', fold: '' };
 
 /** The key of a member. Each name is folded once, no matter how many values are nested below it. */
-function memberKey(parent: ArgumentKey, name: string): ArgumentKey {
+export function memberKey(parent: ArgumentKey, name: string): ArgumentKey {
   const fold = folded(name);
   if (parent !== ROOT) return { key: `${parent.key}.${name}`, fold: `${parent.fold}.${fold}` };
   // in any spelling, so that no spelling of it can be mistaken for the caller's context
@@ -169,7 +169,7 @@ function memberKey(parent: ArgumentKey, name: string): ArgumentKey {
  * Other paths that programs derive from this name: most form and query parsers read `a[b]` and `a[]` as members and
  * elements of `a`, and some turn a dot, a space or an unclosed bracket into `_`. Ordinary JSON names have no aliases.
  */
-function aliasesOf(name: string): string[] {
+export function aliasesOf(name: string): string[] {
   if (!/[ .[]/.test(name)) return [];
   const [base = '', ...inner] = name.split('[');
   if (inner.length > ARGUMENT_LIMITS.depth) throw new RequestError(TOO_DEEP);

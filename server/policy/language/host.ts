@@ -49,12 +49,19 @@ export function newCedar(): Cedar {
   return loadGlue().cedar;
 }
 
-let languageVersion: string | undefined;
+let versions: { language: string; engine: string } | undefined;
 
-/** The version of the Cedar language that the engine reads, such as "4.5". */
+/** The version of the Cedar language that the engine reads, such as "4.5", and its own, such as "cedar-wasm/4.13.0". */
+export function cedarVersions(): { language: string; engine: string } {
+  if (!versions) {
+    const cedar = newCedar();
+    versions = { language: cedar.getCedarLangVersion(), engine: `cedar-wasm/${cedar.getCedarSDKVersion()}` };
+  }
+  return versions;
+}
+
 export function cedarLanguageVersion(): string {
-  languageVersion ??= newCedar().getCedarLangVersion();
-  return languageVersion;
+  return cedarVersions().language;
 }
 
 export interface HostLimits {

@@ -23,12 +23,12 @@ export interface Recorded {
 
 /** The state outside the policies that a past decision depended on. */
 export interface PastFacts {
-  /** The rules that a consumed hold covered; `all` that asked for a hold, where the record names just the hold. */
-  covered: readonly string[] | 'all';
+  /** The rules that a released hold covered. */
+  covered: readonly string[];
   /** The rules whose limit was reached. */
   exceeded: readonly string[];
-  /** Nothing could be held, so that what policies would hold was denied; undefined where the record does not say. */
-  unholdable: boolean | undefined;
+  /** Nothing could be held, so that what policies would hold was denied. */
+  unholdable: boolean;
   /** No policies were in force. */
   standstill: boolean;
 }
@@ -248,20 +248,17 @@ export class Simulator {
   }
 
   /** The verdicts with the facts of the time: a hold of the past covers the rules of the same ids in either set. */
-  #settled({ old, next, plain }: Answer, { facts, recorded }: Past): Verdicts & Circumstances {
+  #settled({ old, next, plain }: Answer, { facts }: Past): Verdicts & Circumstances {
     const { exceeded } = facts;
     let { was, becomes } = plain;
     let covered: Covered = NONE;
     if (exceeded.length > 0 || facts.covered.length > 0) {
-      const ids = facts.covered === 'all' ? holding(old) : facts.covered;
-      covered = new Set(ids);
+      covered = new Set(facts.covered);
       const over = new Map(exceeded.map((id) => [id, { retry_after: 1 }]));
       was = settle(old, { exceeded: over, covered: referencesTo(old, covered) });
       becomes = settle(next, { exceeded: over, covered: referencesTo(next, covered) });
     }
-    const unholdable =
-      facts.unholdable ??
-      (recorded.decision === 'deny' && was.decision === 'escrow' && recorded.rule_id === (was.rule_id ?? undefined));
+    const { unholdable } = facts;
     if (unholdable) [was, becomes] = [unheld(was), unheld(becomes)];
     return { was, becomes, covered, unholdable };
   }
@@ -299,7 +296,6 @@ const declarations = (statements: readonly BundleStatement[]) =>
     statements.map(({ policy_id, annotations }) => [policy_id, annotations.fact]).filter(([, fact]) => fact),
   );
 const byId = (statements: readonly BundleStatement[]) => new Map(statements.map((one) => [one.id, one]));
-const holding = ({ hits }: Match) => hits.filter(({ annotations }) => annotations.escrow).map(({ id }) => id);
 const referencesTo = ({ hits }: Match, ids: Covered) => hits.filter(({ id }) => ids.has(id)).map(ruleReference);
 
 function unheld(verdict: Verdict): Verdict {

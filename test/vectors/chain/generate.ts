@@ -15,7 +15,8 @@ export function goldenChain(): StoredRecord[] {
     rule_id: 'payments-limit#0',
     policy_version: 3,
     total_latency_ms: 4,
-    action_hash: `sha256:${'a1'.repeat(32)}`,
+    action_ref: `sha256:${'a1'.repeat(32)}`,
+    ask_commit: `sha256:${'a2'.repeat(32)}`,
     agent_id: 'agént "7" \\ 😀',
     bundle_hash: `sha256:${'b2'.repeat(32)}`,
     confidence: 1e-7,
@@ -28,7 +29,23 @@ export function goldenChain(): StoredRecord[] {
     proxy_seq: Number.MAX_SAFE_INTEGER,
     key_id: 'key_01',
     source_ip: '2001:db8::1',
-  };
+    hits: ['payments-limit#0', 'payments-limit#rate "1"'],
+    facts: {
+      covered: ['payments-limit#0'],
+      doubt: 'arguments.amount',
+      exceeded: [['payments-limit#rate "1"', 60]],
+      session: ['refunded'],
+      standstill: 'no_bundle',
+      stop: 'stp_1',
+      uncounted: true,
+      unholdable: true,
+    },
+    trace_id: '4bf92f3577b34da6a3ce929d0e0e4736',
+    span_id: '00f067aa0ba902b7',
+    on_behalf_of: 'ünïcödé@example.com',
+    delegation_chain: ['agent-1', 'service "2"'],
+    delegation_source: 'token',
+  } satisfies Partial<DecisionEvent>;
   const events = [0, 1, 2, 3, 4].map(ordinaryEvent);
   return storedChain(TENANT, keyFingerprint(vectorKey(1).publicKey), [...events, everything]);
 }
@@ -37,7 +54,8 @@ export function goldenChain(): StoredRecord[] {
 function sampleOfEach(): Partial<DecisionEvent> {
   const samples = FIELD_NAMES.filter((name) => fieldOf(name).presence === 'optional').map((name) => {
     const { type } = fieldOf(name);
-    return [name, type === 'texts' ? ['sample'] : type === 'text' ? `sample ${name}` : 1];
+    const sample = { texts: ['sample'], text: `sample ${name}`, flag: true, facts: { stop: 'stp_1' } } as const;
+    return [name, type in sample ? sample[type as keyof typeof sample] : 1];
   });
   return Object.fromEntries(samples) as Partial<DecisionEvent>;
 }

@@ -7,6 +7,7 @@ import {
   DERIVED_COLUMNS,
   type Decision,
   type DecisionEvent,
+  type DecisionFacts,
   type DerivedColumn,
   FIELD_NAMES,
   fieldOf,
@@ -86,6 +87,20 @@ const text = fc.oneof(
   ),
 );
 
+const anyFacts: fc.Arbitrary<DecisionFacts> = fc.record(
+  {
+    covered: fc.array(text, { maxLength: 3 }),
+    doubt: text,
+    exceeded: fc.array(fc.tuple(text, fc.nat()), { maxLength: 3 }),
+    session: fc.array(text, { maxLength: 3 }),
+    standstill: text,
+    stop: text,
+    uncounted: fc.constant(true as const),
+    unholdable: fc.constant(true as const),
+  } satisfies Record<keyof DecisionFacts, unknown>,
+  { requiredKeys: [] },
+);
+
 /** Any value of a field, by its type. */
 const anyValue: Record<ReturnType<typeof fieldOf>['type'], fc.Arbitrary<unknown>> = {
   decision: fc.constantFrom(...DECISIONS),
@@ -98,6 +113,8 @@ const anyValue: Record<ReturnType<typeof fieldOf>['type'], fc.Arbitrary<unknown>
   sequence: fc.nat(),
   fraction: fc.double({ min: 0, max: 1, noNaN: true }),
   texts: fc.array(text, { maxLength: 3 }),
+  flag: fc.constant(true),
+  facts: anyFacts,
 };
 
 /** Any event that the appender may be given. */
@@ -123,5 +140,7 @@ export function ordinaryEvent(n: number): Omit<DecisionEvent, 'event_id'> {
     ...(DECISIONS[n % DECISIONS.length] === 'deny' ? { deny_reason: 'the amount is over the limit' } : {}),
     policy_version: 3,
     rule_id: 'payments-limit#0',
+    hits: ['payments-limit#0'],
+    engine: 'cedar-wasm/4.13.0 svc-decide/1',
   };
 }

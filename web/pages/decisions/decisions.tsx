@@ -5,17 +5,20 @@ import { IconListDetails, IconPlayerPause, IconPlayerPlay } from '@tabler/icons-
 import { useQuery } from '@tanstack/react-query';
 import { getRouteApi } from '@tanstack/react-router';
 import type { inferRouterOutputs } from '@trpc/server';
-import type { ReactNode } from 'react';
+import { type ReactNode, useState } from 'react';
 import type { AppRouter } from '../../../server/api/root.ts';
 import {
   type Decision,
+  type DecisionFacts,
   FIELD_NAMES,
   FILTER_FIELDS,
   type FieldName,
   fieldOf,
   RECORD_FIELDS,
 } from '../../../server/domain/decision.ts';
+import { visible } from '../../../server/policy/evaluation/approver-view.ts';
 import { type DecisionRow, useStream } from '../../lib/decision-stream.ts';
+import { useMe } from '../../lib/session.ts';
 import { trpc } from '../../lib/trpc.ts';
 import { CodeBlock } from '../../ui/code.tsx';
 import { Id } from '../../ui/copy.tsx';
@@ -154,6 +157,7 @@ export function Decisions() {
 }
 
 type Detail = inferRouterOutputs<AppRouter>['events']['get'];
+type Kept = inferRouterOutputs<AppRouter>['events']['input'];
 
 /** Fields with their own display; null where another field shows the value too. */
 const SHOWN: { [K in FieldName]?: ((event: Detail) => ReactNode) | null } = {
@@ -184,9 +188,39 @@ const SHOWN: { [K in FieldName]?: ((event: Detail) => ReactNode) | null } = {
         {session_id}
       </PageLink>
     ) : null,
+  hits: ({ hits, hits_truncated: more }) =>
+    hits ? (
+      <span className="mono">
+        {hits.join(', ')}
+        {more ? ' and more' : ''}
+      </span>
+    ) : null,
+  hits_truncated: null,
+  facts: ({ facts }) => (facts ? <Facts facts={facts} /> : null),
   input_hash: ({ input_hash: hash }) =>
-    hash ? <Id value={hash} length={30} /> : <span className="dim">the proxy sent none</span>,
+    hash ? <Id value={hash} length={30} /> : <span className="dim">none: the whole request was not kept</span>,
 };
+
+/** What it was decided on besides the request and the policies, in words. */
+function Facts({ facts }: { facts: DecisionFacts }) {
+  const { covered, doubt, exceeded, session, standstill, stop, uncounted, unholdable } = facts;
+  const lines: ReactNode[] = [
+    ...(exceeded ?? []).map(
+      ([rule, seconds]) => `over the limit of ${rule}, which had room again after ${seconds.toLocaleString()} s`,
+    ),
+    covered && `a released hold covered ${covered.join(', ')}`,
+    doubt && `the proxy could not read ${doubt} for certain`,
+    session && `of the session: ${session.join(', ')}`,
+    standstill && `no policy was asked: ${standstill.replaceAll('_', ' ')}`,
+    stop && `stop ${stop} was in force`,
+    uncounted && 'nobody could tell how much of a limit was left',
+    unholdable && 'it could not be held',
+  ].filter(Boolean);
+  return lines.map((line, n) => (
+    // biome-ignore lint/suspicious/noArrayIndexKey: the lines never move
+    <div key={n}>{line}</div>
+  ));
+}
 
 /** The displayed value of an event's field; nothing if the event does not have it. */
 function shownValue(event: Detail, name: FieldName): ReactNode {
@@ -234,6 +268,7 @@ function Details({ id }: { id: string }) {
               <Id value={event.id} length={34} />
             </Fact>
           </dl>
+          <KeptRequest id={event.id} />
           <Text mt="md" mb={4} fw={600} size="sm">
             As curl
           </Text>
@@ -247,6 +282,88 @@ function Details({ id }: { id: string }) {
     </Shown>
   );
 }
+
+/**
+ * The request that was decided on, as long as it is kept. It is loaded only when somebody asks for it, because each look is
+ * recorded.
+ */
+function KeptRequest({ id }: { id: string }) {
+  const me = useMe();
+  const [masks, setMasks] = useState<'applied' | 'none'>();
+  const query = useQuery(
+    trpc.events.input.queryOptions(
+      { id, masks },
+      { enabled: masks !== undefined, staleTime: Number.POSITIVE_INFINITY, gcTime: 0, retry: false },
+    ),
+  );
+  if (!me.has('approver')) return null;
+  return (
+    <>
+      <Text mt="md" mb={4} fw={600} size="sm">
+        Request
+      </Text>
+      {masks === undefined ? (
+        <>
+          <Button size="xs" variant="default" onClick={() => setMasks('applied')}>
+            Show the request
+          </Button>
+          <Text className="dim" size="sm" mt={4}>
+            The audit log records who looked.
+          </Text>
+        </>
+      ) : (
+        <Shown query={query} lines={6}>
+          {(kept) => (
+            <>
+              <RequestText kept={kept} />
+              {kept.masks && kept.masks.length > 0 && me.has('admin') ? (
+                <Button size="xs" variant="default" mt="xs" onClick={() => setMasks('none')}>
+                  Show it without masks
+                </Button>
+              ) : null}
+            </>
+          )}
+        </Shown>
+      )}
+    </>
+  );
+}
+
+function RequestText({ kept: { input, projection, intact, masks } }: { kept: Kept }) {
+  if (!intact) {
+    return (
+      <Text size="sm" c="red">
+        What is stored is not what the record commits to: the database was altered. Verify the chain.
+      </Text>
+    );
+  }
+  const { v: _, reads: __, ...request } = input ?? projection ?? {};
+  if (!input && !projection) {
+    return (
+      <Text className="dim" size="sm">
+        It is not kept, or was erased.
+      </Text>
+    );
+  }
+  return (
+    <>
+      {input ? null : (
+        <Text className="dim" size="sm" mb={4}>
+          Only the part that the policies read is kept. A value that is blank there was left out.
+        </Text>
+      )}
+      <CodeBlock label="request" wrap maxHeight={360} text={visibleLines(JSON.stringify(request, null, 2))} />
+      {masks && masks.length > 0 ? (
+        <Text className="dim" size="sm" mt={4}>
+          Masked: <span className="mono">{masks.join(', ')}</span>
+        </Text>
+      ) : null}
+    </>
+  );
+}
+
+/** Characters that would hide something or turn the text around are shown as codes. */
+const visibleLines = (text: string) => text.split('\n').map(visible).join('\n');
 
 function Fact({ name, children }: { name: string; children: ReactNode }) {
   return (

@@ -38,7 +38,7 @@ export function SettingsPage() {
             <WaitingChanges />
             <Approval settings={settings} locked={!admin || change.isPending} save={save} />
             <Numbers
-              key={`${settings.input_retention_days} ${settings.poll_seconds}`}
+              key={`${settings.input_retention_days} ${settings.projection_retention_days} ${settings.poll_seconds}`}
               settings={settings}
               locked={!admin}
               busy={change.isPending}
@@ -155,19 +155,22 @@ function Numbers({ settings, locked, busy, save }: Part & { busy: boolean }) {
   const form = useServerForm({
     initialValues: {
       days: String(settings.input_retention_days),
+      projected: String(settings.projection_retention_days),
       poll: String(settings.poll_seconds),
       coverage: String(settings.min_coverage),
     },
     validate: {
       days: (days) => whole(days, 0, 3650),
+      projected: (projected) => whole(projected, 0, 3650),
       coverage: (coverage) => whole(coverage, 0, 100),
       poll: (poll) => (poll === '' ? null : whole(poll, 1, 3600)),
     },
     validateInputOnChange: true,
   });
-  const { days, poll, coverage } = form.values;
+  const { days, projected, poll, coverage } = form.values;
   const patch: Patch = {
     ...(Number(days) !== settings.input_retention_days && { input_retention_days: Number(days) }),
+    ...(Number(projected) !== settings.projection_retention_days && { projection_retention_days: Number(projected) }),
     ...(Number(coverage) !== settings.min_coverage && { min_coverage: Number(coverage) }),
     ...(poll === ''
       ? { poll_seconds: null }
@@ -179,11 +182,19 @@ function Numbers({ settings, locked, busy, save }: Part & { busy: boolean }) {
         <Stack gap="sm" mt="sm">
           <TextInput
             label="Days to keep decision inputs"
-            description="Chain records are kept forever and contain only the hash of an input. 0 keeps no inputs."
+            description="Chain records are kept forever and contain only salted hashes. 0 keeps no inputs."
             inputMode="numeric"
             disabled={locked}
             maw={420}
             {...form.getInputProps('days')}
+          />
+          <TextInput
+            label="Days to keep what policies read of them"
+            description="From this part alone a decision can be derived again. It goes by a clock of its own."
+            inputMode="numeric"
+            disabled={locked}
+            maw={420}
+            {...form.getInputProps('projected')}
           />
           <TextInput
             label="Seconds between proxy polls"

@@ -20,6 +20,7 @@ const NAMES: Record<string, string> = {
   policy_author_may_vote: 'Policy authors vote on holds of their rules',
   sso_only: 'Single sign-on is the only way in',
   input_retention_days: 'Days to keep decision inputs',
+  projection_retention_days: 'Days to keep what policies read of them',
   approver_groups: 'Approver groups',
   poll_seconds: 'Seconds between proxy polls',
   magic_link_confirm: 'Sign-in links show a button first',

@@ -1,0 +1,171 @@
+import type { ActionRequest } from '../../domain/policy.ts';
+import type { SessionState } from '../../domain/session-facts.ts';
+import { MAX_MATCH_STEPS, type RequestReads } from './ambiguity.ts';
+import { ARGUMENT_LIMITS, type ArgumentKey, aliasesOf, memberKey, type Reads, ROOT } from './request.ts';
+
+/** What a set of statements reads of a request beside its names and its time: sorted; null means all. */
+export interface ProjectedReads {
+  /** Attributes of the context, without those that hold the arguments. */
+  attributes: readonly string[] | null;
+  /** Keys of arguments. */
+  keys: readonly string[] | null;
+  /** Facts of the session and calls, by the names under which they are read; absent where none is. */
+  session?: readonly string[];
+}
+
+/**
+ * The part of a request that decided: a request without what no fitting statement reads. `reads` is what it has in full, so
+ * that what is absent there was absent from the request. Without `reads` the policies were not asked, or could not be.
+ */
+export interface Projection extends ActionRequest {
+  v: 1;
+  reads?: ProjectedReads;
+}
+
+/** The members of a request behind each attribute of the context. */
+const MEMBERS: Readonly<Record<string, readonly (keyof ActionRequest)[]>> = {
+  risk_score: ['risk_score'],
+  session: ['session_id', 'session'],
+  method: ['method'],
+  currency: ['value_currency'],
+  amount: ['estimated_value'],
+  source_ip: ['source_ip'],
+  host: ['resource'],
+  // how a path is normalized depends on whether there is a method
+  path: ['resource', 'method'],
+};
+const ARGUMENT_ATTRIBUTES: ReadonlySet<string> = new Set(['str', 'num', 'bool', 'list', 'facts']);
+
+/**
+ * Narrows requests to what a set of statements reads.
+ *
+ * INVARIANT: the narrowed request matches the same statements as the whole one, and the same of its arguments are in doubt:
+ * it has every value that a statement reads, and a blank one in place of every other value whose presence or type the test
+ * for ambiguity (ambiguity.ts) depends on.
+ */
+export class Narrowing {
+  readonly reads: ProjectedReads;
+  readonly #members: ReadonlySet<keyof ActionRequest> | null;
+  /** Keys whose values are read. */
+  readonly #exact = new Set<string>();
+  /** Keys, and folded keys, whose presence or type matters. */
+  readonly #present = new Set<string>();
+  readonly #folded = new Set<string>();
+  readonly #aliases = new Set<string>();
+  readonly #session: NonNullable<Reads['session']>;
+
+  /** `attributes`: those that the statements may read; null means all. `session`: what they read of it by name. */
+  constructor(
+    attributes: ReadonlySet<string> | null,
+    { paths, computed, patterns }: RequestReads<unknown>,
+    session: NonNullable<Reads['session']>,
+  ) {
+    this.#session = session;
+    const told = [...session.facts, ...session.calls];
+    // with patterns this long every text of the request may be too long
+    const whole = patterns * ARGUMENT_LIMITS.text > MAX_MATCH_STEPS;
+    const named = whole || !attributes ? null : [...attributes].filter((name) => !ARGUMENT_ATTRIBUTES.has(name));
+    this.#members = named && new Set(named.flatMap((name) => MEMBERS[name] ?? []));
+    this.reads = {
+      attributes: named ? named.sort() : null,
+      keys: whole || computed.length > 0 ? null : [...new Set(paths.map(({ path }) => path))].sort(),
+      ...(told.length > 0 && { session: [...new Set(told)].sort() }),
+    };
+    for (const { path, folded, parents } of paths) {
+      this.#exact.add(path);
+      this.#aliases.add(folded);
+      for (const one of [{ path, folded }, ...parents]) {
+        this.#present.add(one.path).add(one.folded);
+        this.#folded.add(one.folded);
+      }
+    }
+  }
+
+  /** The request must be one that was mapped for the engine. */
+  project(request: ActionRequest): Projection {
+    const projection: Projection = { ...namesOf(request), reads: this.reads };
+    const copy = projection as unknown as Record<string, unknown>;
+    for (const member of ATTRIBUTE_MEMBERS) {
+      if (this.#members?.has(member) ?? true) copy[member] = request[member];
+    }
+    if (projection.session) projection.session = this.#sessionOf(projection.session);
+    const all = this.reads.keys === null;
+    if (!all && this.#exact.size === 0) return projection;
+    projection.context = all ? request.context : this.#kept(request.context, { key: 'context', fold: 'context' });
+    projection.arguments = all ? request.arguments : this.#kept(request.arguments, ROOT);
+    return projection;
+  }
+
+  #sessionOf({ facts, called, ...session }: SessionState): SessionState {
+    const { facts: names, calls } = this.#session;
+    const known = Object.entries(facts ?? {}).filter(([name]) => names.has(name));
+    const before = (called ?? []).filter((name) => calls.has(name));
+    return {
+      ...session,
+      ...(known.length > 0 && { facts: Object.fromEntries(known) }),
+      ...(before.length > 0 && { called: before }),
+    };
+  }
+
+  /** A copy of the value with what matters of it; undefined if nothing does. */
+  #kept(value: unknown, at: ArgumentKey): unknown {
+    if (value === undefined) return undefined;
+    const matters = this.#present.has(at.key) || this.#folded.has(at.fold);
+    const exact = this.#exact.has(at.key);
+    if (typeof value !== 'object' || value === null) {
+      if (exact) return typeof value === 'string' ? shortened(value) : value;
+      return matters ? blank(value) : undefined;
+    }
+    if (Array.isArray(value)) {
+      if (exact && value.every((item) => typeof item === 'string')) return value.map(shortened);
+      const length = memberKey(at, 'length');
+      let some = matters || this.#present.has(length.key) || this.#folded.has(length.fold);
+      const items = value.map((item, n) => {
+        const kept = this.#kept(item, { key: `${at.key}[${n}]`, fold: `${at.fold}[${n}]` });
+        if (kept !== undefined) some = true;
+        return kept ?? null;
+      });
+      return some ? items : undefined;
+    }
+    let copy: Record<string, unknown> | undefined = matters ? {} : undefined;
+    for (const [name, member] of Object.entries(value)) {
+      if (member === undefined) continue;
+      let kept = this.#kept(member, memberKey(at, name));
+      if (kept === undefined && aliasesOf(name).some((alias) => this.#aliases.has(memberKey(at, alias).fold))) {
+        kept = blank(member);
+      }
+      if (kept === undefined) continue;
+      copy ??= {};
+      // `__proto__` is a member like any other
+      Object.defineProperty(copy, name, { value: kept, enumerable: true, configurable: true, writable: true });
+    }
+    return copy;
+  }
+}
+
+const ATTRIBUTE_MEMBERS = [...new Set(Object.values(MEMBERS).flat())];
+
+/** The projection of a request that no policy was asked about. */
+export function namesOf(request: ActionRequest): Projection {
+  const { agent_id, agent_role, owner, action_type, tool_server, tool_name, tool_pin, now } = request;
+  return { v: 1, agent_id, agent_role, owner, action_type, tool_server, tool_name, tool_pin, now };
+}
+
+/** A text that is too long for a rule to read stays too long, and need not be kept whole. */
+function shortened(text: string): string {
+  return text.length <= ARGUMENT_LIMITS.text ? text : text.slice(0, ARGUMENT_LIMITS.text + 1).toWellFormed();
+}
+
+/** A value of the same type that says nothing. */
+function blank(value: unknown): unknown {
+  switch (typeof value) {
+    case 'string':
+      return '';
+    case 'number':
+      return 0;
+    case 'boolean':
+      return false;
+    default:
+      return value === null ? null : Array.isArray(value) ? [] : {};
+  }
+}

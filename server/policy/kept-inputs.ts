@@ -1,0 +1,141 @@
+import type { KeyObject } from 'node:crypto';
+import type { Database, WriteAudit } from '../../db/index.ts';
+import type { Doer } from '../domain/audit.ts';
+import type { DecisionEvent } from '../domain/decision.ts';
+import { type KeptInput, unfitting } from '../domain/kept-input.ts';
+import type { ActionRequest } from '../domain/policy.ts';
+import { AppError } from '../errors.ts';
+import { openBundle } from './bundle.ts';
+import type { Bundles } from './bundles.ts';
+import { maskedWith } from './evaluation/approver-view.ts';
+import { type Mask, parseMask } from './evaluation/masks.ts';
+import type { Projection } from './evaluation/projection.ts';
+
+/** The record of a decision, parsed. */
+export type DecisionLine = Omit<DecisionEvent, 'event_id'> & { id: string; seq: number; received_at: string };
+
+/** A decision with what is still kept of its request. */
+export interface KeptDecision {
+  record: DecisionLine;
+  /** The whole request; null where it was erased or never kept. */
+  input: ActionRequest | null;
+  /** The part of it that the policies read; null likewise. */
+  projection: Projection | null;
+  /** What is kept is what the record commits to. Otherwise the database was altered, and both are null. */
+  intact: boolean;
+}
+
+/** What people see of it. */
+export interface ShownInput {
+  event_id: string;
+  input: Record<string, unknown> | null;
+  projection: Record<string, unknown> | null;
+  intact: boolean;
+  /** The paths whose values were replaced; null where none were to be. */
+  masks: string[] | null;
+}
+
+/** What decisions were taken on, as long as it is kept. */
+export class KeptInputs {
+  readonly #db: Database;
+  readonly #audit: WriteAudit;
+  readonly #bundles: Bundles;
+  readonly #keyFor: (kid: string) => KeyObject | undefined;
+
+  constructor(parts: {
+    db: Database;
+    audit: WriteAudit;
+    bundles: Bundles;
+    keyFor: (kid: string) => KeyObject | undefined;
+  }) {
+    this.#db = parts.db;
+    this.#audit = parts.audit;
+    this.#bundles = parts.bundles;
+    this.#keyFor = parts.keyFor;
+  }
+
+  /**
+   * A decision with what is kept of its request, unmasked. Nobody may be shown it without an audit record: see `read`.
+   * Throws NOT_FOUND, also for a decision of another tenant.
+   */
+  async of(tenantId: string, eventId: string): Promise<KeptDecision> {
+    const rows = eventId.isWellFormed() && !eventId.includes('\0') ? await this.#rows(tenantId, eventId) : [];
+    const missing = () => new AppError('NOT_FOUND', 'the event does not exist');
+    const row = rows[0];
+    if (!row) throw missing();
+    const record = JSON.parse(row.line) as DecisionLine;
+    // genesis, or the record of a loss
+    if (!record.decision) throw missing();
+    const kept: KeptInput = {
+      salt_a: row.salt_a ?? undefined,
+      projection: row.projection ?? undefined,
+      salt_b: row.salt_b ?? undefined,
+      input: row.input ?? undefined,
+    };
+    if (unfitting(kept, record)) return { record, input: null, projection: null, intact: false };
+    const parsed = <T>(text: string | undefined) => (text === undefined ? null : (JSON.parse(text) as T));
+    return { record, input: parsed(kept.input), projection: parsed(kept.projection), intact: true };
+  }
+
+  /**
+   * What is kept of a decision's request, for a person. Audited before it resolves. Unless `unmasked`, every value under a
+   * `@mask` path is replaced, of whichever rule, in the policies in force or in those of the decision: a rule that was
+   * revoked, or that did not match, said that the value is not for people either.
+   */
+  async read(tenantId: string, eventId: string, how: { unmasked: boolean }, by: Doer): Promise<ShownInput> {
+    const { record, input, projection, intact } = await this.of(tenantId, eventId);
+    const paths = how.unmasked ? null : await this.masks(tenantId, record);
+    const masks = (paths ?? []).map(parseMask);
+    await this.#db.transaction(tenantId, (em) =>
+      this.#audit(em, tenantId, {
+        ...by,
+        action: 'decision.input_read',
+        target: { type: 'decision', id: eventId },
+        severity: how.unmasked ? 'warning' : 'info',
+        detail: how.unmasked ? 'without masks' : 'with masks',
+      }),
+    );
+    return {
+      event_id: eventId,
+      input: input && shown(input, masks),
+      projection: projection && shown(projection, masks),
+      intact,
+      masks: paths,
+    };
+  }
+
+  /** The `@mask` paths that apply to what is kept of a decision, sorted. */
+  async masks(tenantId: string, record: DecisionLine): Promise<string[]> {
+    const paths = new Set<string>();
+    const stored = await this.#db.query<{ bytes: Buffer }>(
+      tenantId,
+      'select bytes from policy_bundle where tenant_id = $1 and hash = $2 limit 1',
+      [tenantId, record.bundle_hash ?? ''],
+    );
+    const current = await this.#bundles.current(tenantId, null);
+    for (const { bytes } of [current, ...stored]) {
+      const { content } = openBundle(bytes, this.#keyFor, { tenant: tenantId });
+      for (const { annotations } of content.policies) for (const path of annotations.mask ?? []) paths.add(path);
+    }
+    return [...paths].sort();
+  }
+
+  #rows(tenantId: string, eventId: string) {
+    return this.#db.query<{ line: string } & Record<keyof KeptInput, string | null>>(
+      tenantId,
+      `select r.line, encode(i.salt_a, 'hex') as salt_a, i.projection, encode(i.salt_b, 'hex') as salt_b, i.input
+       from forensic_record r left join decision_input i on i.tenant_id = $1 and i.event_id = r.event_id
+       where r.tenant_id = $1 and r.event_id = $2`,
+      [tenantId, eventId],
+    );
+  }
+}
+
+/** The members that an agent fills as it likes, masked. */
+function shown(request: ActionRequest, masks: readonly Mask[]): Record<string, unknown> {
+  return {
+    ...request,
+    ...(request.arguments !== undefined && { arguments: maskedWith(request.arguments, masks) }),
+    ...(request.context !== undefined && { context: maskedWith(request.context, masks) }),
+  };
+}
