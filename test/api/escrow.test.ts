@@ -550,7 +550,7 @@ describe('evaluate after a release', () => {
 
   test('a denial wins and consumes nothing', async () => {
     const { tenant, agent, id } = await released();
-    await deploy(tenant, 'stop', '@reason("frozen") forbid(principal, action, resource == Tool::"pay");');
+    await deploy(tenant, 'halt', '@reason("frozen") forbid(principal, action, resource == Tool::"pay");');
     expect((await evaluate(200, agent, id)).body).toMatchObject({ decision: 'deny', deny_reason: 'frozen' });
     expect((await read(tenant.admin, id)).status).toBe('released');
     await server.call(200, 'DELETE /v1/policies/stop', tenant.admin, {});

@@ -648,10 +648,13 @@ describe('the program', () => {
       'fastest-levenshtein',
       'node:crypto',
       'node:fs',
+      'node:module',
       'node:path',
       'node:url',
       'node:util',
       'node:zlib',
+      // a type alone: a verifier compiles no pattern
+      're2js',
     ]);
   });
 });

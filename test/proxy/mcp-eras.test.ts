@@ -400,7 +400,7 @@ describe('a request without a session', () => {
     await approve(held.result._meta['svc/decision'].escrow_id);
     const { result } = await send('tools/call', params);
     expect(result).toMatchObject({ resultType: 'input_required' });
-    await enforce(server, world.tenant, 'stop', 'forbid(principal, action, resource == Tool::"transfer");');
+    await enforce(server, world.tenant, 'halt', 'forbid(principal, action, resource == Tool::"transfer");');
     await until(
       async () => (await call('transfer', { to: 'other' })).result._meta['svc/decision'].decision === 'deny',
       'the policy is in force',
@@ -410,7 +410,7 @@ describe('a request without a session', () => {
     const later = await send('tools/call', { ...params, requestState: result.requestState, inputResponses });
     expect(later).toMatchObject({ error: { data: { reason: 'policies_changed' } } });
     expect(lines('http-modern').filter((line) => line.includes('stopped'))).toEqual([]);
-    await enforce(server, world.tenant, 'stop', 'forbid(principal, action, resource == Tool::"nothing");');
+    await enforce(server, world.tenant, 'halt', 'forbid(principal, action, resource == Tool::"nothing");');
   });
 
   test('goes on after its server was restarted', async () => {
