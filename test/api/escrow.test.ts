@@ -553,7 +553,7 @@ describe('evaluate after a release', () => {
     await deploy(tenant, 'halt', '@reason("frozen") forbid(principal, action, resource == Tool::"pay");');
     expect((await evaluate(200, agent, id)).body).toMatchObject({ decision: 'deny', deny_reason: 'frozen' });
     expect((await read(tenant.admin, id)).status).toBe('released');
-    await server.call(200, 'DELETE /v1/policies/stop', tenant.admin, {});
+    await server.call(200, 'DELETE /v1/policies/halt', tenant.admin, {});
     expect((await evaluate(200, agent, id)).body.decision).toBe('allow_with_masking');
   });
 
