@@ -205,7 +205,7 @@ describeInBrowser('administration', () => {
 
     const reader = await browser.visitor(await tenant.person('viewer'));
     await reader.open('/settings');
-    expect(await reader.page.getByLabel('Days to keep').isDisabled()).toBe(true);
+    expect(await reader.page.getByLabel('Days to keep decision inputs').isDisabled()).toBe(true);
     await reader.assertAccessible();
   });
 

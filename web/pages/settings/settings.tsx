@@ -38,7 +38,7 @@ export function SettingsPage() {
             <WaitingChanges />
             <Approval settings={settings} locked={!admin || change.isPending} save={save} />
             <Numbers
-              key={`${settings.input_retention_days} ${settings.projection_retention_days} ${settings.poll_seconds}`}
+              key={`${settings.input_retention_days} ${settings.projection_retention_days} ${settings.poll_seconds} ${settings.stop_grace_seconds}`}
               settings={settings}
               locked={!admin}
               busy={change.isPending}
@@ -157,21 +157,24 @@ function Numbers({ settings, locked, busy, save }: Part & { busy: boolean }) {
       days: String(settings.input_retention_days),
       projected: String(settings.projection_retention_days),
       poll: String(settings.poll_seconds),
+      grace: String(settings.stop_grace_seconds),
       coverage: String(settings.min_coverage),
     },
     validate: {
       days: (days) => whole(days, 0, 3650),
       projected: (projected) => whole(projected, 0, 3650),
       coverage: (coverage) => whole(coverage, 0, 100),
+      grace: (grace) => whole(grace, 0, 86_400),
       poll: (poll) => (poll === '' ? null : whole(poll, 1, 3600)),
     },
     validateInputOnChange: true,
   });
-  const { days, projected, poll, coverage } = form.values;
+  const { days, projected, poll, grace, coverage } = form.values;
   const patch: Patch = {
     ...(Number(days) !== settings.input_retention_days && { input_retention_days: Number(days) }),
     ...(Number(projected) !== settings.projection_retention_days && { projection_retention_days: Number(projected) }),
     ...(Number(coverage) !== settings.min_coverage && { min_coverage: Number(coverage) }),
+    ...(Number(grace) !== settings.stop_grace_seconds && { stop_grace_seconds: Number(grace) }),
     ...(poll === ''
       ? { poll_seconds: null }
       : Number(poll) !== settings.poll_seconds && { poll_seconds: Number(poll) }),
@@ -204,6 +207,14 @@ function Numbers({ settings, locked, busy, save }: Part & { busy: boolean }) {
             disabled={locked}
             maw={420}
             {...form.getInputProps('poll')}
+          />
+          <TextInput
+            label="Seconds until a proxy that cannot be stopped denies writes"
+            description="A proxy that has not heard for so long which stops are in force denies what is not only read. 0: never."
+            inputMode="numeric"
+            disabled={locked}
+            maw={420}
+            {...form.getInputProps('grace')}
           />
           <TextInput
             label="Percentage of statements that tests must cover"
