@@ -261,7 +261,7 @@ describe('an agent key', () => {
       if (body.code !== 'KEY_SCOPE') reached.push(line);
       else expect(access.agent).toBeUndefined();
     }
-    expect(reached.sort()).toEqual(['GET /v1/escrow/{id}', 'POST /v1/evaluate']);
+    expect(reached.sort()).toEqual(['GET /v1/escrow/{id}', 'POST /v1/evaluate', 'POST /v1/outcomes']);
   });
 
   test('stops working immediately when revoked, and leaves the configuration of proxies', async () => {

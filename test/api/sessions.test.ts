@@ -295,7 +295,7 @@ describe('a request from another site', () => {
         });
         // the server's own pages send forms, from the server's own origin
         const form =
-          type.startsWith('application/x-www') && /^\/auth\/(invite|magic-link\/verify)$/.test(line.slice(5));
+          type.startsWith('application/x-www') && /^\/auth\/(token|invite|magic-link\/verify)$/.test(line.slice(5));
         expect([line, type, response.status]).toEqual([line, type, form ? 403 : 415]);
       }
     }

@@ -273,6 +273,10 @@ describe('a proxy', () => {
     const proxy = new ProxyProcess(routes, { ...world.env, SVC_URL: link.url, SVC_PROXY_ID: 'edge-1' });
     await (await proxy.start()).ready();
     await proxy.call(200, 'POST /api/x', world.agentKey, { body: {} });
+    await until(async () => {
+      const { body } = await server.call<{ proxies: unknown[] }>(200, 'GET /v1/proxies', world.tenant.admin);
+      return body.proxies.length === 1;
+    }, 'the proxy is known');
 
     const made = await stop(world.tenant.admin, { target_kind: 'agent', target_id: 'bot-1', wait: 20 });
     expect(made.proxies).toMatchObject({ applied: 1, pending: [], unreachable: [] });
