@@ -33,7 +33,7 @@ describeInBrowser('a new tenant', () => {
     await arrived.getByText('Denied').waitFor();
 
     await page.getByRole('link', { name: 'delete_account' }).click();
-    await page.getByText('refunds#no-deletion').waitFor();
+    await page.getByText('refunds#no-deletion').first().waitFor();
     await visitor.assertAccessible();
   });
 });
