@@ -33,7 +33,12 @@ describeInBrowser('the stream of decisions', () => {
     expect(await page.getByRole('button', { name: /: Denied|: Allowed/ }).count()).toBe(1);
     await page.getByRole('button', { name: /^other: Denied/ }).click();
     const drawer = page.getByRole('dialog');
-    for (const fact of ['Rule that decided', 'Position in the chain', 'Commitment to the input', 'Commitment to the action']) {
+    for (const fact of [
+      'Rule that decided',
+      'Position in the chain',
+      'Commitment to the input',
+      'Commitment to the action',
+    ]) {
       await drawer.getByText(fact, { exact: true }).waitFor();
     }
     await drawer.getByRole('button', { name: 'Copy curl' }).waitFor();
